@@ -17,9 +17,11 @@ from runtime.executor.batch_rows import BatchRows
 from runtime.executor.image_store import ImageStore
 from runtime.executor.key_ends import key_ends
 from runtime.executor.staging import to_device
-from runtime.executor.step_plan import StepPlan
+from runtime.executor.step_plan import Int64Array, StepPlan
 from runtime.models.attention.backend import AttentionBackend
 from runtime.models.forward_batch import ForwardBatch, HostLengths, KVCache
+
+_NO_IDS: Int64Array = np.zeros(0, dtype=np.int64)
 
 ArrayT = TypeVar("ArrayT", NDArray[Any], Tensor)
 
@@ -60,12 +62,7 @@ def flatten(plan: StepPlan, rows: BatchRows, page_size: int) -> FlatStep[NDArray
         token_rows = np.repeat(plan.rows, plan.query_lens)
         first = np.repeat(plan.start_lens - indptr[:-1], plan.query_lens)
         positions = np.arange(num_tokens, dtype=np.int64) + first
-    known_ids = plan.chunk_tokens.astype(np.int64)
-    if plan.num_decodes and len(known_ids):
-        is_known = np.ones(num_tokens, dtype=bool)
-        is_known[indptr[: plan.num_decodes]] = False
-        known_ids = np.full(num_tokens, -1, dtype=np.int64)
-        known_ids[is_known] = plan.chunk_tokens
+    known_ids = plan.known_ids if len(plan.chunk_tokens) else _NO_IDS
     pages = rows.page_table_host[token_rows, positions // page_size].astype(np.int64)
     slots = pages * page_size + positions % page_size
     if rows.rope is not None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from runtime.config.options import RecorderMode
 from runtime.errors import InvalidRequest
+from runtime.executor.staging import to_device
 from runtime.executor.step_plan import StepPlan
 from runtime.models.layers.expert_counts import ExpertCounts
 
@@ -29,11 +30,16 @@ _PREFIX = "expert_distribution_recorder"
 
 @dataclass(frozen=True)
 class _Pass:
-    """One recorded step: its number, counts `[num_layers, num_experts]`, and tokens if kept."""
+    """One recorded step: its number, counts `[num_layers, num_experts]`, and tokens if kept.
+
+    Of the tokens' ids those that were sampled are on the device, in `decoded`, and -1 in the host's
+    `input_ids` until the record is written.
+    """
 
     number: int
     counts: Tensor
     tokens: dict[str, Any]
+    decoded: Tensor
 
 
 class ExpertRecorder:
@@ -71,13 +77,18 @@ class ExpertRecorder:
         """Record no more; what there is stays until it is written or recording starts again."""
         self._counts.is_on = False
 
-    def end_step(self, plan: StepPlan) -> None:
-        """Keep what the layers counted in the step that was just launched."""
+    def end_step(self, plan: StepPlan, latest_input: Tensor) -> None:
+        """Keep what the layers counted in the step that was just launched.
+
+        Args:
+            plan: the step.
+            latest_input: see `BatchRows`, as that step left it.
+        """
         counts, ids = self._counts.take()
         tokens: dict[str, Any] = {}
         if self._mode == "per_token":
             tokens = {
-                "input_ids": plan.chunk_tokens.tolist(),
+                "input_ids": plan.known_ids.tolist(),
                 "positions": [
                     int(start) + place
                     for start, length in zip(plan.start_lens, plan.query_lens, strict=True)
@@ -88,7 +99,11 @@ class ExpertRecorder:
                 "topk_ids_of_layer": ids,
                 "misc_objects": [],
             }
-        self._passes.append(_Pass(self._num_steps, counts, tokens))
+        decoded = latest_input[:0]
+        if tokens and plan.num_decodes:
+            (rows,) = to_device(latest_input.device, plan.rows[: plan.num_decodes])
+            decoded = latest_input.index_select(0, rows)
+        self._passes.append(_Pass(self._num_steps, counts, tokens, decoded))
         self._num_steps += 1
         if self._size > 0 and len(self._passes) > self._size:
             del self._passes[0]
@@ -137,6 +152,9 @@ class ExpertRecorder:
                 **each.tokens,
             }
             if "topk_ids_of_layer" in record:
+                decoded = iter(each.decoded.tolist())
+                known = record["input_ids"]
+                record["input_ids"] = [one if one >= 0 else next(decoded) for one in known]
                 record["topk_ids_of_layer"] = record["topk_ids_of_layer"].cpu()
             records.append(record)
         places = torch.arange(num_experts).expand(num_layers, -1).clone()

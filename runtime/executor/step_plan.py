@@ -193,6 +193,18 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
         return self.num_decodes + len(self.chunk_tokens)
 
     @property
+    def known_ids(self) -> Int64Array:
+        """`[num_tokens]` int64: each token in the step's order, -1 for one that is on the device."""
+        known = self.chunk_tokens.astype(np.int64)
+        if not self.num_decodes:
+            return known
+        ids = np.full(self.num_tokens, -1, dtype=np.int64)
+        is_known = np.ones(len(ids), dtype=bool)
+        is_known[(np.cumsum(self.query_lens) - self.query_lens)[: self.num_decodes]] = False
+        ids[is_known] = known
+        return ids
+
+    @property
     def sample_rows(self) -> Int64Array:
         """Rows that get a token, in order."""
         if self.num_decodes == len(self.rows):

@@ -143,6 +143,8 @@ def check_tokens(found: dict[str, Any], computed: list[list[int]]) -> None:
     chosen = torch.cat([record["topk_ids_of_layer"][1] for record in records])
     expected = torch.cat([their_choices(tokens)[1] for tokens in computed])
     assert torch.equal(chosen.sort(dim=1).values, expected.sort(dim=1).values)
+    ids = [token for record in records for token in record["input_ids"]]
+    assert ids == [token for tokens in computed for token in tokens]
     assert [record["forward_pass_id"] for record in records] == list(range(len(records)))
     assert records[0]["forward_mode"] == "EXTEND"
     assert records[-1]["forward_mode"] == "DECODE"
