@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -112,6 +113,8 @@ class Planner:
         self._unshared: dict[int, Request] = {}
         # Running requests whose prompt is not computed yet, in order of admission.
         self._computing: list[Request] = []
+        # The first of the queue, for which pages lacked, and what the order was made of.
+        self._held_up: tuple[Request, tuple[int, int, int]] | None = None
         # What a step that only decodes says of each of its sequences.
         self._ones: Int64Array = np.ones(table.max_rows, dtype=np.int64)
         self._all: BoolArray = np.ones(table.max_rows, dtype=bool)
@@ -311,9 +314,10 @@ class Planner:
                 return chunks
             with self._faults.of(request):
                 add(request)
-        if not may_admit or not len(self._waiting):
+        # Asked first: putting the queue in order costs more than all else of a step that decodes.
+        if not may_admit or budget <= 0 or not table.has_free_row or not len(self._waiting):
             return chunks
-        for request in self._waiting.in_order():
+        for request in self._in_order():
             if budget <= 0 or not table.has_free_row:
                 break
             if not self._splits_prompts and chunks and costs.of(request) > budget:
@@ -322,9 +326,21 @@ class Planner:
                 if self._waits_for_prefix(request):
                     continue
                 if not self._admit(request):
+                    self._held_up = request, self._order_key()
                     break
                 add(request)
         return chunks
+
+    def _in_order(self) -> Iterator[Request]:
+        """The queue as its policy orders it: anew only where the order could be another one."""
+        held_up, self._held_up = self._held_up, None
+        if held_up is not None and held_up[1] == self._order_key():
+            yield held_up[0]
+        yield from self._waiting.in_order()
+
+    def _order_key(self) -> tuple[int, int, int]:
+        """Changes with the queue, the running requests and the prompts in the tree."""
+        return self._waiting.num_changes, self._table.num_running, len(self._unshared)
 
     def _length(self, request: Request, budget: int, chunks: list[_Chunk]) -> int:
         """Tokens of a request's chunk beside the step's `chunks`; 0 for none in this step."""

@@ -51,6 +51,9 @@ class WaitingQueue:
     """New requests behind retracted ones; the policy orders the new ones only.
 
     A retracted request has been promised its place: it goes first, oldest first.
+
+    Attributes:
+        num_changes: how often one came or went.
     """
 
     def __init__(self, policy: str, cache: CacheManager) -> None:
@@ -62,6 +65,7 @@ class WaitingQueue:
         self._cache = cache
         self._retracted: list[Request] = []
         self._new: deque[Request] = deque()
+        self.num_changes = 0
 
     def __len__(self) -> int:
         return len(self._retracted) + len(self._new)
@@ -77,10 +81,12 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         """Add a new request."""
+        self.num_changes += 1
         self._new.append(request)
 
     def push_retracted(self, request: Request) -> None:
         """Add one that ran already."""
+        self.num_changes += 1
         self._retracted.append(request)
         self._retracted.sort(key=lambda r: r.arrival)
 
@@ -99,6 +105,7 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         """Take one out, wherever it stands."""
+        self.num_changes += 1
         if request in self._retracted:
             self._retracted.remove(request)
         elif self._new and self._new[0] is request:

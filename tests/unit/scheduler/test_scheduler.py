@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.cache.manager import CacheManager, Tokens
 from runtime.errors import DeviceLost
 from runtime.ipc.messages import (
     AbortAll,
@@ -237,6 +238,51 @@ def test_longest_prefix_policy(folder: Path) -> None:
     harness.add(3, prompt, 2)
     harness.run()
     assert list(harness.reasons) == [1, 3, 2]
+
+
+class CountingCache(CacheManager):
+    """Counts how often prompts are looked up in the tree: for the order of the queue alone."""
+
+    num_lookups = 0
+
+    def match_length(self, tokens: Tokens, namespace: str) -> int:
+        self.num_lookups += 1
+        return super().match_length(tokens, namespace)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_queue_is_not_ordered_while_no_row_is_free(folder: Path, overlap: bool) -> None:
+    harness = Harness(folder, rows=2, policy="lpm", overlap=overlap, cache=CountingCache)
+    for i in (1, 2):
+        harness.add(i, [i, 5, 6], 40)
+    _steps(harness, 3)
+    before = harness.cache.num_lookups
+    for i in range(3, 13):
+        harness.add(i, [i, 5, 6], 4)
+    _steps(harness, 20)
+    assert harness.cache.num_lookups == before
+    harness.run()
+    assert harness.cache.num_lookups > before
+    assert sorted(harness.reasons) == list(range(1, 13))
+
+
+def test_the_queue_is_not_ordered_again_while_pages_lack(folder: Path) -> None:
+    harness = Harness(folder, num_pages=16, policy="lpm", cache=CountingCache)
+    harness.add(1, list(range(1, 21)), 30)
+    _steps(harness, 4)
+    for i in range(2, 12):
+        harness.add(i, list(range(i, i + 50)), 4)
+    _steps(harness, 1)
+    before = harness.cache.num_lookups
+    _steps(harness, 20)
+    assert not harness.reasons
+    assert harness.cache.num_lookups == before
+    # One that came meanwhile is looked at.
+    harness.add(12, [1, 2, 3, 4, 5], 4)
+    _steps(harness, 1)
+    assert harness.cache.num_lookups > before
+    harness.run()
+    assert sorted(harness.reasons) == list(range(1, 13))
 
 
 @settings(max_examples=60, deadline=None)
