@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from openai_api.call_ids import IdForm
 from openai_api.chat_template import ChatTemplate, load_chat_template
 from openai_api.infill import Infill
-from openai_api.parser_choice import choose_parsers, id_form_of
+from openai_api.parser_choice import ParserNames, choose_parsers, id_form_of
 from openai_api.parsers import ParserSet
 from openai_api.responses.background_responses import BackgroundResponses
 from openai_api.responses.response_store import ResponseStore, open_store
 from openai_api.sampling import model_sampling_defaults
 from openai_api.split_tokens import SplitTokens
-from runtime.config.options import NO_PARSER
 from runtime.service.context import ServiceContext
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ class OpenAIContext:
         chat_template: `None` when the model has none: chat is then refused with advice.
         model_defaults: sampling keys that the model's own files name, for chat only; those of
             the operator go before them.
+        parser_names: what the options of both parsers stand for.
         created: Unix time shown as the model's age.
         responses: what later turns of `/v1/responses` go on from; None where nothing is kept.
         background_responses: those that are made while nobody waits.
@@ -46,6 +46,7 @@ class OpenAIContext:
     service: ServiceContext
     chat_template: ChatTemplate | None = None
     model_defaults: Mapping[str, object] = field(default_factory=dict)
+    parser_names: ParserNames = field(default_factory=lambda: ParserNames(None, None))
     parsers: ParserSet = field(default_factory=ParserSet)
     created: int = field(default_factory=lambda: int(time.time()))
     responses: ResponseStore | None = None
@@ -93,15 +94,13 @@ def make_context(service: ServiceContext) -> OpenAIContext:
         None if tokenizer.is_missing else template,
         tokenizer.response_template,
     )
-    service.change_config(
-        reasoning_parser=names.reasoning or NO_PARSER, tool_call_parser=names.tools or NO_PARSER
-    )
     return OpenAIContext(
         service=service,
         chat_template=template,
         model_defaults=(
             model_sampling_defaults(service.model.generation_defaults) if use_model_defaults else {}
         ),
+        parser_names=names,
         parsers=ParserSet.choose(names.reasoning, names.tools, tokenizer, names.described),
         responses=open_store(http.response_store, http.response_store_mb),
     )

@@ -40,6 +40,14 @@ class ParserNames:
     tools: str | None
     described: Described = field(default_factory=Described, compare=False)
 
+    @property
+    def as_options(self) -> dict[str, str]:
+        """What both options stand for, by their names."""
+        return {
+            "reasoning_parser": self.reasoning or NO_PARSER,
+            "tool_call_parser": self.tools or NO_PARSER,
+        }
+
 
 def choose_parsers(
     reasoning: str | None,

@@ -46,10 +46,9 @@ def create_app(openai: OpenAIContext) -> Application:
     routers = [generate.create_router(context), *create_wire_routers(openai)]
     routers.append(tokenize.create_router(context, openai.chat_template))
     routers.append(rerank.create_router(context, openai.chat_template))
-    routers.append(explain.create_router(openai))
+    routers += [module.create_router(openai) for module in (explain, info)]
     modules = (
         health,
-        info,
         sessions,
         score,
         select,

@@ -47,7 +47,7 @@ class VllmAliases(Collector):
         self._names = ["model_name", "engine"]
 
     def _values(self, replica: ReplicaStatus) -> list[str]:
-        return [self._context.config.model.served_model_name or "", str(replica.rank)]
+        return [self._context.served_model_name, str(replica.rank)]
 
     def collect(self) -> Iterable[Metric]:
         """One sample for each replica."""

@@ -79,7 +79,7 @@ def _why_replica_not_ready(context: ServiceContext, replica: ReplicaStatus) -> s
     age, name = still_for(replica)
     if age > READY_HEARTBEAT_AGE_S:
         return f"The {name} has not turned its loop for {age:.0f} s."
-    most = context.config.scheduling.max_queued_requests
+    most = context.max_queued_requests
     if most and replica.shared["num_queue_reqs"] >= most:
         return "The request queue is full."
     return None

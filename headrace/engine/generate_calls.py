@@ -101,7 +101,7 @@ def _most_in_flight(context: ServiceContext) -> int:
     worker = context.status.worker
     rows = worker.max_running_requests if worker is not None else 1
     most = _IN_FLIGHT_PER_ROW * rows * len(context.status.replicas)
-    queued = context.config.scheduling.max_queued_requests
+    queued = context.max_queued_requests
     return most if queued is None else max(1, min(most, queued))
 
 

@@ -194,7 +194,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
 
     @property
     def known_ids(self) -> Int64Array:
-        """`[num_tokens]` int64: each token in the step's order, -1 for one that is on the device."""
+        """`[num_tokens]` int64: each token in order, -1 for one that is on the device."""
         known = self.chunk_tokens.astype(np.int64)
         if not self.num_decodes:
             return known

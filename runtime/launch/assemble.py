@@ -12,6 +12,7 @@ from runtime.client.client import EngineClient
 from runtime.client.host import EngineHost
 from runtime.launch.prepare import PreparedEngine
 from runtime.media.image_loader import ImageLoader
+from runtime.service.changes import Changes
 from runtime.service.context import ServiceContext
 from runtime.weights.weight_control import WeightControl
 
@@ -57,6 +58,7 @@ def assemble(
         grammar=resolved.grammar,
         restarts=restarts,
     )
+    changes = Changes(config.model)
     context = ServiceContext(
         config=config,
         model=prepared.model,
@@ -64,13 +66,12 @@ def assemble(
         client=client,
         status=host.status,
         version=server_version(),
+        weights=WeightControl(host, prepared.model, config.model.load_format, changes.rename_model),
+        changes=changes,
         sampling_defaults=resolved.sampling_defaults,
         images=ImageLoader(prepared.model.vision, prepared.media),
     )
     client.loaded.version = client.loaded.restart_version = config.model.weight_version
-    context.weights = WeightControl(
-        host, prepared.model, config.model.load_format, context.rename_model
-    )
     return host, context
 
 

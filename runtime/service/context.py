@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from runtime.client.status import EngineStatus
 from runtime.config.options import ServerConfig
 from runtime.media.image_loader import ImageLoader
 from runtime.media.media_policy import MediaPolicy
+from runtime.service.changes import Changes
 from runtime.service.input_embeds import Features
 from runtime.text.token_pieces import TokenPieces
 from runtime.text.tokenizer import Tokenizer
@@ -36,16 +36,17 @@ class Lifecycle:
     launched_at: float = field(default_factory=time.monotonic)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServiceContext:
     """The server as its routes see it.
 
     Attributes:
-        config: resolved; what `/server_info` shows.
+        config: resolved; never written, also where options change: see `changes`.
         sampling_defaults: from `--preferred-sampling-params`, native names, checked.
         images: makes those of prompts ready.
         status: the engine's and each replica's, kept current by their owner.
-        weights: changes and pauses; set once the owner of the processes is there.
+        weights: changes and pauses.
+        changes: of options, since the start.
     """
 
     config: ServerConfig
@@ -54,10 +55,11 @@ class ServiceContext:
     client: EngineClient
     status: EngineStatus
     version: str
+    weights: WeightControl
+    changes: Changes
     sampling_defaults: dict[str, object] = field(default_factory=dict)
     images: ImageLoader = field(default_factory=lambda: ImageLoader(None, MediaPolicy()))
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
-    weights: WeightControl = field(init=False)
 
     @property
     def weight_version(self) -> str:
@@ -67,7 +69,15 @@ class ServiceContext:
     @property
     def served_model_name(self) -> str:
         """The one name that `/v1/models` lists; other weights may bring another."""
-        return self.config.model.served_model_name or ""
+        return self.changes.served_model_name
+
+    @property
+    def max_queued_requests(self) -> int | None:
+        """Requests that may wait beyond those that run; `None` for no bound of the operator's."""
+        found = self.changes.options.get(
+            "max_queued_requests", self.config.scheduling.max_queued_requests
+        )
+        return found if isinstance(found, int) else None
 
     @cached_property
     def token_pieces(self) -> TokenPieces:
@@ -109,21 +119,3 @@ class ServiceContext:
             input_embeds=scheduling.disable_radix_cache,
             sees=self.model.vision is not None,
         )
-
-    def change_config(self, **values: object) -> None:
-        """Replace options, by their fields' names: `/server_info` tells them from now on."""
-        sections = {}
-        for section in dataclasses.fields(self.config):
-            held = getattr(self.config, section.name)
-            names = {field.name for field in dataclasses.fields(held)}
-            mine = {name: value for name, value in values.items() if name in names}
-            sections[section.name] = dataclasses.replace(held, **mine)
-        self.config = dataclasses.replace(self.config, **sections)
-
-    def rename_model(self, model_path: str) -> None:
-        """Tell that the weights of `model_path` are loaded now."""
-        model = self.config.model
-        # A name that the operator chose is a promise to clients.
-        is_default = model.served_model_name == model.model_path
-        names = {"served_model_name": model_path} if is_default else {}
-        self.change_config(model_path=model_path, **names)

@@ -6,7 +6,9 @@ Secrets never leave through here.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any, TypedDict, get_type_hints
 
 import msgspec
@@ -34,6 +36,7 @@ _FIXED_ARGS: dict[str, Any] = {
 }
 # Tokens that admission keeps free beyond a prompt: one to generate.
 _RESERVED_TOKENS = 1
+_NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 class ModelInfo(TypedDict):
@@ -100,7 +103,7 @@ def describe_model(context: ServiceContext) -> dict[str, Any]:
     """The nine keys of `/get_model_info`."""
     preferred = context.config.http.preferred_sampling_params
     return {
-        "model_path": context.config.model.model_path,
+        "model_path": context.changes.model_path,
         "tokenizer_path": context.config.model.tokenizer_path,
         "is_generation": context.model.gives == "tokens",
         "preferred_sampling_params": msgspec.json.decode(preferred) if preferred else None,
@@ -112,11 +115,20 @@ def describe_model(context: ServiceContext) -> dict[str, Any]:
     }
 
 
-def describe_args(context: ServiceContext) -> dict[str, Any]:
-    """Every argument by its name, keys left out, with what the worker decided filled in."""
+def describe_args(
+    context: ServiceContext, settled: Mapping[str, object] = _NOTHING
+) -> dict[str, Any]:
+    """Every argument by its name, keys left out, with what was decided filled in.
+
+    Args:
+        context: the server.
+        settled: what others than the worker decided, by the names of the options.
+    """
     flat = dict(_FIXED_ARGS)
     for section in dataclasses.fields(context.config):
         flat.update(dataclasses.asdict(getattr(context.config, section.name)))
+    flat.update(context.changes.options)
+    flat.update(settled)
     for name in _SECRETS:
         flat[name] = None
     for name in _PATHS:
@@ -144,9 +156,11 @@ def _last_part(value: Any) -> Any:
     return PurePath(value).name if is_path else value
 
 
-def describe_server(context: ServiceContext) -> dict[str, Any]:
-    """`/server_info`: arguments, state of each replica, version."""
-    args = describe_args(context)
+def describe_server(
+    context: ServiceContext, settled: Mapping[str, object] = _NOTHING
+) -> dict[str, Any]:
+    """`/server_info`: arguments (see `describe_args`), state of each replica, version."""
+    args = describe_args(context, settled)
     worker = context.status.worker
     capacity = 0 if worker is None else worker.max_total_num_tokens
     longest = min(context.client.limits.context_len, capacity or context.client.limits.context_len)

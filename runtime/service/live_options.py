@@ -54,5 +54,5 @@ async def change_options(context: ServiceContext, values: dict[str, float]) -> b
         return False
     reply = await context.client.set_options(changes)
     if reply.success:
-        context.change_config(**changes)
+        context.changes.options.update(changes)
     return reply.success

@@ -8,8 +8,8 @@ from typing import TypedDict
 
 from starlette.responses import Response
 
+from openai_api.openai_context import OpenAIContext
 from openai_api.operation import json_of, operation
-from runtime.service.context import ServiceContext
 from runtime.service.describe import ModelInfo, ServerInfo, describe_model, describe_server
 from server.access import Access, AccessRouter
 from server.error_responses import json_response
@@ -28,8 +28,9 @@ class Root(TypedDict):
     health: str
 
 
-def create_router(context: ServiceContext) -> AccessRouter:
-    """Model and server information."""
+def create_router(openai: OpenAIContext) -> AccessRouter:
+    """Model and server information, with the parsers that the chat routes settled on."""
+    context, parsers = openai.service, openai.parser_names.as_options
     router = AccessRouter(Access.KEY, tags=["native"])
 
     async def model_info() -> Response:
@@ -38,7 +39,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     async def server_info() -> Response:
         """Every argument with its resolved value, and the engine's state."""
-        return json_response(describe_server(context))
+        return json_response(describe_server(context, parsers))
 
     for name, handler, kind in (
         ("model_info", model_info, ModelInfo),
@@ -62,7 +63,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
             {
                 "name": "headrace",
                 "version": context.version,
-                "model": context.config.model.served_model_name,
+                "model": context.served_model_name,
                 "docs": None if context.config.http.disable_docs else "/docs",
                 "openai": "/v1",
                 "health": "/health",

@@ -50,6 +50,7 @@ class FakeServer:
         logging: LoggingArgs | None = None,
         scheduling: SchedulingArgs | None = None,
         engine_options: dict[str, Any] | None = None,
+        model_options: dict[str, Any] | None = None,
         dp_size: int = 1,
         **http: Any,
     ) -> None:
@@ -57,7 +58,10 @@ class FakeServer:
         self.engine = FakeEngine(dp_size=dp_size, **(engine_options or {}))
         config = ServerConfig(
             model=ModelArgs(
-                model_path="fake/model", tokenizer_path="fake/model", served_model_name="fake"
+                model_path="fake/model",
+                tokenizer_path="fake/model",
+                served_model_name="fake",
+                **(model_options or {}),
             ),
             http=HttpArgs(**http),
             logging=logging or LoggingArgs(),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from runtime.client.status import EngineStatus
 from runtime.config.options import ModelArgs, ServerConfig
+from runtime.service.changes import Changes
 from runtime.service.context import Lifecycle, ServiceContext
+from runtime.weights.weight_control import WeightControl
 from tests.support.fake_engine import FakeEngine, fake_model_config
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -26,13 +28,16 @@ def fake_service(
         status: without one there are no replicas to tell of.
         **options: other fields of `ServiceContext`.
     """
+    config = config or ServerConfig(model=ModelArgs(served_model_name="org/fake"))
     return ServiceContext(
-        config=config or ServerConfig(model=ModelArgs(served_model_name="org/fake")),
+        config=config,
         model=fake_model_config(),
         tokenizer=engine.tokenizer,
         client=engine.client,
         status=status or EngineStatus([]),
         version="1.2.3",
+        weights=cast("WeightControl", None),
+        changes=Changes(config.model),
         lifecycle=Lifecycle(warmed_up=True),
         **options,
     )

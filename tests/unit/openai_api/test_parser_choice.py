@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ import pytest
 
 from headrace.demo import MODEL_PATH
 from openai_api.chat_template import ChatTemplate
+from openai_api.openai_context import make_context
 from openai_api.parser_choice import ParserNames, choose_parsers
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.text.tokenizer import Tokenizer
+from tests.support.fake_engine import FakeEngine
+from tests.support.fake_service import fake_service
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "support" / "chat_templates"
 # The call is put together from pieces, and the quotes are escaped.
@@ -199,3 +203,23 @@ def test_the_folder_says_how_answers_are_written(tmp_path: Path) -> None:
     for written, read in ((HERMES, HERMES), ("text", {}), ([], {})):
         config = {"response_template": written}
         assert Tokenizer(tokenizer.backend, config).response_template == read
+
+
+def test_contexts_leave_the_options_alone(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = Tokenizer.from_folder(Path(MODEL_PATH))
+    service = fake_service(FakeEngine(tokenizer=tokenizer))
+    before = service.config
+    with caplog.at_level(logging.INFO):
+        contexts = [make_context(service) for _ in range(2)]
+    assert service.config is before
+    lines = [line for line in caplog.messages if "tool_call_parser" in line]
+    assert len(lines) == 2
+    # The second one finds the parsers as the first did, and not what that had left for it.
+    assert lines[0] == lines[1]
+    for context in contexts:
+        assert context.parser_names.as_options == {
+            "reasoning_parser": "qwen3",
+            "tool_call_parser": "hermes",
+        }
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        service.config = before  # type: ignore[misc]  # on purpose

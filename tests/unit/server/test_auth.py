@@ -137,13 +137,20 @@ async def test_paths_of_this_machine_never_show(tmp_path):
         "ssl_ca_certs": "~/secret/folder/c.pem",
     }
     logging = LoggingArgs(torch_profiler_dir="/secret/folder/traces")
-    server = FakeServer(tmp_path, logging=logging, **hidden)
     roots = ["/secret/folder", "/secret/folder/weights"]
-    template = "/secret/folder/chat.jinja"
-    server.context.change_config(weights_root=roots, chat_template=template)
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages }}")
+    server = FakeServer(
+        tmp_path,
+        logging=logging,
+        model_options={"weights_root": roots},
+        chat_template=str(template),
+        **hidden,
+    )
     for path in ("/server_info", "/get_server_info", "/model_info"):
         answer = await server.client.get(path)
         assert "secret" not in answer.text
+        assert str(tmp_path) not in answer.text
     told = (await server.client.get("/server_info")).json()
     assert told["chat_template"] == "chat.jinja"
     assert told["weights_root"] == ["folder", "weights"]

@@ -1,0 +1,38 @@
+"""What has changed since the start, beside the options, which are made once and never written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from runtime.config.options import ModelArgs
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The values that hold now, of options that may change while the server runs.
+
+    Attributes:
+        model: what the server was started with.
+        options: by the options' names; `/server_info` shows them in place of those of the start.
+    """
+
+    model: ModelArgs
+    options: dict[str, object] = field(default_factory=dict)
+
+    def rename_model(self, model_path: str) -> None:
+        """Tell that the weights of `model_path` are loaded now."""
+        self.options["model_path"] = model_path
+        # A name that the operator chose is a promise to clients.
+        if self.model.served_model_name == self.model.model_path:
+            self.options["served_model_name"] = model_path
+
+    @property
+    def model_path(self) -> str | None:
+        """Folder or hub id of the weights that are loaded now."""
+        found = self.options.get("model_path", self.model.model_path)
+        return None if found is None else str(found)
+
+    @property
+    def served_model_name(self) -> str:
+        """The one name that `/v1/models` lists; other weights may bring another."""
+        return str(self.options.get("served_model_name", self.model.served_model_name) or "")
