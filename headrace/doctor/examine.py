@@ -12,6 +12,7 @@ from headrace.doctor.findings import Model, Problem, Report
 from headrace.doctor.machine import read_libraries, read_machine
 from runtime.checkpoint.check import check_model_folder
 from runtime.checkpoint.gguf.files import is_gguf
+from runtime.checkpoint.check import check_model_folder, describe
 from runtime.checkpoint.model_spec import ModelSpec, PagedState
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
@@ -72,7 +73,9 @@ def _check_files(report: Report, config: ServerConfig, folder: Path, spec: Model
         return
     if config.model.load_format != "dummy":
         with _noting(report, _WHOLE_FOLDER):
-            check_model_folder(folder, spec)
+            summary = check_model_folder(folder, spec)
+            if summary.unused:
+                report.notes.append(f"{describe('unused', summary.unused)}.")
     if not config.model.skip_tokenizer_init and config.model.tokenizer_path is None:
         with _noting(report, _WHOLE_FOLDER):
             Tokenizer.from_folder(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from runtime.checkpoint.model_spec import FLOATS, ModelSpec, WeightSpec
 from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
 
+logger = logging.getLogger(__name__)
+
+# Unused tensors that a warning names.
+_MAX_NAMED = 16
 # Types we cast from, and the type a model of them runs in.
 _FLOAT_DTYPES = {"F32": "float32", "F64": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -26,23 +31,31 @@ class CheckpointSummary:
         dtype: `float32`, `float16` or `bfloat16`: the type of most of the bytes.
         tensors: those that are used, by their name in `ModelSpec.weights`, in the order of files
             and bytes; a tensor's own name is that in its file.
+        unused: names of those that the model has no place for, and that are not known to be
+            superfluous: heads and adapters of training, for one.
     """
 
     total_bytes: int
     dtype: str
     tensors: dict[str, TensorInfo]
+    unused: tuple[str, ...] = ()
 
 
 def check_model_folder(folder: Path, model: ModelSpec) -> CheckpointSummary:
     """Compare the headers in `folder` with the weight map of `model`.
 
     Raises:
-        StartupError: weights cannot be read, or tensors are missing, unexpected, or of the wrong
-            shape or type; one line that names the first few.
+        StartupError: weights cannot be read, or tensors are missing, or of the wrong shape or
+            type; one line that names the first few, with those that are unexpected: a weight
+            under another name is both.
     """
     found: dict[str, TensorInfo] = {}
     for name, info in read_tensor_infos(folder).items():
         found[model.canonical(name)] = info
+    for alias, name in model.aliases.items():
+        # Files may hold a shared matrix under either name.
+        if alias in found and name not in found:
+            found[name] = found.pop(alias)
     for layer in model.pooling.layers:
         if layer.file:
             for info in read_header(folder / layer.file):
@@ -65,9 +78,9 @@ def check_model_folder(folder: Path, model: ModelSpec) -> CheckpointSummary:
         describe("missing", missing),
         describe("of the wrong shape", wrong_shape),
         describe(_allowed(specs.values()), wrong_type),
-        describe("unexpected", unexpected),
     ]
     if any(problems):
+        problems.append(describe("unexpected", unexpected))
         words = "metadata describes" if is_gguf(folder) else "config.json describes"
         raise StartupError(
             f"The weights in {folder} do not fit {model.architecture} as its {words} it:"
@@ -76,7 +89,20 @@ def check_model_folder(folder: Path, model: ModelSpec) -> CheckpointSummary:
     sizes: Counter[str] = Counter()
     for info in used.values():
         sizes[_FLOAT_DTYPES.get(info.dtype, model.dtype)] += info.size_bytes
-    return CheckpointSummary(sizes.total(), sizes.most_common(1)[0][0], used)
+    return CheckpointSummary(sizes.total(), sizes.most_common(1)[0][0], used, tuple(unexpected))
+
+
+def warn_of_files(folder: Path, model: ModelSpec, summary: CheckpointSummary) -> None:
+    """Log, in a line each, in what a checked folder is not as its configuration says."""
+    if summary.unused:
+        found = describe("unused", summary.unused, most=_MAX_NAMED)
+        logger.warning("%s: %s: %s has no place for them.", folder, found, model.architecture)
+    if model.has_own_head:
+        logger.warning(
+            "%s: the head differs from the embeddings, so they are not tied; set "
+            "tie_word_embeddings to false in config.json.",
+            folder,
+        )
 
 
 def _allowed(weights: Iterable[WeightSpec]) -> str:
@@ -85,11 +111,11 @@ def _allowed(weights: Iterable[WeightSpec]) -> str:
     return "not stored as its scheme of quantization says"
 
 
-def describe(problem: str, names: Iterable[str]) -> str:
-    """Return `2 tensors missing (a, b)`, the first three named; empty when there are none."""
+def describe(problem: str, names: Iterable[str], most: int = 3) -> str:
+    """Return `2 tensors missing (a, b)`, the first `most` named; empty when there are none."""
     listed = list(names)
     if not listed:
         return ""
-    shown = ", ".join(listed[:3]) + (", ..." if len(listed) > 3 else "")
+    shown = ", ".join(listed[:most]) + (", ..." if len(listed) > most else "")
     noun = "tensor" if len(listed) == 1 else "tensors"
     return f"{len(listed)} {noun} {problem} ({shown})"

@@ -157,6 +157,7 @@ class ModelSpec(ABC):
         score_activation: of a model with one score, what makes a relevance of it.
         vision: how it takes images; `None` where it sees none.
         quantization: how its matrices are stored; `None` for plain numbers.
+        has_own_head: whether the files hold a head although `config.json` ties it.
     """
 
     architecture: str
@@ -178,6 +179,7 @@ class ModelSpec(ABC):
     score_activation: ScoreActivation = "sigmoid"
     vision: VisionSpec | None = None
     quantization: Quantization | None = None
+    has_own_head: bool = False
 
     @cached_property
     def logical_weights(self) -> Sequence[WeightSpec]:
@@ -223,6 +225,10 @@ class ModelSpec(ABC):
     def aliases(self) -> Mapping[str, str]:
         """Checkpoint names that stand for another tensor of `weights`, as a tied head's."""
         return {}
+
+    def untied(self) -> ModelSpec:
+        """The same with a head of its own, where `aliases` names one."""
+        return self
 
     def is_ignored(self, name: str) -> bool:
         """Whether a checkpoint tensor that is not in `weights` is known to be superfluous."""

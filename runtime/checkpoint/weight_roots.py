@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.checkpoint.gguf.files import is_gguf
-from runtime.checkpoint.hub import is_local, resolve_model_folder
+from runtime.checkpoint.hub import DEMO_MODELS, is_local, resolve_model_folder
 from runtime.errors import StartupError
 
 
@@ -20,17 +20,34 @@ def default_root(model_folder: Path) -> Path:
     return folder if folder.parent == Path(folder.anchor) else folder.parent
 
 
+def own_names(model_path: str) -> frozenset[str]:
+    """The names by which clients may ask for the folder that the server was started with.
+
+    As it was given, in full, and where its links led at the start: they may lead elsewhere by now,
+    as that of a new release, and the first two names follow them.
+    """
+    if not is_local(model_path) or model_path in DEMO_MODELS:
+        return frozenset({model_path})
+    full = os.path.abspath(Path(model_path).expanduser())
+    return frozenset({model_path, full, os.path.realpath(full)})
+
+
 @dataclass(frozen=True)
 class WeightRoots:
     """What a client may have loaded, of all that this process can read.
 
+    A link in a root leads inside, wherever it points, where the operator made it: it belongs to
+    the server's user, to the root's owner or to the superuser. Others may have write access too.
+
     Attributes:
         folders: a folder of weights lies in one of them.
         may_download: whether a hub id is fetched, and may then lie elsewhere.
+        own: names of the server's own folder (see `own_names`), which is always allowed.
     """
 
     folders: tuple[str, ...]
     may_download: bool = False
+    own: frozenset[str] = frozenset()
 
     def find(self, path_or_id: str) -> Path:
         """The folder of a model that may be loaded.
@@ -44,13 +61,17 @@ class WeightRoots:
         # A name of no user is left for what comes next to refuse.
         with contextlib.suppress(RuntimeError):
             named = named.expanduser()
+        # `..` behind a link is another folder than by its name, which is what is checked.
+        is_plain = not named.is_absolute() and ".." not in named.parts
+        wanted = path_or_id if is_plain else os.path.normpath(named)
+        is_own = path_or_id in self.own or wanted in self.own
         # First by its name alone: nothing outside is looked at.
-        if named.is_absolute() and not self._hold(Path(os.path.normpath(named))):
+        if os.path.isabs(wanted) and not is_own and not self._hold(Path(wanted)):
             raise self._refused(path_or_id)
-        folder = resolve_model_folder(path_or_id, may_download=False)
+        folder = resolve_model_folder(wanted, may_download=False)
         # The hub's cache has links to files elsewhere, in folders that are not links.
         real = folder.parent.resolve() if is_gguf(folder) else folder.resolve()
-        if not self._hold(real):
+        if not (is_own or self._hold(real) or self._lead_to(folder)):
             raise self._refused(path_or_id)
         return folder
 
@@ -58,9 +79,32 @@ class WeightRoots:
         roots = [Path(each).expanduser().absolute() for each in self.folders]
         return any(path.is_relative_to(root) for each in roots for root in (each, each.resolve()))
 
+    def _lead_to(self, folder: Path) -> bool:
+        path = Path(os.path.abspath(folder))
+        roots = (Path(each).expanduser().absolute() for each in self.folders)
+        return any(_leads_to(root, path) for root in roots)
+
     def _refused(self, path_or_id: str) -> StartupError:
         shown = path_or_id if len(path_or_id) <= 256 else f"{path_or_id[:256]}..."
         return StartupError(
             f"{shown!r} lies in none of the folders that this server may load weights from; start "
             "it with --weights-root for that one"
         )
+
+
+def _leads_to(root: Path, path: Path) -> bool:
+    """Whether `path` lies in `root` by its name, and every link on the way is the operator's."""
+    if not path.is_relative_to(root):
+        return False
+    try:
+        trusted = {0, os.geteuid(), root.stat().st_uid}
+        place = root.resolve()
+        for part in path.relative_to(root).parts:
+            place /= part
+            if place.is_symlink():
+                if place.lstat().st_uid not in trusted:
+                    return False
+                place = place.resolve()
+    except OSError:
+        return False
+    return True

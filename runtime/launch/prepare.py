@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.checkpoint.check import check_model_folder
+from runtime.checkpoint.check import check_model_folder, warn_of_files
 from runtime.checkpoint.hub import DEMO_MODEL, DEMO_NAME, resolve_model_folder
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import ServerConfig
@@ -54,7 +54,7 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
         logger.info("--json-model-override-args replaces %s of config.json", ", ".join(overrides))
     model = read_model_spec(model_folder, overrides, is_embedding=config.model.is_embedding)
     if config.model.load_format != "dummy":
-        check_model_folder(model_folder, model)
+        warn_of_files(model_folder, model, check_model_folder(model_folder, model))
     tokenizer_path = config.model.tokenizer_path
     tokenizer_folder = (
         resolve_model_folder(tokenizer_path, None)

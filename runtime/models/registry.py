@@ -21,6 +21,7 @@ from runtime.checkpoint.preprocessor_config import read_preprocessor
 from runtime.checkpoint.score_activation import read_score_activation
 from runtime.checkpoint.text_limit import read_text_limit
 from runtime.checkpoint.text_prompts import read_prompts
+from runtime.checkpoint.tied_head import with_head_of_files
 from runtime.config.registry import load_object
 from runtime.errors import StartupError
 from runtime.models.quantization.registry import read_quantization
@@ -127,6 +128,7 @@ def read_model_spec(
         overrides=overrides or {},
         quantization=read_quantization(folder, config),
     )
+    spec = with_head_of_files(folder, spec)
     if family.head:
         with_head = cast("Callable[[ModelSpec, Keys], ModelSpec]", load_object(family.head))
         spec = replace(

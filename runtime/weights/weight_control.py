@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from runtime.checkpoint.check import check_model_folder
+from runtime.checkpoint.check import check_model_folder, warn_of_files
 from runtime.checkpoint.gguf.files import is_gguf
 from runtime.checkpoint.headers import read_tensor_infos
 from runtime.checkpoint.hub import RepositoryNotFound, resolve_model_folder
 from runtime.checkpoint.model_spec import ModelSpec
+from runtime.checkpoint.tied_head import with_head_of_files
 from runtime.checkpoint.weight_roots import WeightRoots
 from runtime.client.gate import PAUSE, SESSION, UPDATE
 from runtime.client.host import EngineHost
@@ -74,6 +75,7 @@ _IRRELEVANT = frozenset(
         "context_len",
         "quantization",
         "score_activation",
+        "has_own_head",
     }
 )
 
@@ -434,24 +436,26 @@ def _check(folder: Path, model: ModelSpec) -> None:
     Raises:
         StartupError: other shapes, or another model; one line.
     """
+    # Without a configuration it is the same model, unless the files hold a head of their own.
+    other = with_head_of_files(folder, model)
     if is_gguf(folder) or (folder / "config.json").is_file():
         other = read_model_spec(folder, model.overrides, is_embedding=model.gives == "vectors")
-        if other.architecture != model.architecture:
-            raise StartupError(
-                f"{folder} holds another model than the one that serves: architecture is "
-                f"{other.architecture!r}, not {model.architecture!r}"
-            )
-        different = [
-            f"{field.name} is {getattr(other, field.name)!r}, not {getattr(model, field.name)!r}"
-            for field in dataclasses.fields(model)
-            if field.name not in _IRRELEVANT
-            and getattr(other, field.name) != getattr(model, field.name)
-        ]
-        if different:
-            raise StartupError(
-                f"{folder} holds another model than the one that serves: {'; '.join(different[:3])}"
-            )
-    check_model_folder(folder, model)
+    if other.architecture != model.architecture:
+        raise StartupError(
+            f"{folder} holds another model than the one that serves: architecture is "
+            f"{other.architecture!r}, not {model.architecture!r}"
+        )
+    different = [
+        f"{field.name} is {getattr(other, field.name)!r}, not {getattr(model, field.name)!r}"
+        for field in dataclasses.fields(model)
+        if field.name not in _IRRELEVANT
+        and getattr(other, field.name) != getattr(model, field.name)
+    ]
+    if different:
+        raise StartupError(
+            f"{folder} holds another model than the one that serves: {'; '.join(different[:3])}"
+        )
+    warn_of_files(folder, other, check_model_folder(folder, model))
 
 
 def _sentence(error: HeadraceError) -> str:

@@ -10,7 +10,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.operation import Content, Query, json_of, operation
-from runtime.checkpoint.weight_roots import WeightRoots
+from runtime.checkpoint.weight_roots import WeightRoots, own_names
 from runtime.client.expected import InvalidBody
 from runtime.client.json_body import read_json
 from runtime.errors import InvalidRequest
@@ -132,6 +132,8 @@ async def _tell(outcome: Awaitable[Outcome], *, with_paused: bool = False) -> Re
 
 def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
     model = context.config.model
+    own = own_names(model.model_path or "")
+    roots = WeightRoots(tuple(model.weights_root), model.allow_weights_download, own)
 
     async def from_disk(body: DiskBody) -> Response:
         """Load all weights from a folder or a hub id; the old ones serve on when that fails."""
@@ -145,7 +147,7 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
                 flush_cache=body.flush_cache is not False,
                 abort_all_requests=bool(body.abort_all_requests),
                 keep_pause=bool(body.keep_pause),
-                roots=WeightRoots(tuple(model.weights_root), model.allow_weights_download),
+                roots=roots,
             )
 
         return await _tell(update(), with_paused=True)

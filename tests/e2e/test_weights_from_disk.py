@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -14,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime.checkpoint.weight_roots import WeightRoots, default_root
+from runtime.checkpoint.weight_roots import WeightRoots, default_root, own_names
 from runtime.errors import StartupError
 from tests.support.native import queues, slowed, until_running
 from tests.support.server import ServerProcess, running_server
@@ -178,6 +179,41 @@ def test_what_does_not_fit_leaves_the_old_weights(
     assert model_info(server)["model_path"] == str(tiny_model(model))
 
 
+def test_tensors_that_nothing_needs_are_one_warning(
+    served: tuple[str, ServerProcess], tmp_path: Path
+) -> None:
+    model, server = served
+    expected = generate(server)["output_ids"]
+    folder = copy_of(model, tmp_path / "trained")
+    _add(folder, **{"v_head.summary.weight": torch.ones(1, 64), "score.weight": torch.ones(2, 64)})
+    num_lines = len(server.lines)
+    answer = load(server, folder)
+    assert answer.status_code == 200, answer.text
+    assert generate(server)["output_ids"] == expected
+    told = [line for line in server.lines[num_lines:] if "unused" in line]
+    assert len(told) == 1
+    assert "2 tensors unused (score.weight, v_head.summary.weight)" in told[0]
+    assert load(server, tiny_model(model)).status_code == 200
+
+
+def test_a_head_that_the_server_has_no_place_for_is_refused(tmp_path: Path) -> None:
+    server = running_server("qwen3", *ONE_THREAD, "--tp-size", "1")
+    expected = generate(server)["output_ids"]
+    folder = copy_of("qwen3", tmp_path / "untied")
+    _add(folder, **{"lm_head.weight": torch.ones(512, 64)})
+    answer = load(server, folder)
+    assert answer.status_code == 400
+    assert "tie_word_embeddings is False, not True" in answer.json()["message"]
+    (folder / "config.json").unlink()
+    assert load(server, folder).status_code == 400
+    assert generate(server)["output_ids"] == expected
+
+
+def _add(folder: Path, **tensors: torch.Tensor) -> None:
+    path = max(folder.glob("*.safetensors"))
+    save_file({**load_file(path), **tensors}, path)
+
+
 def test_a_repository_that_does_not_exist() -> None:
     server = running_server("qwen3", *ONE_THREAD, "--tp-size", "1")
     name = "qwen/qwen2.5-0.5b-instruct-wrong"
@@ -228,7 +264,9 @@ def test_absurd_values_of_a_configuration(tmp_path: Path, name: str, value: obje
     assert len(answer.text) < 1000
 
 
-def test_weights_come_from_listed_folders_alone(tmp_path: Path) -> None:
+def test_weights_come_from_listed_folders_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     allowed, outside = tmp_path / "allowed", tmp_path / "outside"
     allowed.mkdir()
     good = copy_of("qwen3", allowed / "good")
@@ -238,12 +276,59 @@ def test_weights_come_from_listed_folders_alone(tmp_path: Path) -> None:
     roots = WeightRoots((str(tmp_path / "way"), "/no/such/root"))
     assert roots.find(str(good)) == good
     assert roots.find(f"{tmp_path}/way/good") == tmp_path / "way" / "good"
-    for path in (outside, allowed / "link", f"{allowed}/../outside", "/", tmp_path, "/etc/passwd"):
+    # A link in a root that the operator made leads inside.
+    assert roots.find(f"{tmp_path}/way/link") == tmp_path / "way" / "link"
+    # `..` is taken off the name: to the system this would be the one beside `outside`.
+    copy_of("qwen3", tmp_path / "good")
+    assert roots.find(f"{tmp_path}/way/link/../good") == tmp_path / "way" / "good"
+    monkeypatch.chdir(allowed)
+    assert roots.find("link/../good") == Path("good")
+    for path in (f"{tmp_path}/way/link/../outside", "link/../outside"):
+        with pytest.raises(StartupError, match=r"not a folder|no such local folder"):
+            roots.find(path)
+    for path in (outside, f"{allowed}/../outside", "../outside", "/", tmp_path, "/etc/passwd"):
         with pytest.raises(StartupError, match="--weights-root"):
             roots.find(str(path))
     # Where everything may be fetched, folders are still those that are listed.
     with pytest.raises(StartupError, match="--weights-root"):
         WeightRoots((str(allowed),), may_download=True).find(str(outside))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's link takes the superuser")
+def test_a_link_that_another_user_made_does_not_lead_inside(tmp_path: Path) -> None:
+    copy_of("qwen3", tmp_path / "outside")
+    (tmp_path / "root").mkdir()
+    link = tmp_path / "root" / "link"
+    link.symlink_to(tmp_path / "outside")
+    roots = WeightRoots((str(tmp_path / "root"),))
+    assert roots.find(str(link)) == link
+    os.lchown(link, 12345, 12345)
+    with pytest.raises(StartupError, match="--weights-root"):
+        roots.find(str(link))
+
+
+def test_the_servers_own_folder_is_always_allowed(tmp_path: Path) -> None:
+    releases = [copy_of("qwen3", tmp_path / "data" / f"release-{number}") for number in (1, 2)]
+    (tmp_path / "deployed").mkdir()
+    current = tmp_path / "deployed" / "current"
+    current.symlink_to(releases[0])
+    own = own_names(str(current))
+    for roots in (
+        WeightRoots((str(default_root(current)),), own=own),
+        WeightRoots(("/no/such/root",), own=own),
+    ):
+        assert roots.find(str(current)) == current
+        assert roots.find(f"{current}/") == current
+        assert roots.find(str(releases[0])) == releases[0]
+        with pytest.raises(StartupError, match="--weights-root"):
+            roots.find(f"{current}/../../data/release-2")
+        with pytest.raises(StartupError, match="--weights-root"):
+            roots.find(str(releases[1]))
+    # The next release, by the link.
+    current.unlink()
+    current.symlink_to(releases[1])
+    assert WeightRoots(("/no/such/root",), own=own).find(str(current)) == current
+    assert own_names("org/model") == {"org/model"}
 
 
 def test_by_default_weights_come_from_beside_the_model() -> None:

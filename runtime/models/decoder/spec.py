@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -119,6 +119,10 @@ class DecoderSpec(ModelSpec):
     def aliases(self) -> Mapping[str, str]:
         """A tied head repeats the embeddings."""
         return {"lm_head.weight": "model.embed_tokens.weight"} if self.tie_word_embeddings else {}
+
+    def untied(self) -> DecoderSpec:
+        """See `ModelSpec`."""
+        return replace(self, tie_word_embeddings=False, has_own_head=True)
 
     def is_ignored(self, name: str) -> bool:
         """See `ModelSpec`."""

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from runtime.checkpoint.check import check_model_folder
+from runtime.checkpoint.check import check_model_folder, warn_of_files
 from runtime.checkpoint.headers import read_header
 from runtime.errors import StartupError
 from runtime.models.registry import read_model_spec
@@ -95,6 +95,33 @@ def test_everything_wrong_is_named_in_one_line(tmp_path):
     assert "1 tensor missing (model.norm.weight)" in message
     assert "model.layers.1.mlp.up_proj.weight is [24, 15], expected [24, 16]" in message
     assert "1 tensor unexpected (model.layers.2.mlp.up_proj.weight)" in message
+
+
+def test_tensors_that_nothing_needs_are_one_warning(tmp_path, caplog):
+    folder = write_config(tmp_path)
+    spare = {"v_head.summary.weight": (1, 16), "v_head.summary.bias": (1,), "score.weight": (2, 16)}
+    write_safetensors(folder / "model.safetensors", {**expected_tensors(folder), **spare}.items())
+    summary = check(folder)
+    assert set(summary.unused) == set(spare)
+    assert set(summary.tensors) == set(expected_tensors(folder))
+    warn_of_files(folder, read_model_spec(folder), summary)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "3 tensors unused (v_head.summary.weight, v_head.summary.bias, score.weight)" in (
+        record.getMessage()
+    )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_alone_stands_for_tied_embeddings(tmp_path, tied):
+    folder = write_config(tmp_path, tie_word_embeddings=tied)
+    tensors = expected_tensors(folder)
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    write_safetensors(folder / "model.safetensors", tensors.items())
+    if tied:
+        assert check(folder).tensors["model.embed_tokens.weight"].name == "lm_head.weight"
+    else:
+        assert "1 tensor missing (model.embed_tokens.weight)" in error_of(folder)
 
 
 def test_only_a_few_names_are_listed(tmp_path):

@@ -1,0 +1,58 @@
+"""Heads that `config.json` ties to the embeddings and the files do not. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+
+from runtime.checkpoint.headers import TensorInfo, read_tensor_infos
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.checkpoint.regular_file import open_regular
+from runtime.errors import StartupError
+
+_PIECE_BYTES = 1 << 22
+
+
+def with_head_of_files(folder: Path, model: ModelSpec) -> ModelSpec:
+    """Return `model`, untied where the weights in `folder` hold a head that is another matrix.
+
+    As in `transformers`: `tie_word_embeddings` then does not describe the files, and without their
+    head every token is wrong. Equal matrices are compared to their end, others to the first
+    difference. Matrices of different types count as different.
+
+    Args:
+        folder: weights that cannot be read are left to `check_model_folder`.
+        model: as `config.json` has it.
+    """
+    if not model.aliases or not folder.is_dir():
+        return model
+    try:
+        found = {model.canonical(name): info for name, info in read_tensor_infos(folder).items()}
+        for alias, name in model.aliases.items():
+            if alias in found and name in found and _differ(found[alias], found[name]):
+                return model.untied()
+    except (StartupError, OSError):
+        return model
+    return model
+
+
+def _differ(one: TensorInfo, other: TensorInfo) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return True
+    with open_regular(one.file) as first, open_regular(other.file) as second:
+        pieces = zip(_pieces(first, one), _pieces(second, other), strict=True)
+        return any(mine != theirs for mine, theirs in pieces)
+
+
+def _pieces(file: FileIO, info: TensorInfo) -> Iterator[bytes]:
+    for start in range(info.start, info.end, _PIECE_BYTES):
+        file.seek(start)
+        wanted = min(_PIECE_BYTES, info.end - start)
+        piece = file.read(wanted)
+        while len(piece) < wanted:
+            more = file.read(wanted - len(piece))
+            if not more:
+                raise StartupError(f"{info.file} ends inside of tensor {info.name!r}")
+            piece += more
+        yield piece
