@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
 from runtime.checkpoint.gguf.files import SUFFIX, find_gguf, is_gguf, parts_of
-from runtime.checkpoint.headers import weight_files
+from runtime.checkpoint.headers import INDEX_FILE, SINGLE_FILE, weight_files
 from runtime.errors import StartupError
+
+logger = logging.getLogger(__name__)
 
 # Beside this package, found without importing what lies above it.
 _DEMO_FOLDER = Path(__file__).resolve().parents[2] / "headrace" / "demo"
@@ -21,6 +24,28 @@ ALLOW_PATTERNS = [
     "*.json",
     "*.safetensors",
     "*.jinja",
+    "*.model",
+    "*.tiktoken",
+    "merges.txt",
+    "vocab.txt",
+]
+# What of that a start reads, whatever else a listing knows: other weights beside those that are
+# loaded, files of training, other formats in folders of their own. `*` stands for `/` too.
+NEEDED_PATTERNS = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tekken.json",
+    "vocab.json",
+    "chat_template*",
+    "additional_chat_templates/*.jinja",
+    "*processor_config.json",
+    "modules.json",
+    "*sentence*.json",
+    "[0-9]_*/config.json",
+    "[0-9]_*/model.safetensors",
     "*.model",
     "*.tiktoken",
     "merges.txt",
@@ -101,17 +126,7 @@ def resolve_model_folder(
     patterns = CONFIG_PATTERNS if only_config else ALLOW_PATTERNS
     if quantization:
         patterns = [f"*{quantization}*{SUFFIX}"]
-    cached = _cached_folder(named, revision, quantization)
-    if cached is None and not may_download:
-        raise RepositoryNotFound(
-            path_or_id,
-            "no such local folder, it is not in the cache, and nothing is fetched here without "
-            "--allow-weights-download",
-        )
-    if cached is not None:
-        return cached
-    folder = _download(named, revision, patterns)
-    return _gguf_in(folder, quantization) if quantization else _model_in(folder)
+    return _from_hub(named, revision, patterns, quantization, may_download=may_download)
 
 
 def _split(path_or_id: str) -> tuple[str, str]:
@@ -161,26 +176,64 @@ def _gguf_in(folder: Path, quantization: str) -> Path:
     return found
 
 
-def _cached_folder(repo_id: str, revision: str | None, quantization: str = "") -> Path | None:
-    """Return the cached copy if it is complete; asks nobody."""
+def _from_hub(
+    repo_id: str,
+    revision: str | None,
+    patterns: list[str],
+    quantization: str,
+    *,
+    may_download: bool,
+) -> Path:
+    cached = _cached_folder(repo_id, revision, NEEDED_PATTERNS, quantization)
+    if cached is not None:
+        return cached
+    missing: StartupError = RepositoryNotFound(
+        repo_id,
+        "no such local folder, it is not in the cache, and nothing is fetched here without "
+        "--allow-weights-download",
+    )
+    if may_download:
+        try:
+            folder = _download(repo_id, revision, patterns)
+            return _gguf_in(folder, quantization) if quantization else _model_in(folder)
+        except StartupError as error:
+            missing = error
+    # A download by hand may have left out what a listing knows: weights and their shape will do.
+    cached = _cached_folder(repo_id, revision, ["config.json"], quantization)
+    if cached is None:
+        raise missing
+    if may_download:
+        logger.warning("The cached files of %s are used as they are: %s", repo_id, missing)
+    return cached
+
+
+def _cached_folder(
+    repo_id: str, revision: str | None, needed: list[str], quantization: str
+) -> Path | None:
+    """Return the cached copy if it has its weights and what is `needed`; asks nobody."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    try:
-        folder = Path(
-            snapshot_download(
-                repo_id,
-                revision=revision,
-                local_files_only=True,
-                allow_patterns=ALLOW_PATTERNS,
-                ignore_patterns=IGNORE_PATTERNS,
-            )
+    def find(patterns: list[str]) -> Path:
+        found = snapshot_download(
+            repo_id,
+            revision=revision,
+            local_files_only=True,
+            allow_patterns=patterns,
+            ignore_patterns=IGNORE_PATTERNS,
         )
+        return Path(found)
+
+    try:
+        folder = find([f"*{quantization}*{SUFFIX}"] if quantization else needed)
         model = _gguf_in(folder, quantization) if quantization else _model_in(folder)
         if is_gguf(model):
             parts_of(model)
             return model
         weight_files(folder)
+        if not (folder / SINGLE_FILE).is_file() and not (folder / INDEX_FILE).is_file():
+            # Only a listing can tell whether these are all.
+            find([*needed, "*.safetensors"])
     # LocalEntryNotFoundError is an OSError; an interrupted download leaves a part of the files.
     except (OSError, HFValidationError, StartupError):
         return None

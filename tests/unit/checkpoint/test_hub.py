@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -54,7 +58,7 @@ def test_the_cache_comes_first(tmp_path, hub):
     hub.cached = write_model(tmp_path)
     assert resolve_model_folder("owner/name") == tmp_path
     assert hub.calls == [True]
-    assert "*.safetensors" in hub.patterns
+    assert "tokenizer*.json" in hub.patterns
 
 
 def test_what_only_asks_for_numbers_fetches_no_weights(tmp_path, hub):
@@ -133,3 +137,74 @@ def test_a_demo_model_that_is_not_there_is_said_in_one_line(
     (tmp_path / "vision").mkdir()
     (tmp_path / "vision" / "config.json").write_text("{}")
     assert resolve_model_folder("demo-vision") == tmp_path / "vision"
+
+
+# Each repository: files of the listing that were not loaded, and those loaded that are taken away.
+LISTINGS = {
+    "org/plain": ([], []),
+    "org/other-formats": (
+        [
+            *(
+                "onnx/model.onnx",
+                "onnx/config.json",
+                "openvino/openvino_config.json",
+                "tf_model.h5",
+            ),
+            *("int8/model.safetensors", "model.fp16.safetensors", "pytorch_model.bin"),
+            *("trainer_state.json", "quantize_config.json", "README.md", "eval/results.json"),
+        ],
+        [],
+    ),
+    # By hand, without what a start can do without.
+    "org/no-template": (["chat_template.jinja"], []),
+    "org/no-weights": ([], ["model.safetensors"]),
+    "org/no-config": ([], ["config.json"]),
+}
+PROGRAM = """
+import json, sys
+from runtime.checkpoint.hub import resolve_model_folder
+from runtime.errors import StartupError
+found = {}
+for name in sys.argv[2:]:
+    try:
+        found[name] = str(resolve_model_folder(name, may_download=sys.argv[1] == "download"))
+    except StartupError as error:
+        found[name] = error.message
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("may_download", [True, False])
+def test_a_cache_that_has_what_is_needed_starts_offline(tmp_path: Path, may_download: bool) -> None:
+    folders = {}
+    for name, (unloaded, lost) in LISTINGS.items():
+        store = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
+        commit = f"{len(folders):040}"
+        folders[name] = folder = store / "snapshots" / commit
+        write_model(folder)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / file).write_text("{}")
+        listed = [*unloaded, *(path.name for path in folder.iterdir())]
+        for file in lost:
+            (folder / file).unlink()
+        (store / "refs").mkdir()
+        (store / "refs" / "main").write_text(commit)
+        entries = {file: {"size": 1, "blob_id": "0" * 40} for file in listed}
+        (store / "trees").mkdir()
+        listing = {"format_version": 1, "files": entries}
+        (store / "trees" / f"{commit}.json").write_text(json.dumps(listing))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "download" if may_download else "", *LISTINGS],
+        env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    for name in ("org/plain", "org/other-formats", "org/no-template"):
+        assert found[name] == str(folders[name])
+    for name in ("org/no-weights", "org/no-config"):
+        assert found[name].startswith(f"{name} (repository not found): no such local folder")
+    # What a listing knows and a start may want is told.
+    assert ("org/no-template are used as they are" in done.stderr) is may_download
+    assert "org/other-formats" not in done.stderr
