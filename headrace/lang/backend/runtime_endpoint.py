@@ -7,7 +7,7 @@ import contextlib
 import random
 import ssl
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
@@ -15,6 +15,7 @@ import orjson
 from headrace.http_stream import HttpClient, HttpStatusError
 from headrace.lang.backend.base import AsyncBackend, Generated, Meta, Prompt
 from headrace.lang.backend.classic_select import classic_select
+from headrace.lang.backend.presence import Presence
 from headrace.lang.backend.scored_select import decide, select_payload
 from headrace.lang.chat_template import (
     ChatTemplate,
@@ -81,6 +82,9 @@ class RuntimeEndpoint(AsyncBackend):
             max_retries: how often a request is sent again that a busy server refused, or whose
                 connection broke before any answer.
 
+        A request that waits is given up once the server answers nothing any more: after 2 s of
+        silence it is asked for its model, twice with 4 s for the answer.
+
         Raises:
             BackendError: the server does not answer, or refuses.
             KeyError: no such chat template.
@@ -94,13 +98,14 @@ class RuntimeEndpoint(AsyncBackend):
         if api_key is not None:
             headers["Authorization"] = f"Bearer {api_key}"
         with self._told(self.base_url):
+            tls = _tls(verify)
             self._client = HttpClient(
-                self.base_url,
-                headers,
-                timeout,
-                tls=_tls(verify),
-                max_connections=max_connections,
+                self.base_url, headers, timeout, tls=tls, max_connections=max_connections
             )
+            # Connections of its own: the others may all wait.
+            probe = HttpClient(self.base_url, headers, None, tls=tls)
+        self._presence = Presence(lambda: probe.call("GET", "/get_model_info"))
+        self._probe = probe
         self.model_info: dict[str, Any] = core().call(self._get("/get_model_info"))
         # Until it says otherwise.
         self._scores_choices = True
@@ -130,7 +135,8 @@ class RuntimeEndpoint(AsyncBackend):
 
     def shutdown(self) -> None:
         """Close the connections that idle."""
-        core().call_soon(self._client.close)
+        for client in (self._client, self._probe):
+            core().call_soon(client.close)
 
     def start_profile(self) -> None:
         """Start the server's profiler."""
@@ -228,10 +234,10 @@ class RuntimeEndpoint(AsyncBackend):
 
         return await self._retried(path, once)
 
-    async def _retried(self, path: str, once: Callable[[], Awaitable[T]]) -> T:
+    async def _retried(self, path: str, once: Callable[[], Coroutine[Any, Any, T]]) -> T:
         for attempt in range(self._max_retries):
             try:
-                return await once()
+                return await self._presence.while_there(once())
             except HttpStatusError as error:
                 if error.status not in _BUSY:
                     raise self._refused(path, error) from None
@@ -243,7 +249,7 @@ class RuntimeEndpoint(AsyncBackend):
                 raise self._broken(path, error) from error
             await asyncio.sleep(2**attempt * random.uniform(0.1, 0.3))
         with self._told(self.base_url + path):
-            return await once()
+            return await self._presence.while_there(once())
 
     async def _events(
         self, path: str, payload: dict[str, Any]
@@ -254,6 +260,7 @@ class RuntimeEndpoint(AsyncBackend):
         changed = asyncio.Event()
 
         def take(_: float, data: bytes) -> None:
+            self._presence.hear()
             received.append(data)
             changed.set()
 
