@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
+from torch import Tensor
 
 from runtime.checkpoint.model_spec import ModelSpec, PagedState, SharedState
 from runtime.executor.memory import PoolSize
@@ -26,6 +30,9 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
     Returns:
         One entry per layer; a layer that shares another's state has that one's entry, a layer that
         keeps nothing an empty pair.
+
+    Raises:
+        MemoryError: there is no room for it on a CPU; on a GPU torch raises its own error.
     """
     kv: list[KVCache] = []
     for state in spec.layer_states:
@@ -36,7 +43,21 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
         if isinstance(state, PagedState):
             heads = state.heads_of_rank(context.tp_size)
             shape = (size.num_pages + 1, heads, size.page_size, state.head_dim)
-        # Zeroed memory is mapped when first touched: a large pool on the CPU is free at first.
-        pair = (torch.zeros(shape, dtype=context.dtype, device=context.device) for _ in range(2))
-        kv.append(KVCache(*pair))
+        kv.append(KVCache(*(_zeros(shape, context.dtype, context.device) for _ in range(2))))
     return kv
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on the CPU a map, whose pages take memory once a token is written to them.
+
+    `torch.zeros` writes them all: a pool of 10 GiB took 10 GiB, and most of a start.
+    """
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not size_bytes:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Private: a fork of this process would not share what it writes.
+    try:
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{size_bytes} bytes cannot be mapped: {error}") from error
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
