@@ -22,6 +22,8 @@ from runtime.service.prefills import Prefill, prefill
 from runtime.service.streams import new_id
 
 MAX_CHOICES = MAX_TOKEN_IDS
+# A choice is some words; a thousand pages would hold up everybody for a minute on a CPU.
+MAX_CHOICE_TOKENS = 2**16
 
 
 class SelectBody(msgspec.Struct, kw_only=True):
@@ -134,7 +136,7 @@ async def _score(
 ) -> _Scored:
     plan = await work_out(sum(map(len, sequences)), ChoicePlan, sequences, start)
     prompts = plan.prompts()
-    found = await prefill(context, rid, prompts)
+    found = await prefill(context, rid, prompts, param="choices", most_tokens=MAX_CHOICE_TOKENS)
     num_computed = sum(len(ids) for ids, _ in prompts) - sum(each.cached_tokens for each in found)
     return _Scored(plan.read(found), found, num_computed)
 

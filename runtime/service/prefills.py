@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.client.generation_stream import GenerationChunk, GenerationInput
-from runtime.errors import HeadraceError
+from runtime.client.json_body import work_out
+from runtime.errors import HeadraceError, InvalidRequest
 from runtime.extras.logprobs.positions import (
     NAME,
     LogprobRows,
@@ -21,6 +22,8 @@ from runtime.requests.sampling_params import SamplingParams
 from runtime.service.context import ServiceContext
 from runtime.service.streams import merge, open_streams, sample_rids
 
+# Tokens that one request may have computed; a GPU takes ten seconds for the most.
+MAX_TOKENS_TOGETHER = 2**20
 # What would come next is told even where nothing is generated.
 _NOTHING = SamplingParams(max_new_tokens=0, temperature=0.0)
 
@@ -49,7 +52,12 @@ class Prefill:
 
 
 async def prefill(
-    context: ServiceContext, rid: str, prompts: Sequence[tuple[list[int], LogprobSpec]]
+    context: ServiceContext,
+    rid: str,
+    prompts: Sequence[tuple[list[int], LogprobSpec]],
+    *,
+    param: str,
+    most_tokens: int = MAX_TOKENS_TOGETHER,
 ) -> list[Prefill]:
     """Compute every prompt, or none.
 
@@ -60,17 +68,52 @@ async def prefill(
         context: the server's.
         rid: the caller's name for all of them; aborting it aborts each.
         prompts: token ids, and what is asked about them.
+        param: the field they came in.
+        most_tokens: that may be computed; a context's worth always may.
 
     Raises:
-        InvalidRequest: a prompt is wrong.
+        InvalidRequest: a prompt is wrong, or all together are too long.
         PrefillAborted: one was aborted.
     """
+    all_ids = [ids for ids, _ in prompts]
+    shares = _share_prefix(context, all_ids)
+    num_tokens = await work_out(sum(map(len, all_ids)), _num_computed, all_ids, shares=shares)
+    check_tokens_together(context, num_tokens, most_tokens, param)
     inputs = [
         GenerationInput(ids, RequestSpec(sampling=_NOTHING, rid=each, extras=[wanted.extra()]))
         for each, (ids, wanted) in zip(sample_rids(rid, len(prompts)), prompts, strict=True)
     ]
-    first = 1 if _share_prefix(context, [ids for ids, _ in prompts]) else 0
+    first = 1 if shares else 0
     return await _run(context, inputs[:first]) + await _run(context, inputs[first:])
+
+
+def check_tokens_together(
+    context: ServiceContext, num_tokens: int, most_tokens: int, param: str
+) -> None:
+    """Refuse a request that costs too much; see `docs/limits.md`.
+
+    Raises:
+        InvalidRequest: more than `most_tokens`, and more than a context holds.
+    """
+    most = max(most_tokens, context.client.limits.context_len)
+    if num_tokens > most:
+        raise InvalidRequest(
+            f"A request may have at most {most} tokens computed for its {param}, and this one has "
+            f"{num_tokens}: send several requests.",
+            param=param,
+        )
+
+
+def _num_computed(prompts: Sequence[list[int]], *, shares: bool) -> int:
+    """Tokens that are computed, those that all begin with once where that can be."""
+    num_tokens = sum(map(len, prompts))
+    if shares:
+        # What the first and the last in order begin with, all others do.
+        pairs = zip(min(prompts), max(prompts), strict=False)
+        shortest = min(map(len, prompts))
+        common = next((at for at, (a, b) in enumerate(pairs) if a != b), shortest)
+        num_tokens -= common * (len(prompts) - 1)
+    return num_tokens
 
 
 async def _run(context: ServiceContext, inputs: list[GenerationInput]) -> list[Prefill]:

@@ -90,6 +90,7 @@ async def score(context: ServiceContext, body: ScoreBody, body_size: int = 0) ->
             (prompt, LogprobSpec(token_ids=wanted))
             for prompt, wanted in zip(prompts, labels, strict=True)
         ],
+        param="items",
     )
     to_scores = _softmax if body.apply_softmax else _exp
     scores: list[list[float]] = []

@@ -30,6 +30,7 @@ from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams, check_priority
 from runtime.service.context import ServiceContext
+from runtime.service.prefills import MAX_TOKENS_TOGETHER, check_tokens_together
 from runtime.service.prompt_choice import choose_prompt, count_prompt_tokens
 from runtime.service.streams import merge, open_streams
 
@@ -249,6 +250,8 @@ async def open_texts(
             f"The request must have 1 to {MAX_INPUTS} inputs, got {len(given)}.", param="input"
         )
     encoded = await _encode(context, given, options)
+    num_tokens = sum(len(ids) for ids, _ in encoded)
+    check_tokens_together(context, num_tokens, MAX_TOKENS_TOGETHER, "input")
     inputs = [
         vector_input(ids, name, extra or of_text, options)
         for (ids, of_text), name in zip(encoded, _rids(options.rid, len(encoded)), strict=True)

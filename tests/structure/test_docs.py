@@ -7,6 +7,7 @@ import pytest
 
 from runtime.client import answer_size, large_body, tokenization
 from runtime.requests.sampling_params import SamplingFields
+from runtime.service import choices, prefills
 from server.native import tokenize
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +47,8 @@ def test_the_page_of_limits_tells_the_bounds() -> None:
         large_body.PIECE_BYTES // 1024,
         answer_size.MAX_NUMBERS,
         answer_size.MAX_PROMPT_TOKENS,
+        prefills.MAX_TOKENS_TOGETHER,
+        choices.MAX_CHOICE_TOKENS,
         tokenization.MAX_TEXT_CHARS,
         tokenize.MAX_TOKENIZE_CHARS,
         tokenize.MAX_DETOKENIZE_IDS,
