@@ -68,7 +68,9 @@ def metrics_page() -> str:
         )
         status = EngineStatus([ReplicaStatus(shared=shared)])
         client = SimpleNamespace(num_compiling=0, gate=RequestGate())
-        context = SimpleNamespace(config=config, status=status, client=client)
+        context = SimpleNamespace(
+            config=config, status=status, client=client, served_model_name="demo"
+        )
         families = sorted(
             Metrics(cast("ServiceContext", context)).registry.collect(), key=lambda f: f.name
         )

@@ -77,8 +77,10 @@ async def prefill(
     """
     all_ids = [ids for ids, _ in prompts]
     shares = _share_prefix(context, all_ids)
-    num_tokens = await work_out(sum(map(len, all_ids)), _num_computed, all_ids, shares=shares)
-    check_tokens_together(context, num_tokens, most_tokens, param)
+    # Of one prompt admission says whether it is too long.
+    if len(prompts) > 1:
+        num_tokens = await work_out(sum(map(len, all_ids)), _num_computed, all_ids, shares=shares)
+        check_tokens_together(context, num_tokens, most_tokens, param)
     inputs = [
         GenerationInput(ids, RequestSpec(sampling=_NOTHING, rid=each, extras=[wanted.extra()]))
         for each, (ids, wanted) in zip(sample_rids(rid, len(prompts)), prompts, strict=True)

@@ -250,8 +250,9 @@ async def open_texts(
             f"The request must have 1 to {MAX_INPUTS} inputs, got {len(given)}.", param="input"
         )
     encoded = await _encode(context, given, options)
-    num_tokens = sum(len(ids) for ids, _ in encoded)
-    check_tokens_together(context, num_tokens, MAX_TOKENS_TOGETHER, "input")
+    if len(encoded) > 1:
+        num_tokens = sum(len(ids) for ids, _ in encoded)
+        check_tokens_together(context, num_tokens, MAX_TOKENS_TOGETHER, "input")
     inputs = [
         vector_input(ids, name, extra or of_text, options)
         for (ids, of_text), name in zip(encoded, _rids(options.rid, len(encoded)), strict=True)
