@@ -72,6 +72,9 @@ class RuntimeEndpoint(AsyncBackend):
     ) -> None:
         """Ask the server for its model.
 
+        A request that waits is given up once the server answers nothing any more: after 2 s of
+        silence it is asked for its model, twice with 4 s for the answer.
+
         Args:
             base_url: `http://HOST:PORT`.
             api_key: sent as a bearer token.
@@ -81,9 +84,6 @@ class RuntimeEndpoint(AsyncBackend):
             max_connections: most requests at once; others wait in this process.
             max_retries: how often a request is sent again that a busy server refused, or whose
                 connection broke before any answer.
-
-        A request that waits is given up once the server answers nothing any more: after 2 s of
-        silence it is asked for its model, twice with 4 s for the answer.
 
         Raises:
             BackendError: the server does not answer, or refuses.
