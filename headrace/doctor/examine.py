@@ -10,9 +10,8 @@ from pathlib import Path
 
 from headrace.doctor.findings import Model, Problem, Report
 from headrace.doctor.machine import read_libraries, read_machine
-from runtime.checkpoint.check import check_model_folder
-from runtime.checkpoint.gguf.files import is_gguf
 from runtime.checkpoint.check import check_model_folder, describe
+from runtime.checkpoint.gguf.files import is_gguf
 from runtime.checkpoint.model_spec import ModelSpec, PagedState
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-from runtime.checkpoint.headers import TensorInfo, read_tensor_infos
+from runtime.checkpoint.headers import read_tensor_infos
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.checkpoint.regular_file import open_regular
+from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
 
 _PIECE_BYTES = 1 << 22
