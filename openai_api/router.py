@@ -96,6 +96,7 @@ _CHAT = operation(
     ChatCompletionRequest,
     ok={**json_of(ChatCompletion), **events_of(ChatCompletionChunk, StreamedErrorBody)},
     mentions=(Tool, FunctionSpec),
+    refuses=(404,),
 )
 
 ENDPOINTS = (
@@ -122,6 +123,7 @@ ENDPOINTS = (
         operation(
             CompletionRequest,
             ok={**json_of(Completion), **events_of(CompletionChunk, StreamedErrorBody)},
+            refuses=(404,),
         ),
     ),
     Endpoint(

@@ -34,6 +34,7 @@ class AccessRouter(APIRouter):
         tags: list[str | Enum] | None = None,
         include_in_schema: bool = True,
         dialect: Dialect = Dialect.NATIVE,
+        serves_tenants: bool = False,
     ) -> None:
         """Make an empty router.
 
@@ -42,7 +43,10 @@ class AccessRouter(APIRouter):
             tags: in the OpenAPI document.
             include_in_schema: whether its routes are in that document.
             dialect: of errors; a native router's paths under `/v1/` speak OpenAI's.
+            serves_tenants: keys of `--api-keys-file` may call admin routes too; the handlers let
+                them act on their own requests only.
         """
         super().__init__(tags=tags, include_in_schema=include_in_schema)
         self.access = access
         self.dialect = dialect
+        self.serves_tenants = serves_tenants

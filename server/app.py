@@ -11,6 +11,7 @@ from server.entry.application import Application
 from server.error_responses import RouteNotFound
 from server.metrics import Metrics
 from server.native import (
+    abort,
     adjust,
     cloud,
     control,
@@ -58,6 +59,7 @@ def create_app(openai: OpenAIContext) -> Application:
         parse,
         loads,
         control,
+        abort,
         profile,
         weights,
     )
@@ -88,7 +90,9 @@ def _include(api: Description, table: RouteTable, router: AccessRouter) -> None:
     Only the routes count: what else a router may have (events of its life span) is not looked at.
     """
     for route in router.routes:
-        match = table.add(route, router.access, router.dialect)
+        match = table.add(
+            route, router.access, router.dialect, serves_tenants=router.serves_tenants
+        )
         api.describe(route, match)
 
 

@@ -80,7 +80,7 @@ class Description(FastAPI):
                     method.lower(),
                     {
                         **route.document(method, schemas),
-                        "security": self._security(route.match.access),
+                        "security": self._security(route.match),
                     },
                 )
         return {
@@ -94,11 +94,15 @@ class Description(FastAPI):
             "components": {"schemas": schemas.components, "securitySchemes": _security_schemes()},
         }
 
-    def _security(self, access: Access) -> list[dict[str, list[str]]]:
+    def _security(self, match: RouteMatch) -> list[dict[str, list[str]]]:
+        access = match.access
         if access is Access.OPEN:
             return []
-        bearer, header, _ = _SCHEMES[access]
-        needed: list[dict[str, list[str]]] = [{bearer: []}, {header: []}]
+        levels = [access]
+        if match.serves_tenants and self._http.api_keys_file:
+            levels.append(Access.KEY)
+        schemes = [scheme for level in levels for scheme in _SCHEMES[level][:2]]
+        needed: list[dict[str, list[str]]] = [{scheme: []} for scheme in schemes]
         admin_key = self._http.admin_api_key if access is Access.ADMIN else None
         # Without such a key this server asks for none.
         return needed if self._http.api_key or admin_key else [{}, *needed]

@@ -37,12 +37,14 @@ class RouteMatch:
         path: as registered; None where there is no such route.
         dialect: of errors.
         endpoint: answers it; a response is an application, and so are files and pages.
+        serves_tenants: see `AccessRouter`.
     """
 
     path: str | None
     access: Access
     dialect: Dialect
     endpoint: Endpoint
+    serves_tenants: bool = False
 
 
 _NO_METHODS: dict[str, RouteMatch] = {}
@@ -58,7 +60,12 @@ class RouteTable:
         self._patterns: list[tuple[BaseRoute, RouteMatch]] = []
 
     def add(
-        self, route: BaseRoute, access: Access, dialect: Dialect = Dialect.NATIVE
+        self,
+        route: BaseRoute,
+        access: Access,
+        dialect: Dialect = Dialect.NATIVE,
+        *,
+        serves_tenants: bool = False,
     ) -> RouteMatch:
         """Take `route`; of two for the same path and method the first one counts.
 
@@ -66,6 +73,7 @@ class RouteTable:
             route: what is matched and run.
             access: who may call it.
             dialect: of its errors; native ones under `/v1/` speak OpenAI's.
+            serves_tenants: see `AccessRouter`.
 
         Raises:
             TypeError: `route` is of a kind, or declared in a way, that would not be kept to.
@@ -78,7 +86,7 @@ class RouteTable:
             raise TypeError(f"{route!r} is open and may only be read")
         if dialect is Dialect.NATIVE:
             dialect = Dialect.of_path(path)
-        match = RouteMatch(path, access, dialect, _endpoint(route, dialect))
+        match = RouteMatch(path, access, dialect, _endpoint(route, dialect), serves_tenants)
         if isinstance(route, Mount) or route.param_convertors or not methods:
             self._patterns.append((route, match))
             return match

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -17,6 +18,7 @@ from openai_api.batches.batch_lines import BadLine, answer, check_line
 from openai_api.batches.batch_store import OVER, BatchRecord, BatchStore, LineError, Status
 from openai_api.batches.file_store import FileStore
 from runtime.client.tenant import TENANT
+from runtime.errors import InvalidRequest
 
 if TYPE_CHECKING:
     # It knows the service that holds this.
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LINES = 50_000
+# Of each tenant.
+MAX_UNFINISHED = 100
 # Of a line: it is decoded at once, on a thread that holds the GIL, two milliseconds for each MiB of
 # text. The same of numbers would take seconds.
 MAX_LINE_BYTES = 2**24
@@ -72,6 +76,28 @@ class BatchRunner:
         self._new: asyncio.Queue[BatchRecord] = asyncio.Queue()
         self._work: dict[str, asyncio.Task[None]] = {}
         self._num_lines = 0
+        # Batches of each tenant that are being created.
+        self._created: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold a place for a new batch of the current tenant, until `add` or the block's end.
+
+        It is taken before anything is awaited, so that requests that come together cannot
+        overrun the bound.
+
+        Raises:
+            InvalidRequest: the tenant has as many unfinished batches as it may.
+        """
+        tenant = TENANT.get()
+        num_running = sum(record.tenant == tenant for record in self.running.values())
+        if num_running + self._created[tenant] >= MAX_UNFINISHED:
+            raise InvalidRequest(f"There are {MAX_UNFINISHED} unfinished batches already.")
+        self._created[tenant] += 1
+        try:
+            yield
+        finally:
+            self._created[tenant] -= 1
 
     def add(self, record: BatchRecord) -> None:
         """Work on a new batch, which is kept already."""

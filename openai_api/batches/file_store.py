@@ -13,11 +13,18 @@ import msgspec
 
 from openai_api.batches.database import Database
 from openai_api.batches.pages import Page
+from runtime.client.tenant import TENANT, fits_beside_others
 from runtime.errors import HeadraceError, InvalidRequest
 
 INPUT, OUTPUT = "batch", "batch_output"
 # What a file takes besides its content: its row, and the disk's smallest piece.
 FILE_BYTES = 4096
+# Bytes of files and of answers: of one tenant, or of all where its name is NULL.
+_SIZES = (
+    f"SELECT TOTAL(bytes + {FILE_BYTES}) FROM files WHERE tenant = COALESCE(?, tenant)",
+    "SELECT TOTAL(LENGTH(answer)) FROM results WHERE batch_id IN "
+    "(SELECT id FROM batches WHERE tenant = COALESCE(?, tenant))",
+)
 _COLUMNS = "id, tenant, filename, purpose, bytes, created_at, expires_at"
 
 
@@ -144,13 +151,14 @@ class FileStore:
 
     def _check_room(self, connection: sqlite3.Connection, num_bytes: int) -> None:
         self._drop_expired(connection)
-        size = f"SELECT TOTAL(bytes + {FILE_BYTES}) FROM files"
-        (files,) = connection.execute(size).fetchone()
-        (results,) = connection.execute("SELECT TOTAL(LENGTH(answer)) FROM results").fetchone()
-        if files + results + num_bytes > self._max_bytes:
+        own, everyone = (
+            sum(connection.execute(query, given).fetchone()[0] for query in _SIZES)
+            for given in ((TENANT.get(),), (None,))
+        )
+        if not fits_beside_others(num_bytes, own=own, everyone=everyone, most=self._max_bytes):
             raise InvalidRequest(
                 f"Files and answers of batches may take {self._max_bytes} bytes together "
-                "(--file-store-mb), and there is no room left: delete some."
+                "(--file-store-mb), and there is no room left for this key: delete some."
             )
 
     def _rows(

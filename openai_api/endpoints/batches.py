@@ -29,7 +29,6 @@ from runtime.client.tenant import TENANT
 from runtime.errors import EngineDead, InvalidRequest
 
 _LISTED, _MOST_LISTED = 20, 100
-_MAX_UNFINISHED = 100
 _TIMES = (
     *("in_progress", "finalizing", "completed", "failed", "expired"),
     *("cancelling", "cancelled"),
@@ -44,9 +43,6 @@ async def create_batch(call: Call, context: OpenAIContext) -> Whole:
     file = await service.files.get(request.input_file_id, TENANT.get())
     if file.purpose != INPUT:
         raise InvalidRequest(f"{file.id} is no input of a batch.", param="input_file_id")
-    await service.files.check_room()
-    if len(service.runner.running) >= _MAX_UNFINISHED:
-        raise InvalidRequest(f"There are {_MAX_UNFINISHED} unfinished batches already.")
     expires = request.output_expires_after
     record = BatchRecord(
         id=new_batch_id(),
@@ -57,9 +53,11 @@ async def create_batch(call: Call, context: OpenAIContext) -> Whole:
         metadata=request.metadata,
         output_expiry_s=None if expires is None else expires.seconds,
     )
-    await service.batches.put(record)
-    wire = await _wire(record, service, context)
-    service.runner.add(record)
+    with service.runner.place():
+        await service.files.check_room()
+        await service.batches.put(record)
+        wire = await _wire(record, service, context)
+        service.runner.add(record)
     return Whole(wire)
 
 

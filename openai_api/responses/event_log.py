@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+
+from runtime.client.tenant import TENANT, next_to_yield
 
 # Of responses that are complete, together; those that grow are kept whatever they weigh.
 MAX_BYTES = 32 * 2**20
@@ -13,8 +15,13 @@ MAX_BYTES = 32 * 2**20
 
 @dataclass
 class EventLog:
-    """The events of one response, each encoded; its place is its sequence number."""
+    """The events of one response, each encoded; its place is its sequence number.
 
+    Attributes:
+        owner: the tenant whose response it is.
+    """
+
+    owner: str = ""
     events: list[bytes] = field(default_factory=list)
     is_over: bool = False
     num_bytes: int = 0
@@ -61,7 +68,7 @@ class EventLogs:
 
     def open(self, response_id: str) -> EventLog:
         """A log that grows."""
-        log = self._logs[response_id] = EventLog()
+        log = self._logs[response_id] = EventLog(TENANT.get())
         return log
 
     def get(self, response_id: str) -> EventLog | None:
@@ -73,11 +80,17 @@ class EventLogs:
         self._logs.pop(response_id, None)
 
     def make_room(self) -> None:
-        """Forget the oldest that are over, where all of these weigh too much."""
-        over = {key: log.num_bytes for key, log in self._logs.items() if log.is_over}
-        excess = sum(over.values()) - self._max_bytes
-        for key, num_bytes in over.items():
-            if excess <= 0:
-                return
-            excess -= num_bytes
-            del self._logs[key]
+        """Forget the oldest that are over, where all of these weigh too much.
+
+        They are those of the tenant whose logs weigh most.
+        """
+        over: dict[str, deque[str]] = {}
+        held: dict[str, int] = {}
+        for key, log in self._logs.items():
+            if log.is_over:
+                over.setdefault(log.owner, deque()).append(key)
+                held[log.owner] = held.get(log.owner, 0) + log.num_bytes
+        while sum(held.values()) > self._max_bytes:
+            heaviest = next_to_yield(held)
+            dropped = self._logs.pop(over[heaviest].popleft())
+            held[heaviest] -= dropped.num_bytes

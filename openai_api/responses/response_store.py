@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from openai_api.private_database import connect
+from runtime.client.tenant import next_to_yield
 from runtime.errors import StartupError
 
 EXPIRY_S = 24 * 3600.0
@@ -50,13 +51,18 @@ class ResponseStore(Protocol):
 class _Kept:
     encoded: bytes
     until: float
+    owner: str
 
 
 _DECODER = msgspec.json.Decoder(StoredResponse)
 
 
 class MemoryStore:
-    """The newest responses, as JSON: what is kept is what was counted."""
+    """The newest responses, as JSON: what is kept is what was counted.
+
+    Attributes:
+        num_bytes: of all responses.
+    """
 
     def __init__(
         self, max_bytes: int, expiry_s: float, now: Callable[[], float] = time.monotonic
@@ -65,22 +71,34 @@ class MemoryStore:
         self._max_bytes = max_bytes
         self._expiry_s = expiry_s
         self._now = now
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self.num_bytes = 0
+        self._kept: dict[str, _Kept] = {}
+        # Ids by owner, the oldest first, and the bytes of each owner.
+        self._ids: dict[str, OrderedDict[str, None]] = {}
+        self._held: dict[str, int] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all responses."""
+        return sum(self._held.values())
 
     async def put(self, response_id: str, stored: StoredResponse) -> None:
-        """See `ResponseStore`; the oldest make room, and what needs more than all is not kept."""
+        """See `ResponseStore`; what needs more than all is not kept.
+
+        The oldest make room, of the owner that holds most.
+        """
         encoded = msgspec.json.encode(stored)
         await self.delete(response_id)
         if len(encoded) > self._max_bytes:
             return
-        self._kept[response_id] = _Kept(encoded, self._now() + self._expiry_s)
-        self.num_bytes += len(encoded)
-        while self._kept:
-            oldest = next(iter(self._kept))
-            if self.num_bytes <= self._max_bytes and not self._is_over(self._kept[oldest]):
-                break
-            self._drop(oldest)
+        owner = stored.owner
+        self._kept[response_id] = _Kept(encoded, self._now() + self._expiry_s, owner)
+        self._ids.setdefault(owner, OrderedDict())[response_id] = None
+        self._held[owner] = self._held.get(owner, 0) + len(encoded)
+        for each in list(self._ids):
+            while each in self._ids and self._is_over(self._kept[self._oldest(each)]):
+                self._drop(self._oldest(each))
+        while self.num_bytes > self._max_bytes:
+            self._drop(self._oldest(next_to_yield(self._held)))
 
     async def get(self, response_id: str) -> StoredResponse | None:
         """See `ResponseStore`."""
@@ -102,8 +120,15 @@ class MemoryStore:
     def _is_over(self, kept: _Kept) -> bool:
         return kept.until <= self._now()
 
+    def _oldest(self, owner: str) -> str:
+        return next(iter(self._ids[owner]))
+
     def _drop(self, response_id: str) -> None:
-        self.num_bytes -= len(self._kept.pop(response_id).encoded)
+        kept = self._kept.pop(response_id)
+        self._held[kept.owner] -= len(kept.encoded)
+        del self._ids[kept.owner][response_id]
+        if not self._ids[kept.owner]:
+            del self._ids[kept.owner], self._held[kept.owner]
 
 
 class FileStore:
@@ -125,8 +150,10 @@ class FileStore:
             self._file = connect(path)
             self._file.execute(
                 "CREATE TABLE IF NOT EXISTS responses "
-                "(id TEXT PRIMARY KEY, until REAL NOT NULL, size INTEGER NOT NULL, body BLOB)"
+                "(id TEXT PRIMARY KEY, until REAL NOT NULL, size INTEGER NOT NULL, body BLOB, "
+                "owner TEXT NOT NULL DEFAULT '')"
             )
+            self._add_owners()
         except (OSError, sqlite3.Error) as error:
             raise StartupError(f"--response-store {path}: {error}.") from None
 
@@ -134,7 +161,7 @@ class FileStore:
         """See `MemoryStore.put`."""
         encoded = msgspec.json.encode(stored)
         if len(encoded) <= self._max_bytes:
-            await self._run(self._put, response_id, encoded)
+            await self._run(self._put, response_id, encoded, stored.owner)
 
     async def get(self, response_id: str) -> StoredResponse | None:
         """See `ResponseStore`."""
@@ -150,19 +177,36 @@ class FileStore:
         async with self._turn:
             return await asyncio.to_thread(work, *given)
 
-    def _put(self, response_id: str, encoded: bytes) -> None:
+    def _add_owners(self) -> None:
+        """Note the owners in a file whose table has no column of them."""
+        columns = {row[1] for row in self._file.execute("PRAGMA table_info(responses)")}
+        if "owner" in columns:
+            return
+        self._file.execute("ALTER TABLE responses ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
+        self._file.execute(
+            "UPDATE responses SET owner = "
+            "COALESCE(json_extract(CAST(body AS TEXT), '$.owner'), '')"
+        )
+
+    def _put(self, response_id: str, encoded: bytes, owner: str) -> None:
         now = self._now()
         self._file.execute(
-            "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?)",
-            (response_id, now + self._expiry_s, len(encoded), encoded),
+            "INSERT OR REPLACE INTO responses (id, until, size, body, owner) "
+            "VALUES (?, ?, ?, ?, ?)",
+            (response_id, now + self._expiry_s, len(encoded), encoded, owner),
         )
         self._file.execute("DELETE FROM responses WHERE until <= ?", (now,))
-        self._file.execute(
-            "DELETE FROM responses WHERE id IN (SELECT id FROM (SELECT id, "
-            "SUM(size) OVER (ORDER BY until DESC, rowid DESC) AS total FROM responses) "
-            "WHERE total > ?)",
-            (self._max_bytes,),
+        held: dict[str, int] = dict(
+            self._file.execute("SELECT owner, SUM(size) FROM responses GROUP BY owner").fetchall()
         )
+        while sum(held.values()) > self._max_bytes:
+            heaviest = next_to_yield(held)
+            rowid, size = self._file.execute(
+                "SELECT rowid, size FROM responses WHERE owner = ? ORDER BY until, rowid LIMIT 1",
+                (heaviest,),
+            ).fetchone()
+            self._file.execute("DELETE FROM responses WHERE rowid = ?", (rowid,))
+            held[heaviest] -= size
 
     def _get(self, response_id: str) -> bytes | None:
         row = self._file.execute(

@@ -25,7 +25,7 @@ from runtime.client.loaded import LoadedWeights
 from runtime.client.recorder import Recording, RecordSink
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.router import Router
-from runtime.client.tenant import tenants_namespace
+from runtime.client.tenant import TENANT, tenants_namespace
 from runtime.errors import (
     EngineDead,
     EngineNotReady,
@@ -97,7 +97,8 @@ class EngineClient:
         # Requests whose grammar is being compiled.
         self._compiling: set[int] = set()
         self._streams: dict[int, StreamState] = {}
-        self._rids: dict[str, int] = {}
+        # By the tenant and its name for the request: tenants share no names.
+        self._rids: dict[tuple[str, str], int] = {}
         self._ids = itertools.count(1)
         self._calls = ControlCalls(self.links)
         self._options: dict[str, int] = {}
@@ -160,7 +161,8 @@ class EngineClient:
         spec = item.spec
         if spec.dp_rank is not None:
             self._check_rank(spec.dp_rank)
-        if spec.rid in self._rids:
+        name = (TENANT.get(), spec.rid)
+        if name in self._rids:
             raise InvalidRequest(
                 f"A request with rid {spec.rid[:64]!r} is already in flight.", param="rid"
             )
@@ -187,7 +189,7 @@ class EngineClient:
         namespace = tenants_namespace(spec.cache_namespace)
         link = self._router.choose(data, namespace, spec.dp_rank, spec.images)
         stream = StreamState(
-            request_id, spec.rid, len(input_ids), time.monotonic(), link, num_pixel_bytes
+            request_id, name, len(input_ids), time.monotonic(), link, num_pixel_bytes
         )
         request = GenerateRequest(
             request_id=request_id,
@@ -211,7 +213,7 @@ class EngineClient:
             self._send(request_id, link.send, request)
         # Only now: what could not be sent must not count as in flight for ever.
         self._streams[request_id] = stream
-        self._rids[spec.rid] = request_id
+        self._rids[name] = request_id
         link.num_in_flight += 1
         link.num_prompt_tokens += stream.prompt_tokens
         self._pixel_bytes += num_pixel_bytes
@@ -308,12 +310,22 @@ class EngineClient:
                 stream.wake.set()
 
     def is_running(self, rid: str) -> bool:
-        """Whether a request of that name has not had its final chunk yet."""
-        return rid in self._rids
+        """Whether the tenant's request of that name has not had its final chunk yet."""
+        return (TENANT.get(), rid) in self._rids
 
-    def abort(self, rid: str) -> int:
-        """Abort the request called `rid`, or the batch `rid_0`, `rid_1`, ...; how many matched."""
-        ids = [i for name, i in self._rids.items() if name == rid or _is_batch_member(name, rid)]
+    def abort(self, rid: str, *, of_all_tenants: bool = False) -> int:
+        """Abort the request called `rid`, or the batch `rid_0`, `rid_1`, ...; how many matched.
+
+        Args:
+            rid: the name that its sender gave it.
+            of_all_tenants: abort the requests of that name of every tenant, not only the caller's.
+        """
+        tenant = TENANT.get()
+        ids = [
+            request_id
+            for (owner, name), request_id in self._rids.items()
+            if (of_all_tenants or owner == tenant) and (name == rid or _is_batch_member(name, rid))
+        ]
         self.abort_ids(ids)
         return len(ids)
 
@@ -413,8 +425,8 @@ class EngineClient:
         stream.link.num_in_flight -= 1
         stream.link.num_prompt_tokens -= stream.prompt_tokens
         self._pixel_bytes -= stream.num_pixel_bytes
-        if self._rids.get(stream.rid) == request_id:
-            del self._rids[stream.rid]
+        if self._rids.get(stream.name) == request_id:
+            del self._rids[stream.name]
 
     # ---- called by the owner of the sockets ----
 

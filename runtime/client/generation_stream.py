@@ -101,10 +101,14 @@ class Wake:
 
 @dataclass(slots=True)
 class StreamState:
-    """What a request in flight has brought and nobody has read yet; the client's own."""
+    """What a request in flight has brought and nobody has read yet; the client's own.
+
+    Attributes:
+        name: the tenant, and its `rid` for the request.
+    """
 
     request_id: int
-    rid: str
+    name: tuple[str, str]
     prompt_tokens: int
     arrival: float
     link: ReplicaLink
@@ -167,7 +171,7 @@ class GenerationStream:
     @property
     def rid(self) -> str:
         """The caller's name for the request."""
-        return self._stream.rid
+        return self._stream.name[1]
 
     @property
     def arrival(self) -> float:

@@ -3,6 +3,9 @@
 A session is a tree of requests. Each keeps its own new tokens and its output, and how much of its
 parent's context it goes on from; contexts are put together when a request comes. The prefix cache
 makes that cheap, so a session costs four bytes a token and nothing on the device.
+
+Each tenant (see `runtime.client.tenant`) has its own space of sessions: another one's session is
+to it as if it did not exist, and does not count against its bound.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runtime.client.tenant import TENANT, acting_for, fits_beside_others
 from runtime.errors import InvalidRequest, Overloaded
 
 if TYPE_CHECKING:
     from runtime.client.generation_stream import GenerationInput, GenerationStream
 
+# Of each tenant.
 MAX_SESSIONS = 1024
 MAX_SESSION_TOKENS = 4 << 20
 # Of all sessions together: 256 MiB.
@@ -29,6 +34,12 @@ MAX_TURNS = 4096
 MAX_ID_CHARS = 256
 DEFAULT_TIMEOUT_S = 3600.0
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
+
+
+class UnknownSession(InvalidRequest):
+    """No session of this id is open for the tenant that asks; it may be open for another one."""
+
+    status_code = 404
 
 
 class SessionParams(msgspec.Struct, kw_only=True):
@@ -142,7 +153,10 @@ class Session:
 
 
 class Sessions:
-    """All open sessions; bounded in number, tokens and age."""
+    """All open sessions, by tenant; bounded in number, tokens and age.
+
+    Methods act on the sessions of the current tenant.
+    """
 
     def __init__(
         self,
@@ -151,29 +165,34 @@ class Sessions:
         bos_token_id: int | None = None,
         max_tokens: int = MAX_TOKENS,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        has_tenants: bool = False,
     ) -> None:
         """Make the store.
 
         Args:
-            is_running: whether a request of that name is in flight.
-            abort: ends the request of that name.
+            is_running: whether the current tenant has a request of that name in flight.
+            abort: ends the current tenant's request of that name.
             bos_token_id: dropped where it begins a text that goes on.
             max_tokens: of all sessions together.
             clock: seconds since some moment.
+            has_tenants: several tenants share this server, so an unknown session is `not found`
+                (404); without, it is the reference's bad request, and closing it is no error.
         """
+        self._has_tenants = has_tenants
         self._clock = clock
         self._max_tokens = max_tokens
         self._bos_token_id = bos_token_id
         self._is_running = is_running
         self._abort = abort
-        self._sessions: dict[str, Session] = {}
+        # By tenant, then by id.
+        self._spaces: dict[str, dict[str, Session]] = {}
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return sum(map(len, self._spaces.values()))
 
     def __contains__(self, session_id: str) -> bool:
-        self._close_old()
-        return session_id in self._sessions
+        return session_id in self._own()
 
     def open(
         self,
@@ -212,18 +231,25 @@ class Sessions:
             raise InvalidRequest(
                 f"session_id must be 1 to {MAX_ID_CHARS} printable characters.", param="session_id"
             )
-        self._close_old()
-        if session_id in self._sessions:
+        sessions = self._own()
+        if session_id in sessions:
             raise InvalidRequest(f"The session {session_id!r} is open already.", param="session_id")
-        if len(self._sessions) >= MAX_SESSIONS:
+        if len(sessions) >= MAX_SESSIONS:
             raise Overloaded(f"{MAX_SESSIONS} sessions are open; close one first.")
         capacity = min(capacity, MAX_SESSION_TOKENS)
-        self._sessions[session_id] = Session(capacity, timeout, self._clock, is_streaming=streaming)
+        sessions[session_id] = Session(capacity, timeout, self._clock, is_streaming=streaming)
         return session_id
 
     def close(self, session_id: str) -> bool:
-        """Forget a session; what runs in it goes on. Whether it was open."""
-        return self._sessions.pop(session_id, None) is not None
+        """Forget a session; what runs in it goes on. Whether it was open.
+
+        Raises:
+            UnknownSession: it was not, and several tenants share this server.
+        """
+        was_open = self._own().pop(session_id, None) is not None
+        if self._has_tenants and not was_open:
+            raise UnknownSession(_no_session(session_id), param="session_id")
+        return was_open
 
     def generate(
         self,
@@ -278,12 +304,10 @@ class Sessions:
         return session.add(rid, parent, num_kept, tokens)
 
     def _session(self, session_id: str | None) -> Session:
-        self._close_old()
-        session = self._sessions.get(session_id or "")
+        session = self._own().get(session_id or "")
         if session is None:
-            raise InvalidRequest(
-                f"There is no open session {(session_id or '')[:64]!r}.", param="session_params"
-            )
+            kind = UnknownSession if self._has_tenants else InvalidRequest
+            raise kind(_no_session(session_id or ""), param="session_params")
         session.use()
         return session
 
@@ -323,12 +347,28 @@ class Sessions:
                 "output.",
                 param="session_params",
             )
-        if sum(each.num_tokens for each in self._sessions.values()) + num_new > self._max_tokens:
+        held = {
+            tenant: sum(each.num_tokens for each in sessions.values())
+            for tenant, sessions in self._spaces.items()
+        }
+        own, everyone = held.get(TENANT.get(), 0), sum(held.values())
+        if not fits_beside_others(num_new, own=own, everyone=everyone, most=self._max_tokens):
             raise Overloaded("The open sessions hold too much; close some first.")
+
+    def _own(self) -> dict[str, Session]:
+        """The open sessions of the current tenant."""
+        self._close_old()
+        return self._spaces.setdefault(TENANT.get(), {})
 
     def _close_old(self) -> None:
         now = self._clock()
-        for session_id, session in list(self._sessions.items()):
-            is_old = now - session.used_at > session.timeout_s
-            if is_old and not any(self._is_running(rid) for rid in session.turns):
-                del self._sessions[session_id]
+        for tenant, sessions in self._spaces.items():
+            with acting_for(tenant):
+                for session_id, session in list(sessions.items()):
+                    is_old = now - session.used_at > session.timeout_s
+                    if is_old and not any(self._is_running(rid) for rid in session.turns):
+                        del sessions[session_id]
+
+
+def _no_session(session_id: str) -> str:
+    return f"There is no open session {session_id[:64]!r}."

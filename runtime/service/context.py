@@ -87,7 +87,12 @@ class ServiceContext:
     @cached_property
     def sessions(self) -> Sessions:
         """Contexts that requests go on from."""
-        return Sessions(self.client.is_running, self.client.abort, self.tokenizer.bos_token_id)
+        return Sessions(
+            self.client.is_running,
+            self.client.abort,
+            self.tokenizer.bos_token_id,
+            has_tenants=self.config.http.api_keys_file is not None,
+        )
 
     def generator(
         self, session: SessionParams | None, *, is_recorded: bool = True

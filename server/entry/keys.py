@@ -12,6 +12,7 @@ from runtime.config.options import HttpArgs
 from runtime.errors import StartupError
 from server.access import Access
 from server.error_responses import KeyRefused
+from server.routing import RouteMatch
 
 # Where keys are sent: the second one is Anthropic's clients' own.
 _NAME_DIGITS = 16
@@ -80,7 +81,8 @@ class Keys:
 
     def refusal(self, scope: Scope) -> KeyRefused | None:
         """Why the request may not have its route; None when it may."""
-        access = scope["route"].access
+        route: RouteMatch = scope["route"]
+        access = route.access
         if access is Access.OPEN:
             return None
         required = self._api_digest
@@ -92,7 +94,7 @@ class Keys:
         if hmac.compare_digest(digest, required):
             return None
         is_tenant = digest in self._tenants
-        if is_tenant and access is Access.KEY:
+        if is_tenant and (access is Access.KEY or route.serves_tenants):
             return None
         known = self._api_digest is not None and hmac.compare_digest(digest, self._api_digest)
         known |= is_tenant

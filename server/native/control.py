@@ -1,4 +1,4 @@
-"""Routes that change something: drop the prefix cache, abort requests."""
+"""`/flush_cache`: drop the prefix cache."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import math
 import time
 from typing import Annotated
 
-import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.operation import Query, operation, text
-from runtime.client.json_body import read_json
 from runtime.errors import InvalidRequest
 from runtime.requests.bounds import within
 from runtime.service.context import ServiceContext
@@ -22,13 +20,6 @@ MAX_FLUSH_WAIT_S = 300.0
 _FLUSH_POLL_S = 0.1
 
 
-class AbortBody(msgspec.Struct, kw_only=True):
-    """`/abort_request` as it arrives."""
-
-    rid: str | None = None
-    abort_all: bool | None = None
-
-
 _QUERY = (
     Query(
         "timeout",
@@ -36,11 +27,10 @@ _QUERY = (
         "Seconds to wait for running requests.",
     ),
 )
-_ABORT = msgspec.json.Decoder(AbortBody)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """Cache and abort."""
+    """The one route."""
     router = AccessRouter(Access.ADMIN, tags=["control"])
 
     async def flush_cache(request: Request) -> Response:
@@ -63,17 +53,6 @@ def create_router(context: ServiceContext) -> AccessRouter:
         methods.append("GET")
     documented = operation(ok=text(), others={400: text()}, refuses=(400, 503), query=_QUERY)
     router.add_api_route("/flush_cache", flush_cache, methods=methods, openapi_extra=documented)
-
-    @router.post("/abort_request", openapi_extra=operation(AbortBody, body_may_be_absent=True))
-    async def abort_request(request: Request) -> Response:
-        """Abort one request (or the batch it names) or all; each still gets its final answer."""
-        payload = await request.body()
-        body = await read_json(payload, _ABORT) if payload else AbortBody()
-        if body.abort_all:
-            context.client.abort_all()
-        elif body.rid:
-            context.client.abort(body.rid)
-        return Response(status_code=200)
 
     return router
 

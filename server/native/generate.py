@@ -81,7 +81,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
         return EventStream(with_errors(events, _error_event), lambda: close_all(streams))
 
     whole, streamed = json_of(GenerateAnswer, list[GenerateAnswer]), events_of(*_EVENTS)
-    documented = operation(GenerateBody, ok={**whole, **streamed})
+    documented = operation(GenerateBody, ok={**whole, **streamed}, refuses=(404,))
     router.add_api_route("/generate", generate, methods=["POST", "PUT"], openapi_extra=documented)
     return router
 

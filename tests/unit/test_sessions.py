@@ -4,6 +4,7 @@ import pytest
 
 from runtime.client import sessions as module
 from runtime.client.sessions import SessionParams, Sessions
+from runtime.client.tenant import TENANT, acting_for
 from runtime.errors import InvalidRequest, Overloaded
 
 BOS = 1
@@ -122,6 +123,40 @@ def test_all_sessions_together_are_bounded(store):
         store.sessions.open(1)
     with pytest.raises(Overloaded):
         store.sessions.open(1)
+
+
+def test_a_tenant_leaves_as_much_room_as_it_takes():
+    """So that one with a key of the file cannot lock the others out; the operator may take all."""
+    store = Store(max_tokens=12)
+    found = {}
+    for tenant, added in (("one", 6), ("one", 1), ("two", 3), ("two", 1), ("", 3), ("", 1)):
+        with acting_for(tenant):
+            if "s" not in store.sessions:
+                store.sessions.open(100, "s")
+            try:
+                store.run(f"r{len(found)}", [1] * added)
+            except Overloaded:
+                added = 0
+        found.setdefault(tenant, []).append(added)
+    assert found == {"one": [6, 0], "two": [3, 0], "": [3, 0]}
+
+
+def test_an_old_session_of_another_tenant_is_closed_but_not_while_it_runs():
+    now = [1000.0]
+    store = Store(clock=lambda: now[0])
+    store.sessions = Sessions(
+        lambda rid: (TENANT.get(), rid) in store.running, store.aborted.append, clock=lambda: now[0]
+    )
+    with acting_for("one"):
+        store.sessions.open(100, "s", timeout_s=10)
+        store.run("a", [1])
+    store.running = {("", "a"), ("one", "a")}
+    now[0] += 11
+    assert "s" not in store.sessions
+    assert len(store.sessions) == 1
+    store.running.remove(("one", "a"))
+    assert "s" not in store.sessions
+    assert not len(store.sessions)
 
 
 def test_a_session_that_nobody_uses_is_closed():

@@ -12,7 +12,7 @@ import pytest
 from openai_api.responses.background_responses import BackgroundResponses
 from openai_api.responses.event_log import EventLogs
 from openai_api.responses.response_store import MemoryStore
-from runtime.client.tenant import TENANT
+from runtime.client.tenant import TENANT, acting_for
 from tests.support.agents.streams import named_events
 from tests.support.waiting import until_in_loop
 
@@ -190,3 +190,14 @@ async def test_the_oldest_that_are_over_make_room() -> None:
         await log.end()
     logs.make_room()
     assert [name for name in ("running", "old", "new") if logs.get(name)] == ["running", "new"]
+
+
+async def test_logs_of_a_tenant_push_out_nothing_of_others() -> None:
+    logs = EventLogs(max_bytes=20)
+    for name, tenant in (("first", "other"), ("old", "one"), ("new", "one")):
+        with acting_for(tenant):
+            log = logs.open(name)
+        await log.add(b"12345678")
+        await log.end()
+    logs.make_room()
+    assert [name for name in ("first", "old", "new") if logs.get(name)] == ["first", "new"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 
@@ -431,6 +434,43 @@ async def test_a_store_is_bounded(kind: str, tmp_path: Path) -> None:
     assert await store.get("d") is None
     await store.put("e", stored)
     assert await store.get("e") == stored
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+async def test_a_tenant_pushes_out_nothing_of_others(kind: str, tmp_path: Path) -> None:
+    clock = Clock()
+    path = tmp_path / "responses.sqlite"
+    store: ResponseStore
+    store = MemoryStore(2000, 99.0, clock) if kind == "memory" else FileStore(path, 2000, 99, clock)
+    others = StoredResponse({"text": "a" * 300}, [], "other")
+    await store.put("first", others)
+    for at in range(20):
+        clock.now += 1
+        await store.put(f"r{at}", StoredResponse({"text": "a" * 300}, [], "one"))
+    assert await store.get("first") == others
+    assert await store.get("r18") is not None
+    assert await store.get("r0") is None
+
+
+async def test_a_file_of_responses_without_owners_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite"
+    stored = StoredResponse({"text": "a" * 300}, [], "one")
+    body = msgspec.json.encode(stored)
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.execute(
+            "CREATE TABLE responses "
+            "(id TEXT PRIMARY KEY, until REAL NOT NULL, size INTEGER NOT NULL, body BLOB)"
+        )
+        file.execute("INSERT INTO responses VALUES ('old', 1e12, ?, ?)", (len(body), body))
+        file.commit()
+    path.chmod(0o600)
+    for _ in range(2):
+        store = FileStore(path, 1000, 99.0)
+        assert await store.get("old") == stored
+    await store.put("other", StoredResponse({"text": "a" * 300}, [], "other"))
+    await store.put("another", StoredResponse({"text": "a" * 300}, [], "other"))
+    assert await store.get("old") == stored
+    assert await store.get("other") is None
 
 
 async def _get(front: Any, place: str) -> httpx.Response:
