@@ -31,6 +31,8 @@ from openai_api.request_body import read_body
 from openai_api.schemas.chat import check_chat_request
 from openai_api.thinking import keeps_budget
 from runtime.errors import InvalidRequest, TooLong
+from runtime.client.heavy_work import aside
+from runtime.errors import HeadraceError, InvalidRequest, TooLong
 from runtime.service.events import Chunk, joined
 from runtime.service.streams import Indexed
 
@@ -44,7 +46,7 @@ async def create_message(call: Call, context: OpenAIContext) -> Reply:
     """Answer `POST /v1/messages`."""
     body = await read_body(call, _MESSAGES)
     with _wire_names():
-        chat = chat_request(body, sees=context.sees)
+        chat = await aside(body, chat_request, body, sees=context.sees)
         if body.thinking is not None and keeps_budget(chat, context):
             # Agents name a budget to every model: where none can be kept it is a wish.
             chat.max_thinking_tokens = body.thinking.budget_tokens
@@ -70,8 +72,8 @@ async def count_tokens(call: Call, context: OpenAIContext) -> Reply:
     """Answer `POST /v1/messages/count_tokens`."""
     body = await read_body(call, _COUNT)
     with _wire_names():
-        request = prompt_request(body, sees=context.sees)
-        check_chat_request(request)
+        request = await aside(body, prompt_request, body, sees=context.sees)
+        await aside(request, check_chat_request, request)
         prompt = await build_chat_prompt(request, context)
     total: TokenTotal = {"input_tokens": len(prompt.input_ids)}
     return Whole(total)

@@ -17,6 +17,7 @@ from openai_api.content_parts import inline_image
 from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import OutputEvent
 from openai_api.request_body import read_body
+from runtime.client.heavy_work import aside
 from runtime.media.image_loader import NamedItem
 from runtime.service.events import Chunk
 from runtime.service.streams import Indexed
@@ -32,7 +33,7 @@ async def chat(call: Call, context: OpenAIContext) -> Reply:
     writer = LineWriter(request.model, "chat")
     if not request.messages:
         return Whole(writer.nothing())
-    body = chat_of_messages(request, sees=context.sees)
+    body = await aside(request, chat_of_messages, request, sees=context.sees)
     return await _reply(await open_chat(body, context, "ollama"), writer, is_stream=body.stream)
 
 

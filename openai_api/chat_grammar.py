@@ -8,6 +8,7 @@ from openai_api.auto_tools import answer_or_calls, strict_calls
 from openai_api.forced_tools import call_constraint, forces_call
 from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest, tool_names
+from runtime.client.heavy_work import aside
 from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 
@@ -27,7 +28,7 @@ async def constrained(
     """
     grammar = sampling.grammar
     if forces_call(request):
-        grammar = _forced_call(request, grammar, context)
+        grammar = await aside(request.tools, _forced_call, request, grammar, context)
     elif tool_names(request):
         if grammar is None:
             grammar = await strict_calls(request, context)

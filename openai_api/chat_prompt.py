@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from openai_api.call_ids import with_ids
+from openai_api.call_ids import IdForm, with_ids
 from openai_api.chat_messages import TemplateShape, image_items, template_messages
 from openai_api.openai_context import OpenAIContext
-from openai_api.schemas.chat import ChatCompletionRequest, ThinkingSwitch
+from openai_api.schemas.chat import ChatCompletionRequest, ChatMessage, ThinkingSwitch
 from openai_api.split_tokens import Marks
 from runtime.client.admission import MAX_CHARS_PER_TOKEN, EngineLimits, check_prompt_length
+from runtime.client.heavy_work import aside
 from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest, TooLong
 from runtime.media.image_loader import NamedItem
@@ -75,21 +76,26 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
     marks = Marks(context.split_tokens) if splits else None
     tools = request.tools if request.tools and request.tool_choice != "none" else None
     with_tools = tools is not None
-    messages = template_messages(
+    max_chars = _max_chars(limits)
+    messages = await aside(
         request.messages,
+        _converted,
+        request.messages,
+        max_chars,
         TemplateShape(
             form_of=partial(template.content_form, with_tools=with_tools),
             knows_developer=template.choose(with_tools=with_tools).knows_developer,
             sees=context.sees,
         ),
+        context.id_form,
     )
     text = await template.render_async(
-        with_ids(messages, context.id_form),
+        messages,
         tools=tools,
         variables=template_variables(request),
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=continues,
-        max_chars=_max_chars(limits),
+        max_chars=max_chars,
         marks=marks,
     )
     if not text:
@@ -146,6 +152,28 @@ async def _with_images(
     input_ids, placed = expand_text(input_ids, loaded, vision, _MESSAGES)
     check_prompt_length(len(input_ids), context.service.client.limits)
     return input_ids, placed
+
+
+def _converted(
+    messages: list[ChatMessage], max_chars: int, shape: TemplateShape, id_form: IdForm | None
+) -> list[dict[str, Any]]:
+    """The messages for the template, unless their texts alone are longer than a prompt may be.
+
+    Counted first: to join tens of millions of characters would hold the GIL for as long.
+    """
+    num_chars = 0
+    for message in messages:
+        if isinstance(message.content, str):
+            num_chars += len(message.content)
+        elif message.content:
+            num_chars += sum(len(part.text) for part in message.content if part.text)
+    if num_chars > max_chars:
+        raise TooLong(
+            f"The messages have {num_chars} characters, more than the model's context length "
+            "allows.",
+            param="messages",
+        )
+    return with_ids(template_messages(messages, shape), id_form)
 
 
 def _max_chars(limits: EngineLimits) -> int:

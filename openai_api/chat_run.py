@@ -12,7 +12,7 @@ from openai_api.call_ids import AnswerIds
 from openai_api.chat_choice import ChatChoice
 from openai_api.chat_grammar import constrained
 from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
-from openai_api.chat_tools import settle_tools
+from openai_api.chat_tools import CallForms, settle_tools
 from openai_api.forced_tools import forces_call
 from openai_api.logprobs import chat_spec
 from openai_api.openai_context import OpenAIContext
@@ -34,8 +34,10 @@ from openai_api.schemas.common import (
 )
 from openai_api.thinking import may_call, with_thoughts
 from openai_api.thought_count import ThoughtCount
+from openai_api.tool_parsers.tool_parser import Functions
 from openai_api.usage import TokenCount
 from runtime.client.generation_stream import GenerationInput, GenerationStream
+from runtime.client.heavy_work import aside
 from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.answer import HiddenAnswer
@@ -111,8 +113,7 @@ async def open_chat(
     Raises:
         InvalidRequest: the first thing wrong.
     """
-    forms = settle_tools(body)
-    check_chat_request(body)
+    forms = await aside(body, settled, body)
     check_rid(body.rid)
     refuse_adapter(body, context.service.served_model_name)
     logprobs = chat_spec(body.logprobs, body.top_logprobs)
@@ -122,7 +123,8 @@ async def open_chat(
     ]
     max_tokens_name, max_tokens = _max_tokens(body)
     with wire_names(max_tokens_name, "top_logprobs"):
-        sampling = await constrained(body, _sampling(body, max_tokens, context), context)
+        sampling = await aside(body, _sampling, body, max_tokens, context)
+        sampling = await constrained(body, sampling, context)
         if prompt is None:
             prompt = await build_chat_prompt(body, context)
         sampling = with_thoughts(sampling, body, prompt, context)
@@ -152,8 +154,9 @@ async def open_chat(
             for index, rid in enumerate(sample_rids(answer_id, sampling.n))
         ]
         calls_freely = may_call(body, sampling)
+        functions = offered_functions(body)
         choices = [
-            _choice(index, body, prompt, context, calls_freely, thoughts)
+            _choice(index, body, prompt, context, calls_freely, functions, thoughts)
             for index in range(sampling.n)
         ]
         for choice in choices:
@@ -161,6 +164,17 @@ async def open_chat(
         generate = context.service.generator(session)
         streams = await open_streams(generate, inputs, context.service.client.limits)
     return ChatRun(answer_id, choices, streams)
+
+
+def settled(body: ChatCompletionRequest) -> CallForms:
+    """The forms of a request's tools, once it is checked; see `settle_tools`.
+
+    Raises:
+        InvalidRequest: the first thing wrong.
+    """
+    forms = settle_tools(body)
+    check_chat_request(body)
+    return forms
 
 
 async def _cache_break(
@@ -221,6 +235,7 @@ def _choice(
     prompt: ChatPrompt,
     context: OpenAIContext,
     calls_freely: bool,
+    functions: Functions,
     thoughts: ThoughtTexts | None,
 ) -> ChatChoice:
     num_calls = sum(len(message.tool_calls or ()) for message in body.messages)
@@ -228,7 +243,7 @@ def _choice(
         prompt_is_open=prompt.is_open,
         separate_reasoning=_separates(body),
         stream_reasoning=body.stream_reasoning is not False,
-        functions=offered_functions(body),
+        functions=functions,
         max_calls=1 if body.parallel_tool_calls is False else None,
         forces_call=forces_call(body),
         may_call=calls_freely,

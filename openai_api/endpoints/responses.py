@@ -34,6 +34,7 @@ from openai_api.schemas.responses import (
     refuse_unsupported_items,
     tools_added_by,
 )
+from runtime.client.heavy_work import aside
 from runtime.client.tenant import TENANT
 from runtime.errors import HeadraceError, InvalidRequest, TooLong
 from runtime.requests.sampling_params import INT64_MAX
@@ -51,7 +52,7 @@ class UnknownResponse(HeadraceError):
 async def create_response(call: Call, context: OpenAIContext) -> Reply:
     """Answer `POST /v1/responses`."""
     request = await read_body(call, DECODER)
-    _check(request, context)
+    await aside(request, _check, request, context)
     response_id = f"{_PREFIX}{secrets.token_hex(24)}"
     try:
         with _wire_names():
@@ -105,7 +106,7 @@ async def _open(response_id: str, request: ResponseRequest, context: OpenAIConte
     if request.context_management:
         items, prompt, compaction = await managed(request, items, make, context)
     whole = items if compaction is None else [*items, compaction.item]
-    chat = make(whole)
+    chat = await aside(whole, make, whole)
     if request.truncation == "auto" and prompt is None:
         chat, prompt = await fitted(make, whole, request.max_output_tokens or 1, context)
     run = await open_chat(chat, context, prompt=prompt)
@@ -128,11 +129,11 @@ async def prompt_of_response(
     Raises:
         InvalidRequest: the first thing wrong.
     """
-    refuse_unsupported_items(request)
+    await aside(request, refuse_unsupported_items, request)
     with _wire_names():
         items, tools = await _conversation(request, context)
-        chat = chat_of(request, items, tools, sees=context.sees)
-        check_chat_request(chat)
+        chat = await aside(items, chat_of, request, items, tools, sees=context.sees)
+        await aside(chat, check_chat_request, chat)
     return chat
 
 
@@ -228,8 +229,12 @@ async def _conversation(
         items.append({"type": "message", "role": "user", "content": request.input})
     else:
         items += request.input
+    return items, await aside((items, request.tools), _offered, items, request.tools or [])
+
+
+def _offered(items: list[dict[str, Any]], tools: list[dict[str, Any]]) -> OfferedTools:
     added = [tool for item in items for tool in tools_added_by(item)]
-    return items, OfferedTools.read([*(request.tools or []), *added])
+    return OfferedTools.read([*tools, *added])
 
 
 async def _before(response_id: str, context: OpenAIContext) -> list[dict[str, Any]]:

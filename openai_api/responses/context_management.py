@@ -7,6 +7,7 @@ from openai_api.openai_context import OpenAIContext
 from openai_api.responses.compaction import Compaction, NoSummary, spoken, summarised
 from openai_api.responses.truncation import Items, MakeChat, prompt_within
 from openai_api.schemas.responses import ResponseRequest
+from runtime.client.heavy_work import aside
 from runtime.errors import TooLong
 
 # What stays of what a summary stands for.
@@ -29,7 +30,8 @@ async def managed(
         behind the conversation, which is then what users and the system said.
     """
     items = _since_summary(items)
-    prompt = await prompt_within(make(items), _threshold(request, context), context)
+    chat = await aside(items, make, items)
+    prompt = await prompt_within(chat, _threshold(request, context), context)
     if prompt is not None:
         return items, prompt, None
     try:

@@ -184,8 +184,7 @@ class FileStore:
             return
         self._file.execute("ALTER TABLE responses ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
         self._file.execute(
-            "UPDATE responses SET owner = "
-            "COALESCE(json_extract(CAST(body AS TEXT), '$.owner'), '')"
+            "UPDATE responses SET owner = COALESCE(json_extract(CAST(body AS TEXT), '$.owner'), '')"
         )
 
     def _put(self, response_id: str, encoded: bytes, owner: str) -> None:

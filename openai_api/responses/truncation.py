@@ -8,6 +8,7 @@ from typing import Any
 from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
 from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest, check_chat_request
+from runtime.client.heavy_work import aside
 from runtime.errors import TooLong
 
 Items = list[dict[str, Any]]
@@ -31,17 +32,18 @@ async def fitted(
         The chat of all items, without a prompt, where not even the last of them fit.
     """
     room = context.service.client.limits.max_req_len - num_output
-    whole = make(items)
+    whole = await aside(items, make, items)
     prompt = await prompt_within(whole, room, context)
     if prompt is not None:
         return whole, prompt
-    head, starts = _starts(items)
+    head, starts = await aside(items, _starts, items)
     found: tuple[ChatCompletionRequest, ChatPrompt | None] = (whole, None)
     # A rendering is dear, and of two cuts the later one is the shorter prompt.
     low, high = 0, len(starts)
     while low < high:
         middle = (low + high) // 2
-        chat = make(items[:head] + items[starts[middle] :])
+        some = items[:head] + items[starts[middle] :]
+        chat = await aside(some, make, some)
         prompt = await prompt_within(chat, room, context)
         if prompt is None:
             low = middle + 1
@@ -54,7 +56,7 @@ async def prompt_within(
     chat: ChatCompletionRequest, room: int, context: OpenAIContext
 ) -> ChatPrompt | None:
     """The prompt of a chat; `None` where it has more than `room` tokens."""
-    check_chat_request(chat)
+    await aside(chat, check_chat_request, chat)
     try:
         prompt = await build_chat_prompt(chat, context)
     except TooLong:

@@ -15,6 +15,7 @@ import msgspec
 
 from runtime.client import absent_nulls
 from runtime.client.expected import InvalidBody, explain, not_json
+from runtime.client.heavy_work import free_politely
 from runtime.client.ignored_fields import note_ignored, unknown_fields
 from runtime.client.large_body import PIECE_BYTES, WINDOW, Body, split_lists
 from runtime.client.offload import OffloadPool
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 # Decoded at once: under a millisecond for what requests are made of, two for the worst.
 INLINE_BYTES = 64 * 1024
+# What a body became is freed piece by piece where it was larger.
+_FREED_POLITELY_BYTES = 2**21
 # Numbers whose memory is given back in five milliseconds.
 _FREED_AT_ONCE = 2**19
 _FREED_AFTER_S = 1.0
@@ -51,6 +54,8 @@ async def read_json(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
     else:
         unknown = []
         decoded = await _POOL.run(decode_large, body, decoder, unknown=unknown)
+        if len(body) > _FREED_POLITELY_BYTES:
+            free_politely(decoded)
     if unknown:
         note_ignored(unknown)
     return decoded

@@ -49,6 +49,7 @@ _CONTENT = re.compile(rb'(?:[^"\[\]{}]++|' + _SMALL + rb")*+", re.DOTALL)
 _ITEMS = re.compile(rb'(?:[^"\[\]{},]*+(?:' + _SMALL + rb'[^"\[\]{},]*+)?+,)*+', re.DOTALL)
 # Up to where a number or a word ends.
 _WORD = re.compile(rb'[^"\[\]{},]*+')
+_SCALAR = re.compile(rb'[ \t\r\n]*+[^"\[\]{}, \t\r\n]*+')
 
 
 def split_lists(
@@ -93,6 +94,9 @@ class _ListField:
 
     attribute: str
     decoder: msgspec.json.Decoder[Any]
+
+
+_ANY = _ListField("", msgspec.json.Decoder())
 
 
 @lru_cache(maxsize=64)
@@ -144,9 +148,9 @@ class _Scan:
         self._num_numbers = 0
         self._num_parts = 0
 
-    def members(self) -> Iterator[_Value]:
-        """The members of the outermost object; all are counted before the last is given."""
-        at = self._expect(self._blank(0), b"{")
+    def members(self, begin: int = 0) -> Iterator[_Value]:
+        """The members of the object at `begin`; all are counted before the last is given."""
+        at = self._expect(self._blank(begin), b"{")
         if self._peek(self._blank(at)) == b"}":
             return
         seen: set[str] = set()
@@ -209,14 +213,58 @@ class _Scan:
                 continue
             item = self._item(value.key, end)
             at = self._blank(item.end)
-            if sign == b"[" and item.size > self._piece_bytes:
+            if sign in (b"[", b"{") and item.size > self._piece_bytes:
                 items += self._decode(value, field, self._without_comma(begin, end), depth)
-                items.append(self.divided(item, field, depth + 1))
+                divide = self.divided if sign == b"[" else self._divided_object
+                items.append(divide(item, field, depth + 1))
                 if self._peek(at) == b"]":
                     return items
                 begin = behind_comma = at = self._expect(at, b",")
             elif item.size > self._piece_bytes:
                 item.check_undivided()
+
+    def _divided_object(self, item: _Value, field: _ListField, depth: int) -> Any:
+        """An object in a list, whose own long lists are decoded in pieces."""
+        body = self._body
+        self._num_numbers = self._num_parts = 0
+        long = [
+            value
+            for value in self.members(item.begin)
+            if body[value.begin] == ord("[") and value.size > self._piece_bytes // 4
+        ]
+        rest: list[Body] = []
+        copied = item.begin
+        for value in long:
+            rest += (body[copied : value.begin], b"[]")
+            copied = value.end
+        rest.append(body[copied : item.end])
+        item.num_numbers -= sum(value.num_numbers for value in long)
+        item.num_parts -= sum(value.num_parts for value in long)
+        item.check_undivided()
+        (decoded,) = self._decode(item, field, b"".join(rest), depth - 1)
+        if isinstance(decoded, dict):
+            if long and not self._takes_anything(field, depth - 1):
+                # Whole: what its lists must hold is known to the whole type alone.
+                return self._decode(item, field, body[item.begin : item.end], depth - 1)[0]
+            decoded |= {value.key: self.divided(value, _ANY) for value in long}
+            return decoded
+        decoders = _list_decoders(type(decoded))
+        for value in long:
+            inner = decoders.get(value.key)
+            items = self.divided(value, inner or _ANY)
+            # Unknown fields are ignored, but they must be JSON.
+            if inner is not None:
+                msgspec.structs.force_setattr(decoded, inner.attribute, items)
+        return decoded
+
+    @staticmethod
+    def _takes_anything(field: _ListField, depth: int) -> bool:
+        """Whether an object of the list may hold any lists."""
+        try:
+            field.decoder.decode(b"[" * depth + b'{"":[null,{},"",0.5]}' + b"]" * depth)
+        except msgspec.ValidationError:
+            return False
+        return True
 
     def _item(self, key: str, begin: int) -> _Value:
         self._num_numbers = self._num_parts = 0
@@ -252,7 +300,7 @@ class _Scan:
         """Where the value ends that begins here; counts what it is made of."""
         body = self._body
         if self._peek(begin) not in (b'"', b"[", b"{"):
-            end = self._match(_WORD, begin)
+            end = self._match(_SCALAR, begin)
             if end == begin or end - begin >= self._window:
                 raise _not_json(begin)
             self._count(1, 0)

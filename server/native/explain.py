@@ -13,7 +13,7 @@ from anthropic_api.conversation import prompt_request
 from anthropic_api.message_request import CountTokensRequest
 from openai_api.call import Call
 from openai_api.chat_prompt import build_chat_prompt
-from openai_api.chat_tools import settle_tools
+from openai_api.chat_run import settled
 from openai_api.endpoints.responses import prompt_of_response
 from openai_api.openai_context import OpenAIContext
 from openai_api.operation import json_of, operation
@@ -22,6 +22,7 @@ from openai_api.responses.chat_of_items import set_generation
 from openai_api.schemas.chat import DECODER, ChatCompletionRequest, check_chat_request
 from openai_api.schemas.common import cache_namespace
 from openai_api.schemas.responses import DECODER as RESPONSE_DECODER
+from runtime.client.heavy_work import aside
 from runtime.service.cache_break import CacheBreak, cached_prefix, check_reported
 from server.access import Access, AccessRouter
 from server.event_stream import json_answer
@@ -66,7 +67,8 @@ def create_router(openai: OpenAIContext) -> AccessRouter:
         check_media_type(request)
         asked = await read_body(Call(await read_raw(request)), _DECODER)
         check_reported(openai.service, "/explain_cache")
-        chat = await _READERS[asked.route](msgspec.json.encode(asked.body), openai)
+        data = await aside(asked.body, msgspec.json.encode, asked.body)
+        chat = await _READERS[asked.route](data, openai)
         prompt = await build_chat_prompt(chat, openai)
         namespace = cache_namespace(chat)
         found = await cached_prefix(openai.service, prompt.input_ids, namespace, prompt.images)
@@ -83,8 +85,7 @@ def create_router(openai: OpenAIContext) -> AccessRouter:
 async def _chat(data: bytes, openai: OpenAIContext) -> ChatCompletionRequest:
     del openai
     chat = await read_body(Call(data), DECODER)
-    settle_tools(chat)
-    check_chat_request(chat)
+    await aside(chat, settled, chat)
     return chat
 
 
@@ -97,8 +98,8 @@ async def _response(data: bytes, openai: OpenAIContext) -> ChatCompletionRequest
 
 async def _message(data: bytes, openai: OpenAIContext) -> ChatCompletionRequest:
     asked = await read_body(Call(data), _MESSAGES)
-    chat = prompt_request(asked, sees=openai.sees)
-    check_chat_request(chat)
+    chat = await aside(asked, prompt_request, asked, sees=openai.sees)
+    await aside(chat, check_chat_request, chat)
     return chat
 
 

@@ -13,7 +13,20 @@ from runtime.client.expected import InvalidBody
 from runtime.client.json_body import decode_large, let_go, read_json
 
 
+class Part(msgspec.Struct):
+    text: str | None = None
+    more: list["Part"] | None = None
+
+
+class Message(msgspec.Struct):
+    role: str
+    content: str | list[Part] | None = None
+
+
 class Body(msgspec.Struct):
+    messages: list[Message] | None = None
+    items: list[dict[str, object]] | None = None
+    tables: list[dict[str, list[int]]] | None = None
     text: str | list[str] | None = None
     ids: list[int | list[int]] | None = None
     rows: list[list[float | list[float]]] | None = None
@@ -29,6 +42,11 @@ DECODER = msgspec.json.Decoder(Body)
 decode_small = partial(decode_large, piece_bytes=16, window=24)
 
 
+PARTS = st.recursive(
+    st.lists(st.fixed_dictionaries({"text": st.text(max_size=9)}), max_size=4),
+    lambda inner: st.lists(st.fixed_dictionaries({"more": inner}), max_size=2),
+    max_leaves=4,
+)
 BODIES = st.fixed_dictionaries(
     {},
     optional={
@@ -45,6 +63,32 @@ BODIES = st.fixed_dictionaries(
         "params": st.lists(st.dictionaries(st.text(max_size=5), st.floats(0, 1), max_size=3)),
         "other-name": st.lists(st.integers(0, 9)),
         "one": st.dictionaries(st.text(max_size=5), st.floats(0, 1), max_size=3),
+        "messages": st.lists(
+            st.fixed_dictionaries(
+                {"role": st.text(max_size=3)},
+                optional={
+                    "content": st.one_of(st.text(max_size=9), PARTS, st.lists(st.integers())),
+                    "unknown": st.lists(st.text(max_size=9)),
+                },
+            ),
+            max_size=4,
+        ),
+        "items": st.lists(
+            st.dictionaries(
+                st.text(max_size=3),
+                st.one_of(st.integers(), PARTS, st.lists(st.text())),
+                max_size=3,
+            ),
+            max_size=3,
+        ),
+        "tables": st.lists(
+            st.dictionaries(
+                st.text(max_size=3),
+                st.lists(st.one_of(st.integers(0, 99999), st.sampled_from([1.5]))),
+                max_size=3,
+            ),
+            max_size=3,
+        ),
         "unknown": st.lists(st.one_of(st.none(), st.text(max_size=3), st.lists(st.booleans()))),
     },
 )
