@@ -169,7 +169,7 @@ def _converted(
             num_chars += sum(len(part.text) for part in message.content if part.text)
     if num_chars > max_chars:
         raise TooLong(
-            f"The messages have {num_chars} characters, more than the model's context length "
+            f"The texts of messages have {num_chars} characters, more than the model's context length "
             "allows.",
             param="messages",
         )

@@ -35,7 +35,8 @@ _LEAF_INFOS = (
 # References to a value that nobody else has: the variable, and the argument of `getrefcount`.
 _OWN_REFERENCES = 2
 
-_PREPARING = OffloadPool("checking of the request", workers=2, max_queued=4096, timeout_s=120.0)
+# One pool for reading and checking: each thread more that wants the GIL makes the loop wait longer.
+PREPARING = OffloadPool("reading of the request", workers=2, max_queued=4096, timeout_s=120.0)
 _freeing: set[asyncio.Task[None]] = set()
 _FREEING = OffloadPool("freeing of requests", workers=1, max_queued=1 << 20, timeout_s=3600.0)
 
@@ -55,7 +56,7 @@ async def aside(weighed: object, work: Callable[P, T], *args: P.args, **kwargs: 
     """
     if is_light(weighed):
         return work(*args, **kwargs)
-    return await _PREPARING.run(work, *args, **kwargs)
+    return await PREPARING.run(work, *args, **kwargs)
 
 
 def is_light(value: object, most: int = _LIGHT_VALUES) -> bool:

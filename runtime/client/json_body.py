@@ -15,10 +15,9 @@ import msgspec
 
 from runtime.client import absent_nulls
 from runtime.client.expected import InvalidBody, explain, not_json
-from runtime.client.heavy_work import free_politely
+from runtime.client.heavy_work import PREPARING, free_politely
 from runtime.client.ignored_fields import note_ignored, unknown_fields
 from runtime.client.large_body import PIECE_BYTES, WINDOW, Body, split_lists
-from runtime.client.offload import OffloadPool
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,8 +36,6 @@ DUPLICATE_CHECK_BYTES = 256 * 1024
 # The quick look that may come before is one only where there are few strings.
 _MAX_QUOTES = 256
 
-_POOL = OffloadPool("reading of the body", workers=2, max_queued=4096, timeout_s=120.0)
-
 
 async def read_json(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode a body of any size; see `decode_body`. Fields that it ignores are noted.
@@ -53,7 +50,7 @@ async def read_json(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
         decoded, unknown = decode_body(raw, decoder), unknown_fields(raw, decoder.type)
     else:
         unknown = []
-        decoded = await _POOL.run(decode_large, body, decoder, unknown=unknown)
+        decoded = await PREPARING.run(decode_large, body, decoder, unknown=unknown)
         if len(body) > _FREED_POLITELY_BYTES:
             free_politely(decoded)
     if unknown:
@@ -118,7 +115,7 @@ async def work_out(body_size: int, work: Callable[P, T], *args: P.args, **kwargs
     """Call `work`, which takes as long as the body is large: on a thread unless that is small."""
     if body_size <= INLINE_BYTES:
         return work(*args, **kwargs)
-    return await _POOL.run(work, *args, **kwargs)
+    return await PREPARING.run(work, *args, **kwargs)
 
 
 def let_go(lists: object, at_once: int = _FREED_AT_ONCE, after_s: float = _FREED_AFTER_S) -> None:
@@ -134,7 +131,7 @@ def let_go(lists: object, at_once: int = _FREED_AT_ONCE, after_s: float = _FREED
     kept = [*lists]
     loop = asyncio.get_running_loop()
     # By then a request that was refused is gone, with its traceback.
-    loop.call_later(after_s, lambda: loop.create_task(_POOL.run(_empty, kept)))
+    loop.call_later(after_s, lambda: loop.create_task(PREPARING.run(_empty, kept)))
 
 
 def _empty(lists: list[Any]) -> None:

@@ -10,6 +10,7 @@ up, or it is cut into slices.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import threading
@@ -92,8 +93,9 @@ class OffloadPool:
         if len(self._queue) <= self._num_idle or self._num_threads >= most:
             return
         self._num_threads += 1
-        name = f"{self._name}-{self._num_threads}"
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        # Not `threading.Thread`, which waits until the thread runs: that takes as long as others
+        # keep the GIL, and this is called on the event loop.
+        _thread.start_new_thread(self._work, (f"{self._name}-{self._num_threads}",))
 
     def _leave(self, job: _Job) -> bool:
         """The caller waits no longer; whether work on its job had begun."""
@@ -107,7 +109,8 @@ class OffloadPool:
                 self._start_thread()
             return True
 
-    def _work(self) -> None:
+    def _work(self, name: str) -> None:
+        threading.current_thread().name = name
         while True:
             with self._changed:
                 if self._num_threads > self._workers + min(self._num_abandoned, self._workers):

@@ -39,7 +39,7 @@ DECODER = msgspec.json.Decoder(Body)
 
 
 # What takes megabytes otherwise: pieces of a few bytes.
-decode_small = partial(decode_large, piece_bytes=16, window=24)
+decode_small = partial(decode_large, piece_bytes=16, window=48)
 
 
 PARTS = st.recursive(
@@ -67,7 +67,9 @@ BODIES = st.fixed_dictionaries(
             st.fixed_dictionaries(
                 {"role": st.text(max_size=3)},
                 optional={
-                    "content": st.one_of(st.text(max_size=9), PARTS, st.lists(st.integers())),
+                    "content": st.one_of(
+                        st.text(max_size=9), PARTS, st.lists(st.integers(0, 99999))
+                    ),
                     "unknown": st.lists(st.text(max_size=9)),
                 },
             ),
@@ -76,7 +78,7 @@ BODIES = st.fixed_dictionaries(
         "items": st.lists(
             st.dictionaries(
                 st.text(max_size=3),
-                st.one_of(st.integers(), PARTS, st.lists(st.text())),
+                st.one_of(st.integers(0, 99999), PARTS, st.lists(st.text())),
                 max_size=3,
             ),
             max_size=3,
