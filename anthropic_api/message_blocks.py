@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -18,6 +17,7 @@ from openai_api.output_parser import (
     OutputEvent,
 )
 from openai_api.responses.opaque_text import wrapped
+from runtime.requests.random_hex import random_hex
 
 # What Anthropic's clients take for an id.
 _PLAIN_ID = re.compile(r"[a-zA-Z0-9_-]{1,57}")
@@ -74,7 +74,7 @@ class BlockWriter:
 
     def _begin_call(self, call: BeginCall) -> Iterator[BlockEvent]:
         # The model's own id where it fits here: the next turn's template shows it again.
-        own = call.id if call.id and _PLAIN_ID.fullmatch(call.id) else secrets.token_hex(12)
+        own = call.id if call.id and _PLAIN_ID.fullmatch(call.id) else random_hex(12)
         block: AnswerBlock = {
             "type": "tool_use",
             "id": f"{PREFIX}{own}",

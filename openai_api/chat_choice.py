@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from openai_api.usage import TokenCount
 from runtime.client.generation_stream import GenerationChunk
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.ipc.messages import FinishReason
+from runtime.requests.random_hex import random_hex
 
 
 @dataclass
@@ -88,7 +88,7 @@ def _deltas(output: OutputEvent) -> list[dict[str, Any]]:
         # the official client keeps the last `type`.
         header = {
             "index": output.index,
-            "id": output.id or f"call_{secrets.token_hex(12)}",
+            "id": output.id or f"call_{random_hex(12)}",
             "type": "function",
             "function": {"name": output.name, "arguments": ""},
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from openai_api.schemas.responses import (
 from runtime.client.heavy_work import aside
 from runtime.client.tenant import TENANT
 from runtime.errors import HeadraceError, InvalidRequest, TooLong
+from runtime.requests.random_hex import random_hex
 from runtime.requests.sampling_params import INT64_MAX
 from runtime.service.events import Chunk, joined, named_event
 
@@ -53,7 +53,7 @@ async def create_response(call: Call, context: OpenAIContext) -> Reply:
     """Answer `POST /v1/responses`."""
     request = await read_body(call, DECODER)
     await aside(request, _check, request, context)
-    response_id = f"{_PREFIX}{secrets.token_hex(24)}"
+    response_id = f"{_PREFIX}{random_hex(24)}"
     try:
         with _wire_names():
             opened = await _open(response_id, request, context)

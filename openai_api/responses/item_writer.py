@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from openai_api.output_parser import (
 from openai_api.responses import local_shell
 from openai_api.responses.offered_tools import OfferedTools, Origin
 from openai_api.responses.opaque_text import wrapped
+from runtime.requests.random_hex import random_hex
 
 Event = dict[str, Any]
 Status = Literal["completed", "incomplete"]
@@ -119,7 +119,7 @@ class ItemWriter:
     def _begin_call(self, call: BeginCall) -> Iterator[Event]:
         origin = self._tools.origins.get(call.name) or Origin(call.name)
         # The model's own name for it, where it gives one: the next turn's template shows it again.
-        self._call_id = call.id or f"call_{secrets.token_hex(12)}"
+        self._call_id = call.id or f"call_{random_hex(12)}"
         self._open, self._texts = "call", []
         self._shell = origin if origin.is_command else None
         if self._shell is None:
@@ -190,4 +190,4 @@ def _text_part(text: str, logprobs: list[Any]) -> dict[str, Any]:
 
 
 def _id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(24)}"
+    return f"{prefix}_{random_hex(24)}"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -50,6 +49,7 @@ from runtime.ipc.messages import (
 )
 from runtime.requests.extra_spec import add_block
 from runtime.requests.image_input import ImageInput
+from runtime.requests.random_hex import random_bytes
 from runtime.requests.sampling_params import GrammarSpec
 
 
@@ -496,7 +496,7 @@ def _is_batch_member(name: str, rid: str) -> bool:
 
 def _seed_source(random_seed: int | None) -> Callable[[], int]:
     if random_seed is None:
-        return lambda: secrets.randbits(62)
+        return lambda: int.from_bytes(random_bytes(8)) >> 2
     # Stafford's mix of a counter: reproducible when the server is started with a seed.
     counter = itertools.count(random_seed)
     return lambda: (next(counter) * 0x9E3779B97F4A7C15) & (2**62 - 1)

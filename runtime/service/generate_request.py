@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
@@ -21,6 +20,7 @@ from runtime.media.image_source import ImageData
 from runtime.media.media_policy import MAX_IMAGES_OF_BATCH
 from runtime.requests.bounds import at_most, within
 from runtime.requests.extra_spec import ExtraSpec
+from runtime.requests.random_hex import random_hex
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import (
     INT64_MAX,
@@ -363,7 +363,7 @@ def _rids(rid: str | list[str] | None, num_prompts: int, is_one_prompt: bool, n:
     if len(set(rids)) != len(rids):
         raise InvalidRequest("rid must not repeat within a request.", param="rid")
     if not rids or n > 1:
-        return [secrets.token_hex(16) for _ in range(num_prompts * n)]
+        return [random_hex(16) for _ in range(num_prompts * n)]
     return rids
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -15,6 +14,7 @@ from runtime.client.admission import EngineLimits
 from runtime.client.answer_size import check_answer_size
 from runtime.client.generation_stream import GenerationChunk, GenerationInput, GenerationStream
 from runtime.client.turns import SLICE_S, Slices
+from runtime.requests.random_hex import random_hex
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ _INLINE_COST = 50_000
 
 def new_id(prefix: str, rid: str | None) -> str:
     """The answer's id: the caller's own, else a fresh one."""
-    return rid if rid is not None else f"{prefix}-{secrets.token_hex(16)}"
+    return rid if rid is not None else f"{prefix}-{random_hex(16)}"
 
 
 def sample_rids(rid: str, num_samples: int) -> list[str]:

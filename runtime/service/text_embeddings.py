@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import secrets
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from runtime.extras.pooled.front import VectorAnswer
 from runtime.extras.pooled.parts import VECTOR, behind_prompt, of_pair
 from runtime.ipc.messages import FinishReason
 from runtime.requests.extra_spec import ExtraSpec
+from runtime.requests.random_hex import random_hex
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams, check_priority
 from runtime.service.context import ServiceContext
@@ -136,7 +136,7 @@ def _rids(rid: str | Sequence[str] | None, count: int) -> list[str]:
         if len(rid) != count:
             raise InvalidRequest(f"rid must have one name for each of {count} inputs.", param="rid")
         return list(rid)
-    first = rid or secrets.token_hex(16)
+    first = rid or random_hex(16)
     return [first] if count == 1 else [f"{first}_{index}" for index in range(count)]
 
 

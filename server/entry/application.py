@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 import time
 from typing import Protocol
 
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from runtime.client.ignored_fields import HEADER, IGNORED, IgnoredFields
 from runtime.client.tenant import TENANT
 from runtime.config.options import HttpArgs
+from runtime.requests.random_hex import random_hex
 from runtime.service.context import Lifecycle
 from server.access import Access
 from server.entry.body_limit import BodyLimit
@@ -158,7 +158,7 @@ def _request_id(scope: Scope) -> bytes:
     sent = [value for name, value in scope["headers"] if name == b"x-request-id"]
     if len(sent) == 1 and _REQUEST_ID.fullmatch(sent[0]):
         return bytes(sent[0])
-    return secrets.token_hex(16).encode()
+    return random_hex(16).encode()
 
 
 def _log(scope: Scope, status_code: int, seconds: float, reason: str) -> None:

@@ -64,6 +64,27 @@ def tops(n: int, max_new_tokens: int, **fields: object) -> bytes:
     )
 
 
+def tools(count: int, num_properties: int) -> list[dict[str, object]]:
+    properties = {f"p{at}": {"type": "string", "description": "x"} for at in range(num_properties)}
+    parameters = {"type": "object", "properties": properties}
+    return [
+        {"type": "function", "function": {"name": f"tool_{at}", "parameters": parameters}}
+        for at in range(count)
+    ]
+
+
+def chat(messages: list[dict[str, object]], **fields: object) -> bytes:
+    return orjson.dumps({"model": "m", "messages": messages, "max_tokens": 1, **fields})
+
+
+def said(content: object, count: int = 1) -> list[dict[str, object]]:
+    return [{"role": "user", "content": content}] * count
+
+
+CHAT = "/v1/chat/completions"
+TOO_LONG = b"context length"
+
+
 @dataclass
 class Attack:
     """Requests that are sent at once, and what each is answered."""
@@ -73,6 +94,7 @@ class Attack:
     status: int
     says: bytes = b""
     count: int = 1
+    media: str = "application/json"
 
 
 ATTACKS = {
@@ -181,6 +203,54 @@ ATTACKS = {
         200,
         b'{"id":',
     ),
+    "chat, 900 tools of 20 properties, eight times": lambda: Attack(
+        CHAT, chat(said("hi"), tools=tools(900, 20)), 400, TOO_LONG, count=8
+    ),
+    "chat, 900 tools, one of them to be called": lambda: Attack(
+        CHAT, chat(said("hi"), tools=tools(900, 20), tool_choice="required"), 400, TOO_LONG
+    ),
+    "chat, 1,000 tools and 2,000 messages, 20 times": lambda: Attack(
+        CHAT, chat(said("x" * 20, 2000), tools=tools(1000, 1)), 400, TOO_LONG, count=20
+    ),
+    "chat, 200,000 messages": lambda: Attack(CHAT, chat(said("x", 200_000)), 400, TOO_LONG),
+    "chat, 4,096 parts": lambda: Attack(
+        CHAT, chat(said([{"type": "text", "text": "y" * 15_000}] * 4096)), 400, TOO_LONG
+    ),
+    "responses, 900 tools": lambda: Attack(
+        "/v1/responses",
+        orjson.dumps(
+            {
+                "model": "m",
+                "input": "hi",
+                "tools": [{"type": "function", **each["function"]} for each in tools(900, 20)],  # type: ignore[dict-item]
+            }
+        ),
+        400,
+        TOO_LONG,
+        count=4,
+    ),
+    "messages, 200,000": lambda: Attack(
+        "/v1/messages",
+        orjson.dumps(
+            {
+                "model": "m",
+                "max_tokens": 16,
+                "messages": [*said("x"), {"role": "assistant", "content": "x"}] * 100_000,
+            }
+        ),
+        400,
+        b"prompt is too long",
+    ),
+    "files, 40 MB of newlines": lambda: Attack(
+        "/v1/files",
+        b'--X\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        b'--X\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        + b"\n" * 40_000_000
+        + b"\r\n--X--\r\n",
+        200,
+        b'"object":"file"',
+        media="multipart/form-data; boundary=X",
+    ),
     "chat, 2,000 messages": lambda: Attack(
         "/v1/chat/completions",
         orjson.dumps({"messages": [{"role": "user", "content": "x" * 2000}] * 2000}),
@@ -192,7 +262,7 @@ ATTACKS = {
 
 def send(server: ServerProcess, attack: Attack) -> tuple[int, bytes, int]:
     """Status, beginning and size of the answer, which is read to its end and not kept."""
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": attack.media}
     with httpx.stream(
         "POST", server.url + attack.path, content=attack.body, headers=headers, timeout=240
     ) as response:

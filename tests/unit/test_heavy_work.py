@@ -1,0 +1,52 @@
+"""Heavy work: what is light, where it runs, and how what a request was made of is freed."""
+
+import threading
+from typing import Any
+
+import msgspec
+import pytest
+
+from runtime.client.heavy_work import aside, is_light, take_apart
+
+
+class Leaf(msgspec.Struct):
+    name: str
+    parts: str | list[Any] | None = None
+
+
+@pytest.mark.parametrize(
+    ("value", "light"),
+    [
+        ({"a": [1, 2, {"b": None}]}, True),
+        (Leaf("a", [Leaf("b")] * 20), True),
+        ("x" * 100_000, True),
+        ([0] * 1000, False),
+        ([[[0] * 30] * 30], False),
+        ({str(at): at for at in range(1000)}, False),
+        (Leaf("a", [Leaf("b", [Leaf("c")] * 20)] * 50), False),
+        (["x" * 1_000_000] * 10, False),
+    ],
+)
+async def test_what_is_not_light_runs_on_a_thread(value: Any, light: bool) -> None:
+    assert is_light(value) is light
+    here = threading.get_ident()
+    assert (await aside(value, threading.get_ident) == here) is light
+
+
+def test_what_is_freed_stays_whole_for_others() -> None:
+    kept = [{"a": [1, 2]}, Leaf("b", [Leaf("c")])]
+    shared = {"text": ["x"] * 3}
+    value = Leaf("top", [*kept, shared, [kept], {"in": shared}, *range(5000)])
+    inner = value.parts
+    held = [value]
+    del value
+    take_apart(held)
+    assert not held
+    assert isinstance(inner, list)
+    # A list that somebody refers to keeps its items.
+    assert len(inner) == 5005
+    held = [inner]
+    del inner
+    take_apart(held)
+    assert kept == [{"a": [1, 2]}, Leaf("b", [Leaf("c")])]
+    assert shared == {"text": ["x"] * 3}
