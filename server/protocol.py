@@ -22,9 +22,12 @@ SPARE_HEAD_TIMEOUT_S = 3.0
 _LOOK_EVERY_S = 0.5
 # A client that has sent its end is looked after more often: each time costs one system call.
 _LOOK_AFTER_END_S = 0.1
-# How long the rest of a body may follow an answer that did not need it. Without this time the close
-# would reset the connection, and a client that still sends would not read its answer.
-_REST_TIMEOUT_S = 2.0
+# How long the rest of a body may follow an answer that did not need it, and how much of it. Without
+# this time the close would reset the connection, and a client that still sends would not read its
+# answer.
+_REST_TIMEOUT_S = 1.0
+_REST_BYTES = 8 * 2**20
+_CODING = b"transfer-encoding"
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _HEAD_TOO_LARGE = (
@@ -63,7 +66,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_timeout_s = head_timeout_s
         self._is_spare = False
         self._head_bytes = 0
-        self._has_bad_host = False
+        self._why_bad = ""
         self._deadline: asyncio.TimerHandle | None = None
         # Of this connection, those that may not be answered yet: the one that runs is first.
         self._open_cycles: list[RequestResponseCycle] = []
@@ -72,6 +75,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._has_ended = False
         # Runs while the rest of a body may follow its answer.
         self._rest: asyncio.TimerHandle | None = None
+        self._rest_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -98,6 +102,11 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._rest is not None:
+            self._rest_bytes += len(data)
+            if self._rest_bytes > _REST_BYTES:
+                self.transport.abort()
+                return
         parts = [data]
         while parts and not self.transport.is_closing():
             part = parts.pop()
@@ -148,7 +157,12 @@ class GuardedProtocol(HttpToolsProtocol):
         num_hosts = sum(name == b"host" for name, _ in self.headers)
         if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
             # Whoever stands before this server might take another one for the host.
-            self._has_bad_host = True
+            self._why_bad = "The Host header must be there exactly once."
+            raise _BadHead
+        codings = [value.strip().lower() for name, value in self.headers if name == _CODING]
+        if codings not in ([], [b"chunked"]):
+            # What is inside, such as gzip, would be taken for the body itself.
+            self._why_bad = "Transfer-Encoding must be chunked, and nothing else."
             raise _BadHead
         self.scope["state"]["is_spare_connection"] = self._is_spare
         super().on_headers_complete()
@@ -168,6 +182,7 @@ class GuardedProtocol(HttpToolsProtocol):
         answered = [each for each in self._open_cycles if each.response_complete][-1]
         super().on_response_complete()
         if answered.more_body and not self.transport.is_closing():
+            self._rest_bytes = 0
             self._rest = self.loop.call_later(_REST_TIMEOUT_S, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
@@ -175,9 +190,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.write(_HEAD_TOO_LARGE)
             self.transport.close()
             return
-        if self._has_bad_host:
-            msg = "The Host header must be there exactly once."
-        super().send_400_response(msg)
+        super().send_400_response(self._why_bad or msg)
 
     def _is_offer(self) -> bool:
         return self.parser.should_upgrade() and any(n == b"upgrade" for n, _ in self.headers)

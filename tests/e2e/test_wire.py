@@ -43,6 +43,19 @@ def talk(server, data: bytes, piece: int = 1 << 20) -> bytes:
         (b"GET /livez HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"400"),
         (b"GET /livez HTTP/1.1\r\nHost: a\r\nhost: a\r\n\r\n", b"400"),
         (b"GET /livez HTTP/1.0\r\n\r\n", b"200"),
+        *(
+            (
+                b"POST /generate HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n2\r\n{}\r\n0\r\n\r\n" % codings,
+                b"400",
+            )
+            for codings in (
+                b"Transfer-Encoding: gzip, chunked",
+                b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
+                b"Transfer-Encoding: identity, chunked",
+                b"Transfer-Encoding: chunked, chunked",
+                b"Transfer-Encoding: deflate",
+            )
+        ),
     ],
 )
 def test_bad_heads_are_answered_and_closed(server, data, status):
@@ -210,6 +223,7 @@ def test_a_client_that_has_closed_is_told_from_one_that_still_reads(server):
 @pytest.mark.parametrize("head", [b"Transfer-Encoding: chunked", b"Content-Length: 99999999999"])
 def test_what_comes_behind_a_413_is_cut_off(server, head):
     chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
+    answered_at, num_after = 0.0, 0
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\n%b\r\n\r\n" % head)
         connection.setblocking(False)
@@ -220,14 +234,20 @@ def test_what_comes_behind_a_413_is_cut_off(server, head):
                 if can_read:
                     part = connection.recv(65536)
                     answer += part
+                    answered_at = answered_at or time.monotonic()
                     if not part:
                         break
                 elif can_write:
-                    connection.send(chunk)
+                    num_sent = connection.send(chunk)
+                    num_after += num_sent if answered_at else 0
         except (BrokenPipeError, ConnectionResetError):
             pass
         assert time.monotonic() < deadline, "it reads for ever"
+        cut_off_after_s = time.monotonic() - answered_at
     assert answer.startswith(b"HTTP/1.1 413")
+    # What lies in the buffers of the system counts as sent.
+    assert num_after < 8 * 2**20 + 16 * 2**20
+    assert cut_off_after_s < 1.5
 
 
 def test_a_body_that_nobody_needed_does_not_end_its_connection(server):
