@@ -21,7 +21,7 @@ from runtime.text.decoder_choice import DecoderFactory
 from runtime.text.text_stream import BLOCK_BYTES, Stream
 from runtime.text.tokenizer import Tokenizer
 
-_ID_BYTES = 4
+ID_BYTES = 4
 _PORTION_BYTES = 2**20
 
 
@@ -30,7 +30,12 @@ class MalformedDeltas(ValueError):
 
 
 class Detokenizer:
-    """The streams that are open, by request id."""
+    """The streams that are open, by request id.
+
+    Attributes:
+        is_midway: a step has begun to change streams and has not ended; one that raised at its
+            entry can be taken again.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Decode with `tokenizer`."""
@@ -38,6 +43,7 @@ class Detokenizer:
         self._streams: dict[int, Stream] = {}
         # What a stream's own text, stop patterns or extras raise ends that stream alone.
         self._faults = FaultDomains(self._fail_in_step)
+        self.is_midway = False
         # Of the step that is being decoded.
         self._deltas: list[TextDelta] = []
         self._hits: list[int] = []
@@ -70,6 +76,7 @@ class Detokenizer:
         """
         token_ids, ends = _checked(message)
         self._deltas, self._hits = deltas, hits = [], []
+        self.is_midway = True
         for start, cached_tokens in zip(message.starts, message.cached_tokens, strict=True):
             if start.request_id not in self._streams:
                 with self._faults.of(start.request_id):
@@ -89,7 +96,7 @@ class Detokenizer:
             try:
                 delta = stream.advance(
                     token_ids[begin:stop],
-                    data[begin * _ID_BYTES : stop * _ID_BYTES],
+                    data[begin * ID_BYTES : stop * ID_BYTES],
                     None if end is None else end.reason,
                 )
                 if delta is None:
@@ -105,6 +112,7 @@ class Detokenizer:
         for end in ends.values():
             with self._faults.of(end.request_id):
                 self._close(end)
+        self.is_midway = False
         return TextDeltas(deltas), StopHit(hits) if hits else None
 
     def _open(self, start: StreamStart, cached_tokens: int) -> None:
@@ -168,6 +176,6 @@ def _checked(message: TokenDeltas) -> tuple[list[int], dict[int, StreamEnd]]:
     counts: Sequence[int] = message.token_counts
     if len(message.starts) != len(message.cached_tokens) or len(message.request_ids) != len(counts):
         raise MalformedDeltas("lists of different length")
-    if min(counts, default=0) < 0 or sum(counts) * _ID_BYTES != len(message.token_ids):
+    if min(counts, default=0) < 0 or sum(counts) * ID_BYTES != len(message.token_ids):
         raise MalformedDeltas("token counts do not add up")
     return _ids_of(message.token_ids), {end.request_id: end for end in message.ends}

@@ -5,6 +5,7 @@ It belongs to one generation of the scheduler: when that one is restarted, so is
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -34,7 +35,7 @@ from runtime.ipc.transport import (
     scheduler_address,
 )
 from runtime.requests.fault_domain import FaultDomains, log_failure
-from runtime.text.detokenizer import Detokenizer, MalformedDeltas, portions
+from runtime.text.detokenizer import ID_BYTES, Detokenizer, MalformedDeltas, portions
 from runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -78,14 +79,28 @@ class DetokenizerLoop:
             logger.warning("Dropped a message of the scheduler: %s", error)
             return
         except Exception as error:
-            why = log_failure("A step of all requests that a message names", error)
-            for request_id in _named(message):
-                self._fail(request_id, why)
+            self._on_failed_step(message, error)
             return
         for portion in portions(deltas):
             self._send(portion)
         if stop_hit is not None:
             self._scheduler.send(stop_hit)
+
+    def _on_failed_step(self, message: TokenDeltas, error: Exception) -> None:
+        """Take each request's part of the message alone; end what fails again."""
+        named = _named(message)
+        parts: list[TokenDeltas] = []
+        if not self._detokenizer.is_midway and len(named) > 1:
+            # No stream has changed yet.
+            with contextlib.suppress(TypeError, ValueError):
+                parts = [_part_of(message, request_id) for request_id in named]
+        self._detokenizer.is_midway = False
+        why = log_failure("A step of all requests that a message names", error)
+        for part in parts:
+            self.handle(part)
+        if not parts:
+            for request_id in named:
+                self._fail(request_id, why)
 
     def _send(self, portion: TextDeltas) -> None:
         try:
@@ -105,6 +120,32 @@ def _named(message: TokenDeltas) -> set[int]:
     """The requests that a message is about."""
     parts = (message.starts, message.ends, message.extras)
     return {part.request_id for each in parts for part in each} | set(message.request_ids)
+
+
+def _part_of(message: TokenDeltas, request_id: int) -> TokenDeltas:
+    """What a message says of one request."""
+    starts = [
+        (start, cached)
+        for start, cached in zip(message.starts, message.cached_tokens, strict=True)
+        if start.request_id == request_id
+    ]
+    counts: list[int] = []
+    data, begin = b"", 0
+    for each, count in zip(message.request_ids, message.token_counts, strict=True):
+        end = begin + count * ID_BYTES
+        if each == request_id:
+            counts.append(count)
+            data += message.token_ids[begin:end]
+        begin = end
+    return TokenDeltas(
+        [start for start, _ in starts],
+        [cached for _, cached in starts],
+        [request_id] * len(counts),
+        counts,
+        data,
+        [end for end in message.ends if end.request_id == request_id],
+        [block for block in message.extras if block.request_id == request_id],
+    )
 
 
 def main(payload: bytes) -> None:

@@ -144,6 +144,36 @@ def test_one_stream_ends(loop: Loop, parts: dict[str, Any], has_tokens: bool) ->
     assert loop.hits() == {GUILTY}, "the scheduler goes on for nobody"
 
 
+@pytest.mark.parametrize("is_lasting", [True, False], ids=["of one stream", "once"])
+def test_a_failure_at_the_entry_of_a_step_ends_no_stream_but_its_own(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, is_lasting: bool
+) -> None:
+    everyone = (1, GUILTY, 3)
+    loop.handle(message(dict.fromkeys(everyone, loop.ids[:4]), begins=True))
+    step = loop.detokenizer.step
+    calls = []
+
+    def failing(asked: TokenDeltas) -> Any:
+        calls.append(asked)
+        if GUILTY in asked.request_ids and (is_lasting or len(calls) == 1):
+            raise PlantedError
+        return step(asked)
+
+    monkeypatch.setattr(loop.detokenizer, "step", failing)
+    running = dict.fromkeys(everyone, loop.ids[4:-1])
+    loop.handle(message(running | {4: loop.ids[:-1]}, ends=[StreamEnd(4, LENGTH)]))
+    last = [StreamEnd(number, LENGTH) for number in everyone]
+    loop.handle(message(dict.fromkeys(NEIGHBOURS, loop.ids[-1:]), ends=last))
+    assert {loop.text[number] for number in NEIGHBOURS} == {TEXT}
+    assert {loop.reasons[number] for number in NEIGHBOURS} == {LENGTH}
+    if is_lasting:
+        assert loop.reasons[GUILTY].status_code == 500
+        assert loop.hits() == {GUILTY}
+    else:
+        assert loop.reasons[GUILTY] == LENGTH
+        assert not loop.hits()
+
+
 def test_a_message_that_fails_as_a_whole_ends_those_that_it_names(loop: Loop) -> None:
     loop.handle(message({1: loop.ids[:4], 2: loop.ids[:4], 3: loop.ids[:4]}, begins=True))
     broken = message({1: loop.ids[4:5], 2: loop.ids[4:5]})
