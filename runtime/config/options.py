@@ -98,13 +98,20 @@ class HttpArgs:
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(30000, "Port to listen on.")
-    api_key: str | None = option(None, "Key that clients must send as a bearer token.")
+    api_key: str | None = option(
+        None,
+        "Key that clients must send as a bearer token. Shows in the process list: better "
+        "HEADRACE_API_KEY, or HEADRACE_API_KEY_FILE with a file's path.",
+    )
     admin_api_key: str | None = option(
-        None, "Key for the routes that change the server; without it the API key opens them too."
+        None,
+        "Key for the routes that change the server; without it the API key opens them too. Better "
+        "HEADRACE_ADMIN_API_KEY, or HEADRACE_ADMIN_API_KEY_FILE.",
     )
     api_keys_file: str | None = option(
         None,
-        "File of further keys, one a line: of clients that share no cached prefix with others. "
+        "File of further keys, one a line: of clients that share no session, stored thing or "
+        "cached prefix with others. "
         "Needs --api-key and --admin-api-key.",
     )
     allow_open_admin: bool = option(
@@ -119,7 +126,11 @@ class HttpArgs:
     ssl_keyfile: str | None = option(
         None, "Private key of the certificate; in --ssl-certfile when absent."
     )
-    ssl_keyfile_password: str | None = option(None, "Password of the private key.")
+    ssl_keyfile_password: str | None = option(
+        None,
+        "Password of the private key. Better HEADRACE_SSL_KEYFILE_PASSWORD, or "
+        "HEADRACE_SSL_KEYFILE_PASSWORD_FILE.",
+    )
     ssl_ca_certs: str | None = option(
         None, "Authorities that complete the certificate's chain; clients need no certificate."
     )

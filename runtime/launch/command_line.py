@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from runtime.config.options import ServerConfig
@@ -31,6 +32,10 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "AIP_PREDICT_ROUTE": ("http", "vertex_route"),
     "SGLANG_TORCH_PROFILER_DIR": ("logging", "torch_profiler_dir"),
 }
+
+# Those of them whose options show in the process list. With `_FILE` behind its name each names a
+# file that holds the value.
+SECRETS = ("HEADRACE_API_KEY", "HEADRACE_ADMIN_API_KEY", "HEADRACE_SSL_KEYFILE_PASSWORD")
 
 # Those of them that are on or off.
 _SWITCHES = frozenset({"allow_open_admin", "disable_docs"})
@@ -115,12 +120,43 @@ def parse_args(
     given: dict[str, dict[str, Any]] = {section: {} for section, _ in sections()}
     for name, value in vars(namespace).items():
         given[section_of[name]][name] = value
+    notices += _shown_secrets(given)
+    environment = _with_files(parser, environment)
     for variable, (section, name) in ENVIRONMENT.items():
         if environment.get(variable) and name not in given[section]:
             value = environment[variable]
             given[section][name] = value.lower() in ("1", "true") if name in _SWITCHES else value
     made = {section: kind(**given[section]) for section, kind in sections()}
     return ParsedArgs(ServerConfig(**made), notices)
+
+
+def _shown_secrets(given: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for variable in SECRETS:
+        section, name = ENVIRONMENT[variable]
+        if name in given[section]:
+            yield (
+                f"{option_name(name)} shows in this machine's process list. Give it by {variable}, "
+                f"or in a file that {variable}_FILE names."
+            )
+
+
+def _with_files(
+    parser: argparse.ArgumentParser, environment: Mapping[str, str]
+) -> Mapping[str, str]:
+    """The environment with what the files of secrets hold; a variable goes before its file."""
+    found = dict(environment)
+    for variable in SECRETS:
+        path = environment.get(f"{variable}_FILE")
+        if not path or environment.get(variable):
+            continue
+        try:
+            value = Path(path).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            parser.error(f"{variable}_FILE {path}: {error}")
+        if not value or not value.isprintable():
+            parser.error(f"{variable}_FILE {path} must hold the value in one line")
+        found[variable] = value
+    return found
 
 
 def sections() -> Iterator[tuple[str, type[Any]]]:

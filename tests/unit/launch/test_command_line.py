@@ -117,3 +117,26 @@ def test_keys_come_from_the_environment_unless_given():
     assert config.http.admin_api_key == "a"
     assert config.http.disable_docs is True
     assert parse_args([], {"DISABLE_OPENAPI_DOC": "false"}).config.http.disable_docs is False
+
+
+def test_secrets_come_from_files_and_options_that_show_them_are_told(tmp_path, capsys):
+    path = tmp_path / "key"
+    path.write_text("from a file\n")
+    files = {"HEADRACE_API_KEY_FILE": str(path), "HEADRACE_ADMIN_API_KEY_FILE": str(path)}
+    parsed = parse_args([], files | {"HEADRACE_ADMIN_API_KEY": "a"})
+    assert (parsed.config.http.api_key, parsed.config.http.admin_api_key) == ("from a file", "a")
+    assert parsed.notices == []
+    parsed = parse_args(["--api-key", "shown"], {})
+    (notice,) = parsed.notices
+    assert "process list" in notice
+    assert "HEADRACE_API_KEY_FILE" in notice
+    assert "shown" not in notice
+    for content in (None, "", "two\nlines"):
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(SystemExit):
+            parse_args([], files)
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "HEADRACE_API_KEY_FILE" in said
