@@ -7,6 +7,7 @@ stands still for that long and not for as long as the work takes.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -32,7 +33,7 @@ _LEAF_INFOS = (
     *(msgspec.inspect.NoneType, msgspec.inspect.BoolType, msgspec.inspect.IntType),
     *(msgspec.inspect.FloatType, msgspec.inspect.StrType, msgspec.inspect.LiteralType),
 )
-# References to a value that nobody else has: the variable, and the argument of `getrefcount`.
+# References to a value that nobody else has: where it is held, and the argument of `getrefcount`.
 _OWN_REFERENCES = 2
 
 # One pool for reading and checking: each thread more that wants the GIL makes the loop wait longer.
@@ -85,11 +86,16 @@ def is_light(value: object, most: int = _LIGHT_VALUES) -> bool:
     return True
 
 
-def free_politely(value: object) -> None:
+def free_politely(value: object, after_s: float = _FREED_AFTER_S) -> None:
     """Have a large value freed piece by piece on a thread, once nobody else refers to it.
 
     Python frees what a request was made of at once, where its last reference goes: on the event
-    loop, tens of milliseconds for some 100,000 objects.
+    loop, tens of milliseconds for some 100,000 objects. The memory goes back to the system: the C
+    library's allocator would keep hundreds of MiB for the threads that read such requests.
+
+    Args:
+        value: of a request.
+        after_s: seconds between two looks at whether it is still in use.
     """
     loop = asyncio.get_running_loop()
     held = [value]
@@ -97,14 +103,21 @@ def free_politely(value: object) -> None:
 
     def look() -> None:
         # In use for as long as the request is answered, which may take minutes.
-        if sys.getrefcount(held[0]) > _OWN_REFERENCES - 1:
-            loop.call_later(_FREED_AFTER_S, look)
+        if sys.getrefcount(held[0]) > _OWN_REFERENCES:
+            loop.call_later(after_s, look)
         else:
-            task = loop.create_task(_FREEING.run(take_apart, held))
+            task = loop.create_task(_FREEING.run(_free, held))
             _freeing.add(task)
             task.add_done_callback(_freeing.discard)
 
-    loop.call_later(_FREED_AFTER_S, look)
+    loop.call_later(after_s, look)
+
+
+def _free(held: list[Any]) -> None:
+    take_apart(held)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def take_apart(held: list[Any]) -> None:

@@ -16,7 +16,9 @@ import pytest
 
 from tests.support.livez_prober import LivezProber, longest_of_a_thousand
 from tests.support.neighbours import Neighbours, bearable_s, greedy
+from tests.support.processes import resident_kb
 from tests.support.server import ROOT, ServerProcess
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -296,3 +298,15 @@ def test_livez_answers_and_streams_keep_their_text(
         if found[-1] < max_livez_s:
             break
     assert min(found) < max_livez_s
+
+
+@pytest.mark.timeout(300)
+def test_large_bodies_leave_no_memory(server: ServerProcess) -> None:
+    names = ("generate, 8 million ids in lists", "chat, 4,096 parts", "chat, 200,000 messages")
+    before = resident_kb(server.process.pid)
+    with ThreadPoolExecutor(4) as pool:
+        for name in names:
+            attack = ATTACKS[name]()
+            found = list(pool.map(lambda _, sent=attack: send(server, sent), range(6)))
+            assert {status for status, _, _ in found} == {attack.status}
+    until(lambda: resident_kb(server.process.pid) < before + 150 * 1024)

@@ -1,12 +1,15 @@
 """Heavy work: what is light, where it runs, and how what a request was made of is freed."""
 
+import asyncio
 import threading
+import weakref
 from typing import Any
 
 import msgspec
 import pytest
 
-from runtime.client.heavy_work import aside, is_light, take_apart
+from runtime.client.heavy_work import aside, free_politely, is_light, take_apart
+from tests.support.waiting import until_in_loop
 
 
 class Leaf(msgspec.Struct):
@@ -31,6 +34,20 @@ async def test_what_is_not_light_runs_on_a_thread(value: Any, light: bool) -> No
     assert is_light(value) is light
     here = threading.get_ident()
     assert (await aside(value, threading.get_ident) == here) is light
+
+
+async def test_a_value_is_freed_once_nobody_uses_it() -> None:
+    class Watched(list[int]):
+        pass
+
+    value: Any = [Watched([1]), [0] * 10]
+    watched = weakref.ref(value[0])
+    free_politely(value, after_s=0.01)
+    # Until then it is whole, however often it was looked at.
+    await asyncio.sleep(0.05)
+    assert len(value) == 2
+    del value
+    await until_in_loop(lambda: watched() is None)
 
 
 def test_what_is_freed_stays_whole_for_others() -> None:
