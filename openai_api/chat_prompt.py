@@ -169,8 +169,8 @@ def _converted(
             num_chars += sum(len(part.text) for part in message.content if part.text)
     if num_chars > max_chars:
         raise TooLong(
-            f"The texts of messages have {num_chars} characters, more than the model's context "
-            "length allows.",
+            f"The texts of the messages are longer than the model's context length allows: they "
+            f"have {num_chars} characters.",
             param="messages",
         )
     return with_ids(template_messages(messages, shape), id_form)
