@@ -97,8 +97,7 @@ class EngineClient:
         # Requests whose grammar is being compiled.
         self._compiling: set[int] = set()
         self._streams: dict[int, StreamState] = {}
-        # By the tenant and its name for the request: tenants share no names.
-        self._rids: dict[tuple[str, str], int] = {}
+        self._rids: dict[tuple[str, str], int] = {}  # By the tenant and its name for the request.
         self._ids = itertools.count(1)
         self._calls = ControlCalls(self.links)
         self._options: dict[str, int] = {}
@@ -316,15 +315,13 @@ class EngineClient:
     def abort(self, rid: str, *, of_all_tenants: bool = False) -> int:
         """Abort the request called `rid`, or the batch `rid_0`, `rid_1`, ...; how many matched.
 
-        Args:
-            rid: the name that its sender gave it.
-            of_all_tenants: abort the requests of that name of every tenant, not only the caller's.
+        Those of the current tenant, or `of_all_tenants`.
         """
-        tenant = TENANT.get()
+        tenants = {each for each, _ in self._rids} if of_all_tenants else {TENANT.get()}
         ids = [
             request_id
-            for (owner, name), request_id in self._rids.items()
-            if (of_all_tenants or owner == tenant) and (name == rid or _is_batch_member(name, rid))
+            for (tenant, name), request_id in self._rids.items()
+            if tenant in tenants and (name == rid or _is_batch_member(name, rid))
         ]
         self.abort_ids(ids)
         return len(ids)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar
 
@@ -139,7 +139,7 @@ def take_apart(held: list[Any]) -> None:
                 held += _nested(value[-_AT_ONCE:])
                 del value[-_AT_ONCE:]
         else:
-            fields = [getattr(value, name) for name in _nesting_fields(type(value))]
+            fields = [getattr(value, name) for name in _nesting_fields(_kind(value))]
             held += [each for each in fields if type(each) not in _LEAVES]
 
 
@@ -147,11 +147,11 @@ def _nested(values: list[Any]) -> list[Any]:
     """Those of some values that hold others; none where the first does not, as a rule a number."""
     if type(values[0]) in _LEAVES:
         return []
-    return [each for each in values if type(each) not in _LEAVES and _nesting_fields(type(each))]
+    return [each for each in values if type(each) not in _LEAVES and _nesting_fields(_kind(each))]
 
 
 @lru_cache(maxsize=256)
-def _nesting_fields(kind: type) -> tuple[str, ...]:
+def _nesting_fields(kind: Any) -> tuple[str, ...]:
     """Fields of a struct that may hold lists and objects; the type's own name for these."""
     if kind in (list, dict):
         return (kind.__name__,)
@@ -170,6 +170,10 @@ def _holds_leaves_only(info: msgspec.inspect.Type) -> bool:
     if isinstance(info, msgspec.inspect.Metadata):
         return _holds_leaves_only(info.type)
     return isinstance(info, _LEAF_INFOS)
+
+
+def _kind(value: object) -> Hashable:
+    return type(value)
 
 
 def _fields(struct: msgspec.Struct) -> list[Any]:

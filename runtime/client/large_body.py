@@ -248,7 +248,7 @@ class _Scan:
                 return self._decode(item, field, body[item.begin : item.end], depth - 1)[0]
             decoded |= {value.key: self.divided(value, _ANY) for value in long}
             return decoded
-        decoders = _list_decoders(type(decoded))
+        decoders = _list_decoders(cast("Hashable", type(decoded)))
         for value in long:
             inner = decoders.get(value.key)
             items = self.divided(value, inner or _ANY)

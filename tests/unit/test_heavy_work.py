@@ -44,7 +44,9 @@ async def test_a_value_is_freed_once_nobody_uses_it() -> None:
     watched = weakref.ref(value[0])
     free_politely(value, after_s=0.01)
     # Until then it is whole, however often it was looked at.
-    await asyncio.sleep(0.05)
+    looked = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.05, looked.set)
+    await looked.wait()
     assert len(value) == 2
     del value
     await until_in_loop(lambda: watched() is None)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
 import sqlite3
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
-import msgspec
 import orjson
 import pytest
 
@@ -20,84 +15,16 @@ from openai_api.batches.batch_lines import BadLine, check_line
 from openai_api.batches.batch_runner import (
     MAX_LINE_BYTES,
     MAX_LINES,
-    MAX_UNFINISHED,
     MAX_VALUES,
-    BatchRunner,
 )
-from openai_api.batches.batch_service import BatchService
-from openai_api.batches.batch_store import MAX_OVER, WINDOW_S, BatchRecord, BatchStore
-from openai_api.batches.database import Database
-from openai_api.batches.file_store import FILE_BYTES, FileStore, UnknownFile
-from openai_api.openai_context import OpenAIContext, make_context
+from openai_api.batches.batch_store import WINDOW_S, BatchRecord
+from openai_api.batches.file_store import FILE_BYTES, UnknownFile
 from openai_api.schemas.batches import ENDPOINTS
-from runtime.client.tenant import TENANT, acting_for
-from runtime.errors import InvalidRequest
+from runtime.client.tenant import TENANT
 from runtime.ipc.messages import FinishReason
-from server.app import create_app
+from tests.support.batches import TEXT, Batches
 from tests.support.fake_server import WORKER, FakeServer
 from tests.support.waiting import until_in_loop
-
-TEXT = "/v1/completions"
-
-
-class Batches:
-    """A fake server whose batches run, on a clock of its own."""
-
-    def __init__(
-        self, folder: Path, max_bytes: int = 10**6, max_over: int = MAX_OVER, **options: Any
-    ) -> None:
-        self.server = FakeServer(folder, **options)
-        self.engine = self.server.engine
-        self.now = 1_000_000.0
-        database = Database(folder / "files")
-        self.files = FileStore(database, max_bytes, lambda: self.now)
-        self.store = BatchStore(database, self.files, max_over)
-        self.runner = BatchRunner(self.store, self.files, lambda: self.now)
-        self.service = BatchService(database, self.files, self.store, self.runner)
-        context = make_context(self.server.context)
-        self.context: OpenAIContext = dataclasses.replace(context, batch_service=self.service)
-        transport = httpx.ASGITransport(app=create_app(self.context))
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:30000")
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.service.run(self.context))
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-
-    async def close(self) -> None:
-        if not self.client.is_closed:
-            await self.client.aclose()
-            await self.service.close()
-
-    async def submit(self, *bodies: dict[str, Any]) -> str:
-        content = b"".join(
-            orjson.dumps({"custom_id": f"n{at}", "method": "POST", "url": TEXT, "body": body})
-            + b"\n"
-            for at, body in enumerate(bodies)
-        )
-        answer = await self.client.post(
-            "/v1/files", files={"file": ("a", content)}, data={"purpose": "batch"}
-        )
-        assert answer.status_code == 200, answer.text
-        asked = {"input_file_id": answer.json()["id"], "endpoint": TEXT, "completion_window": "24h"}
-        answer = await self.client.post("/v1/batches", json=asked)
-        assert answer.status_code == 200, answer.text
-        return str(answer.json()["id"])
-
-    async def batch(self, batch_id: str) -> Any:
-        return (await self.client.get(f"/v1/batches/{batch_id}")).json()
-
-    async def ended(self, batch_id: str) -> Any:
-        await until_in_loop(lambda: batch_id not in self.runner.running)
-        return await self.batch(batch_id)
-
-    async def lines(self, file_id: str) -> list[Any]:
-        content = (await self.client.get(f"/v1/files/{file_id}/content")).content
-        return [orjson.loads(line) for line in content.splitlines()]
 
 
 @pytest.fixture
@@ -347,45 +274,6 @@ async def test_the_store_is_bounded(make: Any) -> None:
     assert await upload(60) == 200
     names = [file["filename"] for file in (await batches.client.get("/v1/files")).json()["data"]]
     assert names == ["a", "a", "a"]
-
-
-async def test_a_tenant_leaves_as_much_room_as_it_takes(make: Any, tmp_path: Path) -> None:
-    batches = make(max_bytes=1000 + 4 * FILE_BYTES)
-    found: dict[str, list[bool]] = {}
-    for tenant in ("one", "one", "one", "two", "two", ""):
-        with acting_for(tenant):
-            try:
-                await batches.files.add(b"", "a", tenant, None)
-                found.setdefault(tenant, []).append(True)
-            except InvalidRequest:
-                found.setdefault(tenant, []).append(False)
-    assert found == {"one": [True, True, False], "two": [True, False], "": [True]}
-
-
-@pytest.mark.parametrize("together", [True, False])
-async def test_unfinished_batches_are_bounded_for_each_tenant(make: Any, together: bool) -> None:
-    batches = make()
-    line = orjson.dumps({"custom_id": "n", "url": TEXT, "body": {"prompt": "a"}})
-
-    async def create(num: int) -> dict[int, int]:
-        file = await batches.files.add(line, "a", TENANT.get(), None)
-        asked = {"input_file_id": file.id, "endpoint": TEXT, "completion_window": "24h"}
-        found: list[int] = []
-        calls = [batches.client.post("/v1/batches", json=asked) for _ in range(num)]
-        if together:
-            found += [each.status_code for each in await asyncio.gather(*calls)]
-        else:
-            found += [(await each).status_code for each in calls]
-        return Counter(found)
-
-    wanted = {200: MAX_UNFINISHED, 400: 6}
-    assert await create(MAX_UNFINISHED + 6) == wanted
-    # Another tenant's do not count; a record of it stands for its request.
-    record = next(iter(batches.runner.running.values()))
-    for name, each in list(batches.runner.running.items()):
-        batches.runner.running[name] = msgspec.structs.replace(each, tenant="other")
-    assert record.tenant == ""
-    assert (await create(1)) == {200: 1}
 
 
 async def test_files_without_content_take_room_too(make: Any) -> None:

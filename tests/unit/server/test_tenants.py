@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.client import sessions
+from runtime.client.sessions import MAX_SESSIONS
+from runtime.client.tenant import acting_for
+from server.entry.keys import read_tenants
 from tests.support.fake_server import FakeServer
 from tests.support.waiting import until_in_loop
 
@@ -36,6 +38,13 @@ class Server(FakeServer):
             admin_api_key=ADMIN,
             api_keys_file=str(keys),
         )
+
+        self.tenants = [*read_tenants(self.context.config.http).values()]
+
+    def sessions_of(self, tenant: str) -> bool:
+        """Whether a tenant has the session that tests open."""
+        with acting_for(tenant):
+            return OPEN["session_id"] in self.context.sessions
 
     async def ask(self, key: str, path: str, **body: Any) -> httpx.Response:
         """POST as the owner of `key`."""
@@ -81,13 +90,12 @@ async def test_a_session_of_another_key_is_as_one_that_is_not_open(server: Serve
     assert (await server.ask(TWO, "/generate", text="b", **joins)).status_code == 200
 
 
-async def test_the_sessions_of_a_key_lock_no_other_one_out(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
-    for _ in range(3):
-        opened = await server.ask(ONE, "/open_session", capacity_of_str_len=1)
-        assert opened.status_code == 200
+async def test_the_sessions_of_a_key_lock_no_other_one_out(server: Server) -> None:
+    assert (await server.ask(ONE, "/open_session", **OPEN)).status_code == 200
+    (tenant,) = (each for each in server.tenants if server.sessions_of(each))
+    with acting_for(tenant):
+        for _ in range(MAX_SESSIONS - 1):
+            server.context.sessions.open(1)
     assert (await server.ask(ONE, "/open_session", capacity_of_str_len=1)).status_code == 503
     for key in (TWO, OPERATOR):
         assert (await server.ask(key, "/open_session", capacity_of_str_len=1)).status_code == 200
