@@ -11,7 +11,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Hashable
 from functools import lru_cache
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import msgspec
 import msgspec.inspect
@@ -173,7 +173,7 @@ def _holds_leaves_only(info: msgspec.inspect.Type) -> bool:
 
 
 def _kind(value: object) -> Hashable:
-    return type(value)
+    return cast("Hashable", type(value))
 
 
 def _fields(struct: msgspec.Struct) -> list[Any]:
