@@ -32,7 +32,7 @@ from runtime.ipc.messages import (
     TextDeltas,
     TokenDeltas,
 )
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.text.detokenizer import Detokenizer
 from runtime.text.tokenizer import Tokenizer
@@ -83,7 +83,7 @@ def open_client(num_streams: int) -> tuple[EngineClient, list[int]]:
             GenerationInput(
                 [1],
                 RequestSpec(
-                    sampling=SamplingParams(max_new_tokens=NUM_STEPS + 1),
+                    row=RowSpec(sampling=SamplingParams(max_new_tokens=NUM_STEPS + 1)),
                     rid=str(index),
                     stream=True,
                 ),

@@ -41,7 +41,7 @@ from runtime.client.heavy_work import aside
 from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.answer import HiddenAnswer
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import (
     SamplingParams,
     ThoughtTexts,
@@ -140,13 +140,12 @@ async def open_chat(
             GenerationInput(
                 prompt.input_ids,
                 RequestSpec(
-                    sampling=nth_sample(sampling, index),
+                    row=RowSpec(sampling=nth_sample(sampling, index), extras=extras),
                     rid=rid,
                     stream=bool(body.stream),
                     explicit_max_new_tokens=max_tokens is not None and not cuts_output,
                     cache_namespace=cache_namespace(body),
                     priority=check_priority(body.priority),
-                    extras=extras,
                     images=prompt.images,
                     dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
                 ),

@@ -23,7 +23,7 @@ import torch
 
 from headrace.bench.shapes import SHAPES, write_shape
 from runtime.ipc.messages import GenerateRequest
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from tests.support.engine import InProcessEngine
 
@@ -102,8 +102,10 @@ def add(ours: InProcessEngine, first_id: int, prompts: list[Any], num_new: int) 
             request_id=first_id + i,
             input_ids=np.asarray(prompt, dtype=np.int32).tobytes(),
             spec=RequestSpec(
-                sampling=SamplingParams(
-                    max_new_tokens=num_new, temperature=0.0, ignore_eos=True, seed=1
+                row=RowSpec(
+                    sampling=SamplingParams(
+                        max_new_tokens=num_new, temperature=0.0, ignore_eos=True, seed=1
+                    )
                 )
             ),
             arrival=float(first_id + i),

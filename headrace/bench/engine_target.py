@@ -27,7 +27,7 @@ from runtime.ipc.messages import WorkerReady
 from runtime.launch.assemble import assemble
 from runtime.launch.command_line import parse_args
 from runtime.launch.prepare import PreparedEngine, prepare_engine
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 
 T = TypeVar("T")
@@ -98,8 +98,10 @@ class EngineTarget:
             GenerationInput(
                 input_ids,
                 RequestSpec(
-                    sampling=SamplingParams(
-                        max_new_tokens=request.output_len, temperature=0.0, ignore_eos=True
+                    row=RowSpec(
+                        sampling=SamplingParams(
+                            max_new_tokens=request.output_len, temperature=0.0, ignore_eos=True
+                        )
                     ),
                     rid=f"bench-{next(self._rids)}",
                     stream=self.stream,

@@ -23,7 +23,7 @@ from runtime.ipc.messages import GenerateRequest, TokenDeltas
 from runtime.ipc.process import run_child
 from runtime.ipc.shared_state import SharedState
 from runtime.models.registry import read_model_spec
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.scheduler import Scheduler
@@ -112,7 +112,7 @@ def _run(scheduler: Scheduler, prompts: Int32Array, first_id: int, output_len: i
             GenerateRequest(
                 request_id=first_id + index,
                 input_ids=prompt.tobytes(),
-                spec=RequestSpec(sampling=sampling, stream=True),
+                spec=RequestSpec(row=RowSpec(sampling=sampling), stream=True),
                 arrival=time.monotonic(),
             )
             for index, prompt in enumerate(prompts)

@@ -45,7 +45,7 @@ from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.messages import FinishReason
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import check_priority, nth_sample
 from runtime.service.events import Chunk, event
 from runtime.service.streams import (
@@ -168,14 +168,13 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
         GenerationInput(
             ids[at],
             RequestSpec(
-                sampling=nth_sample(sampling, sample),
+                row=RowSpec(sampling=nth_sample(sampling, sample), extras=extras),
                 rid=rids[at * samples + sample],
                 stream=bool(body.stream),
                 # The default is ours: a prompt that leaves less room than that is still served.
                 explicit_max_new_tokens=body.max_tokens is not None,
                 cache_namespace=namespace,
                 priority=priority,
-                extras=extras,
                 dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
             ),
         )

@@ -195,12 +195,15 @@ class EngineClient:
             input_ids=data,
             spec=msgspec.structs.replace(
                 spec,
-                sampling=msgspec.structs.replace(
-                    sampling,
-                    max_new_tokens=max_new_tokens,
-                    seed=self._seed_source() if sampling.seed is None else sampling.seed,
-                    # The scheduler knows grammars by their keys.
-                    grammar=None,
+                row=msgspec.structs.replace(
+                    spec.row,
+                    sampling=msgspec.structs.replace(
+                        sampling,
+                        max_new_tokens=max_new_tokens,
+                        seed=self._seed_source() if sampling.seed is None else sampling.seed,
+                        # The scheduler knows grammars by their keys.
+                        grammar=None,
+                    ),
                 ),
                 cache_namespace=namespace,
                 # A prompt that is too long may have been cut.

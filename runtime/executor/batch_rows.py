@@ -7,6 +7,8 @@ more than requests: padding of a graph's batch goes there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -59,9 +61,11 @@ class BatchRows:
         device: torch.device | None = None,
         *,
         image_cell: int = 0,
+        eos_token_ids: Sequence[int] = (),
     ) -> None:
         """Allocate for `max_rows` requests of up to `max_len` tokens.
 
+        `eos_token_ids` end a text; they are masked until a row has its `min_new_tokens`.
         Where tokens of images have positions of their own, each stands for `image_cell` pixels of
         a side.
         """
@@ -69,6 +73,7 @@ class BatchRows:
         self.vocab_size = vocab_size
         self.padding_row = max_rows
         self._max_len = max_len
+        self._eos = list(eos_token_ids)
         rows = max_rows + 1
         self.page_table_host: NDArray[np.int32] = np.zeros((rows, max_pages), dtype=np.int32)
         self._shares_memory = self.device.type == "cpu"
@@ -126,10 +131,10 @@ class BatchRows:
             self._update_pages(updates)
 
     def _join(self, join: RowJoin) -> None:
-        row, sampling = join.row, join.sampling
+        row, sampling = join.row, join.spec.sampling
         greedy = sampling.is_greedy
         self.sampling[row] = sampling
-        self.stop_ids[row] = join.stop_ids
+        self.stop_ids[row] = [*self._eos, *sampling.stop_token_ids]
         self.num_prompt[row] = join.num_prompt
         self.is_greedy[row] = greedy
         self.has_penalties[row] = sampling.has_penalties
@@ -153,7 +158,7 @@ class BatchRows:
         )
         self.seeds[row] = sampling.seed or 0
         self.top_k[row] = sampling.top_k if sampling.top_k > 0 else self.vocab_size
-        self.extras.join(row, join.extras)
+        self.extras.join(row, join.spec.extras)
         if self.rope is not None:
             self.rope.join(row, join.images)
         self.page_table_host[row] = 0

@@ -262,6 +262,7 @@ def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> M
         model.spec.vocab_size,
         model.context.device,
         image_cell=model.spec.image_cell,
+        eos_token_ids=config.eos_token_ids,
     )
     runner = ModelRunner(
         model,

@@ -13,9 +13,8 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.image_input import PreparedImage
-from runtime.requests.sampling_params import SamplingParams
+from runtime.requests.request_spec import RowSpec
 
 Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]
@@ -41,23 +40,20 @@ class RowImage(_Part):
 
 
 class RowJoin(_Part):
-    """A request takes a row: its sampling parameters are set there, once.
+    """A request takes a row: what it brings along is set there, once.
 
     Attributes:
-        stop_ids: ids masked while fewer than `min_new_tokens` are generated.
+        spec: the request's, as its service made it. Every rank goes the same way through a step,
+            so each rank gets it.
         output_ids: tokens generated before a retraction, for the penalties.
-        extras: what to report beside tokens; every rank goes the same way through a step, so each
-            knows them.
         has_grammar: whether steps may bring masks for it.
         images: of its prompt, in order.
     """
 
     row: int
-    sampling: SamplingParams
+    spec: RowSpec
     num_prompt: int
-    stop_ids: list[int]
     output_ids: Int32Array
-    extras: list[ExtraSpec] = []
     has_grammar: bool = False
     images: list[RowImage] = []
 

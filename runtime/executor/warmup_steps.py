@@ -12,6 +12,7 @@ from runtime.errors import StartupError
 from runtime.executor.out_of_memory import STEP_OUT_OF_MEMORY
 from runtime.executor.step_plan import PageUpdate, RowJoin, StepPlan
 from runtime.executor.step_runner import StepRunner
+from runtime.requests.request_spec import RowSpec
 from runtime.requests.sampling_params import SamplingParams
 
 _ZERO = np.zeros(1, dtype=np.int64)
@@ -64,12 +65,12 @@ def compute_prompts(
         MemoryError: there is too little memory for it, or for one alone where there are several.
     """
     length, num_seqs = prompts.length, prompts.num_seqs
+    spec = RowSpec(sampling=SamplingParams(max_new_tokens=2, temperature=0.0))
     joins = [
         RowJoin(
             row=row,
-            sampling=SamplingParams(max_new_tokens=2, temperature=0.0),
+            spec=spec,
             num_prompt=length,
-            stop_ids=[],
             output_ids=np.empty(0, dtype=np.int32),
         )
         for row in range(num_seqs)

@@ -1,17 +1,21 @@
-"""How many prompt tokens a step computes."""
+"""How many prompt tokens a step computes, and how long a request's next chunk is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from runtime.executor.shared_texts import SharedTexts
+from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import Request
+from runtime.scheduler.step_images import TowerTime, whole_images
 
 # What a GPU's matrix units give in practice (an H200's, in bf16; others are within a small factor).
 _MATRIX_FLOPS = 600e12
 # A stream that waits for a prompt chunk should not wait for longer than this.
 _SMOOTH_S = 0.15
 _GRAIN = 1024
+# Of the budget of a step in which streams decode, this part may go into the tower.
+BESIDE_STREAMS = 4
 
 
 @dataclass(frozen=True)
@@ -19,30 +23,97 @@ class TokenBudget:
     """Prompt tokens of one step.
 
     Attributes:
-        alone: while nobody decodes; `None` for whole prompts.
-        beside_streams: while somebody does, so that no stream stands still for long and the first
-            tokens of a burst come one after the other, not in large groups. On an H200 at the 8B
-            shape, 64 requests at a time: with 4096 tokens the median first token comes after 285
-            ms and each next one after 7.9 ms, with 8192 after 463 and 7.25.
-        shared_grain: tokens at a time of what whole texts of a step begin with alike and compute
-            once; 0 where each computes its own.
+        alone: while no sequence decodes; `None` for whole prompts.
+        beside_streams: while some do, so that no stream stands still for long and the first tokens
+            of a burst come one after the other, not in large groups. On an H200 at the 8B shape,
+            64 requests at a time: with 4096 tokens the median first token comes after 285 ms and
+            each next one after 7.9 ms, with 8192 after 463 and 7.25.
+        shared_grain: whole prompts of a step that begin alike compute that part once, in multiples
+            of so many tokens; 0 where each computes its own.
+        splits_prompts: whether a prompt may be computed in several steps. If not, each is computed
+            in one, also one that is over the budget.
     """
 
     alone: int | None
     beside_streams: int | None
     shared_grain: int = 0
+    splits_prompts: bool = True
 
-    @classmethod
-    def whole_prompts(cls) -> TokenBudget:
-        """No bound."""
-        return cls(None, None)
-
-    def next(self, num_decodes: int) -> int:
-        """Return the bound of a step in which `num_decodes` sequences decode."""
+    def of_step(self, num_decodes: int, images: ImageCache | None) -> StepBudget:
+        """Return what a step in which `num_decodes` sequences decode has for prompts."""
         bound = self.beside_streams if num_decodes else self.alone
-        budget = 1 << 60 if bound is None else bound
+        num_tokens = 1 << 60 if bound is None else bound
         # Decoding rows count too, but a full batch must not keep prompts out for good.
-        return max(budget - num_decodes, budget // 4, 1)
+        num_tokens = max(num_tokens - num_decodes, num_tokens // 4, 1)
+        # Streams wait for a whole image, so beside them few are computed together.
+        most = num_tokens // BESIDE_STREAMS if num_decodes else num_tokens
+        costs = None if self.splits_prompts else TextCosts(self.shared_grain)
+        return StepBudget(num_tokens, TowerTime(images or (), most), costs, _step_tokens(images))
+
+
+class StepBudget:
+    """What is left of one step for prompts; it says how long a request's next chunk is."""
+
+    def __init__(
+        self,
+        num_tokens: int,
+        tower: TowerTime,
+        costs: TextCosts | None = None,
+        image_tokens: int | None = None,
+    ) -> None:
+        """Begin a step.
+
+        Args:
+            num_tokens: prompt tokens and image tokens of the step.
+            tower: what of them images may take.
+            costs: of whole prompts; `None` where prompts are split.
+            image_tokens: tokens that the step has memory for, where an image's may not be split;
+                `None` where they may.
+        """
+        self._left = num_tokens
+        self._tower = tower
+        self._costs = costs
+        self._image_tokens = image_tokens
+        self._num_taken = 0
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing is left."""
+        return self._left <= 0
+
+    def admits(self, request: Request) -> bool:
+        """Whether a request may begin in this step: a whole prompt must fit or be the first."""
+        if self._costs is None or not self._num_taken:
+            return True
+        return self._costs.of(request) <= self._left
+
+    def take(self, request: Request, start: int, num_left: int) -> int:
+        """Take a request's next chunk out of the budget.
+
+        Args:
+            request: it takes part in the step.
+            start: its tokens that are computed.
+            num_left: its known tokens behind them.
+
+        Returns:
+            The chunk's length; 0 where it has to wait for the next step.
+        """
+        length = num_left
+        if self._costs is None:
+            length = min(num_left, self._left)
+            if self._image_tokens is not None:
+                room = self._image_tokens - self._num_taken
+                length = whole_images(request, start, length, room)
+        length, spent = self._tower.fit(request, start, length, self._left)
+        self._left -= spent
+        if length:
+            self._left -= length if self._costs is None else self._costs.add(request)
+            self._num_taken += length
+        return length
+
+
+def _step_tokens(images: ImageCache | None) -> int | None:
+    return None if images is None else images.step_tokens
 
 
 class TextCosts:
@@ -58,7 +129,7 @@ class TextCosts:
         num_tokens = len(request.tokens)
         if self._texts is None:
             return num_tokens
-        # What is told of its tokens is of all: then nobody shares in this step.
+        # Reports cover every token, so nothing is shared in this step.
         if request.reports:
             return num_tokens + self._num_saved
         return num_tokens - self._texts.num_shared(request.tokens)

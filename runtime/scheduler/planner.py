@@ -22,11 +22,11 @@ from runtime.executor.step_plan import (
     StepPlan,
 )
 from runtime.requests.fault_domain import FaultDomains
-from runtime.scheduler.budget import TextCosts, TokenBudget
+from runtime.scheduler.budget import StepBudget, TokenBudget
 from runtime.scheduler.grammars import StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import PromptReport, Request
-from runtime.scheduler.step_images import TowerTime, add_images, whole_images
+from runtime.scheduler.step_images import add_images
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
 
@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 # A prompt that shares this much with one being computed waits a step for it instead.
 SHARED_PREFIX_TOKENS = 64
-# Of the budget of a step in which streams decode, this part may go into the tower.
-BESIDE_STREAMS = 4
 _NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 
 
@@ -90,23 +88,18 @@ class Planner:
         faults: FaultDomains[Request],
         *,
         token_budget: TokenBudget,
-        eos_token_ids: list[int],
-        splits_prompts: bool = True,
         images: ImageCache | None = None,
     ) -> None:
         """Plan over `table`, at most `token_budget` prompt tokens a step.
 
-        Without `splits_prompts` each prompt is computed in one step, also one over the budget;
-        without `images` no prompt has any.
+        Without `images` no prompt has any.
         """
         self._images = images
-        self._splits_prompts = splits_prompts
         self._table = table
         self._waiting = waiting
         self._cache = cache
         self._faults = faults
         self._token_budget = token_budget
-        self._eos = eos_token_ids
         self._joins: list[RowJoin] = []
         self._page_updates: list[PageUpdate] = []
         # Requests whose prompt no other request can find in the tree yet.
@@ -291,36 +284,20 @@ class Planner:
     # ---- prompts ----
 
     def _plan_chunks(self, num_decodes: int, *, may_admit: bool) -> list[_Chunk]:
-        table = self._table
-        budget = self._token_budget.next(num_decodes)
+        """Chunks of prompts: first of those that were begun, then of waiting ones in order."""
+        budget = self._token_budget.of_step(num_decodes, self._images)
         chunks: list[_Chunk] = []
-        costs = TextCosts(self._token_budget.shared_grain)
-        # Streams wait for a whole image, so beside them few are computed together.
-        most = budget // BESIDE_STREAMS if num_decodes else budget
-        tower = TowerTime(self._images or (), most)
-
-        def add(request: Request) -> None:
-            nonlocal budget
-            length = self._length(request, budget, chunks)
-            start = int(table.num_computed[request.row])
-            length, spent = tower.fit(request, start, length, budget)
-            budget -= spent
-            if length:
-                chunks.append(self._chunk(request, length))
-                budget -= length if self._splits_prompts else costs.add(request)
-
         for request in tuple(self._computing):
-            if budget <= 0:
+            if budget.is_spent:
                 return chunks
             with self._faults.of(request):
-                add(request)
+                self._add_chunk(request, budget, chunks)
         # Asked first: putting the queue in order costs more than all else of a step that decodes.
-        if not may_admit or budget <= 0 or not table.has_free_row or not len(self._waiting):
+        may_admit = may_admit and self._table.has_free_row and len(self._waiting) > 0
+        if not may_admit or budget.is_spent:
             return chunks
         for request in self._in_order():
-            if budget <= 0 or not table.has_free_row:
-                break
-            if not self._splits_prompts and chunks and costs.of(request) > budget:
+            if budget.is_spent or not self._table.has_free_row or not budget.admits(request):
                 break
             with self._faults.of(request):
                 if self._waits_for_prefix(request):
@@ -328,7 +305,7 @@ class Planner:
                 if not self._admit(request):
                     self._held_up = request, self._order_key()
                     break
-                add(request)
+                self._add_chunk(request, budget, chunks)
         return chunks
 
     def _in_order(self) -> Iterator[Request]:
@@ -342,17 +319,12 @@ class Planner:
         """Changes with the queue, the running requests and the prompts in the tree."""
         return self._waiting.num_changes, self._table.num_running, len(self._unshared)
 
-    def _length(self, request: Request, budget: int, chunks: list[_Chunk]) -> int:
-        """Tokens of a request's chunk beside the step's `chunks`; 0 for none in this step."""
+    def _add_chunk(self, request: Request, budget: StepBudget, chunks: list[_Chunk]) -> None:
         start = int(self._table.num_computed[request.row])
-        left = int(self._table.num_tokens[request.row]) - start
-        if not self._splits_prompts:
-            return left
-        length, images = min(left, budget), self._images
-        if images is None or images.step_tokens is None:
-            return length
-        room = images.step_tokens - sum(chunk.length for chunk in chunks)
-        return whole_images(request, start, length, room)
+        num_left = int(self._table.num_tokens[request.row]) - start
+        length = budget.take(request, start, num_left)
+        if length:
+            chunks.append(self._chunk(request, length))
 
     def _chunk(self, request: Request, length: int) -> _Chunk:
         table, row = self._table, request.row
@@ -400,15 +372,12 @@ class Planner:
             self.num_cached_tokens += matched
         self._waiting.remove(request)
         row = self._table.join(request)
-        sampling = request.sampling
         self._joins.append(
             RowJoin(
                 row=row,
-                sampling=sampling,
+                spec=request.row_spec,
                 num_prompt=request.num_prompt,
-                stop_ids=[*self._eos, *sampling.stop_token_ids],
                 output_ids=request.tokens[request.num_prompt :],
-                extras=request.extras,
                 has_grammar=request.grammar is not None,
                 images=[
                     RowImage(each.start, each.image.num_tokens, each.image.size)

@@ -98,7 +98,7 @@ class Request:
         admitted_at: `time.monotonic()` of its first admission, 0 before it.
         cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before it.
         started: whether the detokenizer has been told of it.
-        extras: what it wants beside tokens.
+        row_spec: what its row needs to know of it, from the service.
         reports: what is still to be told about its prompt.
         reports_outputs: whether something is to be told of each output token.
         embeds: float32 bytes, one row in the place of each prompt token; empty where tokens are.
@@ -112,7 +112,6 @@ class Request:
         "arrival",
         "cached_tokens",
         "embeds",
-        "extras",
         "grammar",
         "hold",
         "images",
@@ -126,6 +125,7 @@ class Request:
         "reports_outputs",
         "request_id",
         "row",
+        "row_spec",
         "sampling",
         "started",
         "stream",
@@ -138,6 +138,7 @@ class Request:
         self.tokens: Tokens = np.frombuffer(message.input_ids, dtype=np.int32)
         self.num_prompt = len(self.tokens)
         spec = message.spec
+        self.row_spec = spec.row
         self.sampling: SamplingParams = spec.sampling
         assert spec.sampling.max_new_tokens is not None, "the client fills it in"
         self.max_new_tokens: int = spec.sampling.max_new_tokens
@@ -152,7 +153,6 @@ class Request:
         self.cached_tokens = -1
         self.num_retractions = 0
         self.started = False
-        self.extras = spec.extras
         self.reports = [
             PromptReport(extra.name, extra.prompt_start, self.num_prompt - 1)
             for extra in spec.extras
@@ -196,7 +196,7 @@ class Request:
 
     def replaces(self, extra: str) -> bool:
         """Whether what an extra reports takes the place of what it has reported."""
-        return any(each.name == extra and each.replaces for each in self.extras)
+        return any(each.name == extra and each.replaces for each in self.row_spec.extras)
 
     def start_message(self, stream_interval: int) -> StreamStart:
         """What the detokenizer needs to know; `stream_interval` is the server's default."""

@@ -113,8 +113,6 @@ class Scheduler:
             cache,
             self._faults,
             token_budget=options.token_budget,
-            eos_token_ids=options.eos_token_ids,
-            splits_prompts=options.splits_prompts,
             images=images,
         )
         self._grammars = grammars or Grammars(None, 0, [])

@@ -20,7 +20,6 @@ class SchedulerOptions:
         eos_token_ids: ids that end a text.
         stream_interval: tokens between two events of a stream.
         overlap: launch a step before the last one's tokens are read.
-        splits_prompts: a prompt may be computed in several steps.
     """
 
     max_running_requests: int
@@ -31,4 +30,3 @@ class SchedulerOptions:
     eos_token_ids: list[int]
     stream_interval: int = 1
     overlap: bool = False
-    splits_prompts: bool = True

@@ -127,7 +127,6 @@ def build_scheduler(
             eos_token_ids=config.eos_token_ids,
             stream_interval=config.stream_interval,
             overlap=config.overlap,
-            splits_prompts=spec.keeps_state,
         ),
         send_tokens=send_tokens,
         send_front=send_front,
@@ -324,6 +323,7 @@ def _shared_grain(model: Model, config: WorkerConfig) -> int:
 def _token_budget(config: WorkerConfig, spec: ModelSpec, shared_grain: int) -> TokenBudget:
     alone = chunk_tokens(config)
     if alone is None or config.device == "cpu":
-        return TokenBudget(alone, alone, shared_grain)
-    smooth = smooth_tokens(spec.num_active_parameters // config.tp_size, alone)
-    return TokenBudget(alone, smooth, shared_grain)
+        smooth = alone
+    else:
+        smooth = smooth_tokens(spec.num_active_parameters // config.tp_size, alone)
+    return TokenBudget(alone, smooth, shared_grain, splits_prompts=spec.keeps_state)

@@ -21,7 +21,7 @@ from runtime.media.media_policy import MAX_IMAGES_OF_BATCH
 from runtime.requests.bounds import at_most, within
 from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.random_hex import random_hex
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import (
     INT64_MAX,
     MAX_SAMPLES,
@@ -177,13 +177,14 @@ def plan_generate(
             Sample(
                 prompt_index,
                 RequestSpec(
-                    sampling=nth_sample(params[which], index),
+                    row=RowSpec(
+                        sampling=nth_sample(params[which], index), extras=extras[prompt_index]
+                    ),
                     rid=rids[prompt_index * n + index],
                     stream=bool(body.stream),
                     explicit_max_new_tokens=isinstance(limit, int),
                     cache_namespace=namespaces[prompt_index],
                     priority=priority,
-                    extras=extras[prompt_index],
                     input_embeds=b"" if embeds is None else embeds[prompt_index],
                     dp_rank=dp_rank,
                 ),

@@ -17,7 +17,7 @@ from runtime.extras.logprobs.positions import (
     read_blocks,
 )
 from runtime.requests.extra_spec import ExtraBlock
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.service.context import ServiceContext
 from runtime.service.streams import merge, open_streams, sample_rids
@@ -82,7 +82,9 @@ async def prefill(
         num_tokens = await work_out(sum(map(len, all_ids)), _num_computed, all_ids, shares=shares)
         check_tokens_together(context, num_tokens, most_tokens, param)
     inputs = [
-        GenerationInput(ids, RequestSpec(sampling=_NOTHING, rid=each, extras=[wanted.extra()]))
+        GenerationInput(
+            ids, RequestSpec(row=RowSpec(sampling=_NOTHING, extras=[wanted.extra()]), rid=each)
+        )
         for each, (ids, wanted) in zip(sample_rids(rid, len(prompts)), prompts, strict=True)
     ]
     first = 1 if shares else 0

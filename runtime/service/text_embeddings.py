@@ -27,7 +27,7 @@ from runtime.extras.pooled.parts import VECTOR, behind_prompt, of_pair
 from runtime.ipc.messages import FinishReason
 from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.random_hex import random_hex
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams, check_priority
 from runtime.service.context import ServiceContext
 from runtime.service.prefills import MAX_TOKENS_TOGETHER, check_tokens_together
@@ -117,10 +117,9 @@ def vector_input(
 ) -> GenerationInput:
     """The request for one text's numbers, which `extra` asks for."""
     spec = RequestSpec(
-        sampling=_NOTHING,
+        row=RowSpec(sampling=_NOTHING, extras=[extra]),
         rid=rid,
         priority=options.priority,
-        extras=[extra],
         dp_rank=options.dp_rank,
     )
     return GenerationInput(input_ids, spec)

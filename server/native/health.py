@@ -14,7 +14,7 @@ from openai_api.operation import json_of, operation
 from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
 from runtime.ipc.messages import Ping
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.service.context import ServiceContext
 from runtime.service.text_embeddings import vector_input
@@ -121,7 +121,7 @@ def _probe(context: ServiceContext) -> GenerationInput:
     if context.model.gives != "tokens":
         return vector_input([0], rid)
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
-    return GenerationInput([0], RequestSpec(sampling=sampling, rid=rid))
+    return GenerationInput([0], RequestSpec(row=RowSpec(sampling=sampling), rid=rid))
 
 
 async def _token_came(context: ServiceContext) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from runtime.executor.graph_buckets import Bucket
 from runtime.executor.step_plan import PageUpdate, RowJoin, StepPlan
+from runtime.requests.request_spec import RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from tests.support.engine import InProcessEngine
 from tests.support.gpu import graph_runner, in_both_precisions, prompt, small_engine
@@ -84,7 +85,7 @@ class Rows:
 
 def join(row: int, num_prompt: int) -> RowJoin:
     sampling = SamplingParams(max_new_tokens=NUM_NEW, temperature=0.0)
-    return RowJoin(row, sampling, num_prompt, [], np.empty(0, dtype=np.int32))
+    return RowJoin(row, RowSpec(sampling=sampling), num_prompt, np.empty(0, dtype=np.int32))
 
 
 @pytest.fixture(params=["graphs", "eager"])

@@ -13,7 +13,7 @@ import pytest
 from headrace.demo import MODEL_PATH
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.messages import AbortRequests, FlushCache, GenerateRequest, StopHit
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import GrammarSpec, SamplingParams, ThinkingSpec
 from runtime.text.tokenizer import Tokenizer
 from tests.support.engine import InProcessEngine
@@ -214,7 +214,9 @@ def test_a_grammar_that_is_not_there_ends_its_request_only(backend: str) -> None
     folder = tiny_model("qwen3")
     made = engine(folder, backend)
     expected = made.generate([3, 4, 5], 10)
-    spec = RequestSpec(sampling=SamplingParams(max_new_tokens=10, temperature=0.0, seed=1))
+    spec = RequestSpec(
+        row=RowSpec(sampling=SamplingParams(max_new_tokens=10, temperature=0.0, seed=1))
+    )
     ids = bytes([3, 0, 0, 0])
     made.scheduler.receive(
         [

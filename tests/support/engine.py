@@ -34,7 +34,7 @@ from runtime.ipc.weight_messages import WeightCall, WeightOp
 from runtime.models.forward_batch import ForwardBatch
 from runtime.models.registry import read_model_spec
 from runtime.requests.extra_spec import ExtraBlock, ExtraSpec
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.worker import build_grammars, build_rank, build_scheduler
@@ -212,8 +212,10 @@ class InProcessEngine:
                     request_id=request_id,
                     input_ids=np.array(prompt, dtype=np.int32).tobytes(),
                     spec=RequestSpec(
-                        sampling=SamplingParams(max_new_tokens=max_new_tokens, **values),
-                        extras=asked,
+                        row=RowSpec(
+                            sampling=SamplingParams(max_new_tokens=max_new_tokens, **values),
+                            extras=asked,
+                        ),
                         input_embeds=input_embeds,
                         images=images,
                     ),

@@ -15,6 +15,7 @@ from runtime.executor.step_plan import RowJoin, TokenMasks
 from runtime.extras.device_extras import PromptPart
 from runtime.extras.logprobs.device import Logprobs
 from runtime.extras.logprobs.positions import LogprobSpec
+from runtime.requests.request_spec import RowSpec
 from runtime.requests.sampling_params import SamplingParams
 
 _PENALTIES: dict[str, Any] = {
@@ -85,16 +86,17 @@ def _step(
     masks: TokenMasks | None = None,
 ) -> None:
     batch, vocab_size = logits.shape
-    state = BatchRows(batch, 1, _LEN, vocab_size, logits.device)
+    state = BatchRows(batch, 1, _LEN, vocab_size, logits.device, eos_token_ids=[2])
     first = batch - num_wishing
     joins = [
         RowJoin(
             row=row,
-            sampling=SamplingParams(**(wish if row >= first else {})),
+            spec=RowSpec(
+                sampling=SamplingParams(**(wish if row >= first else {})),
+                extras=[] if spec is None else [spec.extra()],
+            ),
             num_prompt=4,
-            stop_ids=[2],
             output_ids=np.full(5 + row % 3, 9, dtype=np.int32),
-            extras=[] if spec is None else [spec.extra()],
         )
         for row in range(batch)
     ]

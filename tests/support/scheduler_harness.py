@@ -10,7 +10,7 @@ import numpy as np
 from runtime.cache.manager import CacheManager
 from runtime.ipc.messages import FinishReason, GenerateRequest, RequestError, TokenDeltas
 from runtime.ipc.shared_state import SharedState
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.scheduler import Scheduler
@@ -90,7 +90,7 @@ class Harness:
         namespace = sampling.pop("namespace", "")
         priority = sampling.pop("priority", 0)
         spec = RequestSpec(
-            sampling=SamplingParams(max_new_tokens=max_new, seed=1, **sampling),
+            row=RowSpec(sampling=SamplingParams(max_new_tokens=max_new, seed=1, **sampling)),
             cache_namespace=namespace,
             priority=priority,
         )

@@ -9,7 +9,7 @@ from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.front import ALL, LAST
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.requests.image_input import ImageInput, PreparedImage
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 
 LIMITS = EngineLimits(2**17, 2**20, 150_000, hidden_size=4096)
@@ -17,7 +17,7 @@ LIMITS = EngineLimits(2**17, 2**20, 150_000, hidden_size=4096)
 
 def sample(num_prompt=10, max_new_tokens=None, *extras, input_embeds=b""):
     sampling = SamplingParams(max_new_tokens=max_new_tokens)
-    spec = RequestSpec(sampling=sampling, extras=[*extras], input_embeds=input_embeds)
+    spec = RequestSpec(row=RowSpec(sampling=sampling, extras=[*extras]), input_embeds=input_embeds)
     return GenerationInput([1] * num_prompt, spec)
 
 
@@ -78,7 +78,7 @@ def test_hidden_states_and_embeddings():
 
 def test_images_count_for_each_sample():
     image = PreparedImage(b"", (3, 2048, 2048), 1, bytes(3 * 2048 * 2048))
-    spec = RequestSpec(sampling=SamplingParams(), images=[ImageInput(0, image)])
+    spec = RequestSpec(row=RowSpec(sampling=SamplingParams()), images=[ImageInput(0, image)])
     each = GenerationInput([1], spec)
     most = MAX_PIXEL_BYTES // len(image.pixels)
     check_answer_size([each] * most, LIMITS)

@@ -10,7 +10,7 @@ from runtime.client.generation_stream import GenerationInput
 from runtime.errors import InvalidRequest, Overloaded, TooLong
 from runtime.ipc.messages import SchedulerInbound
 from runtime.requests.image_input import ImageInput, PreparedImage
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from tests.support.pictures import PATCHES
 
@@ -34,7 +34,9 @@ def client_that_sends(sent: list[SchedulerInbound], fault: Exception | None = No
 
 def request(rid: str = "a") -> GenerationInput:
     sampling = SamplingParams(max_new_tokens=4)
-    return GenerationInput([1, 2], RequestSpec(sampling=sampling, rid=rid, stream=True))
+    return GenerationInput(
+        [1, 2], RequestSpec(row=RowSpec(sampling=sampling), rid=rid, stream=True)
+    )
 
 
 def test_what_cannot_be_sent_is_not_in_flight() -> None:
@@ -68,7 +70,7 @@ def test_an_abort_matches_a_name_or_a_whole_batch(rid: str, matched: int) -> Non
 def seen(ids: list[int], *starts: int, rid: str = "a") -> GenerationInput:
     images = [ImageInput(start, IMAGE) for start in starts]
     sampling = SamplingParams(max_new_tokens=4)
-    return GenerationInput(ids, RequestSpec(sampling=sampling, rid=rid, images=images))
+    return GenerationInput(ids, RequestSpec(row=RowSpec(sampling=sampling), rid=rid, images=images))
 
 
 @pytest.mark.parametrize(

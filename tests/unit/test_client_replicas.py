@@ -27,7 +27,7 @@ from runtime.ipc.messages import (
     TextDeltas,
 )
 from runtime.requests.image_input import ImageInput, PreparedImage
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from tests.support.pictures import PATCHES
 
@@ -49,7 +49,7 @@ class TwoReplicas:
             GenerationInput(
                 [1, 2],
                 RequestSpec(
-                    sampling=SamplingParams(max_new_tokens=4),
+                    row=RowSpec(sampling=SamplingParams(max_new_tokens=4)),
                     rid=rid,
                     stream=True,
                     dp_rank=dp_rank,
@@ -145,7 +145,9 @@ def test_requests_are_shared_out_by_their_pictures() -> None:
     def rank_of(picture: int) -> int:
         image = PreparedImage(bytes([picture]) * 16, (3, 28, 56), 2, b"")
         spec = RequestSpec(
-            sampling=SamplingParams(max_new_tokens=4), images=[ImageInput(0, image)], rid="a"
+            row=RowSpec(sampling=SamplingParams(max_new_tokens=4)),
+            images=[ImageInput(0, image)],
+            rid="a",
         )
         ids = [PATCHES.image_token_id] * 2 + [1] * 30
         stream = both.client.generate(GenerationInput(ids, spec))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from runtime.errors import InvalidRequest
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.step_plan import RowJoin
+from runtime.requests.request_spec import RowSpec
 from runtime.requests.sampling_params import (
     SamplingFields,
     SamplingParams,
@@ -44,7 +45,7 @@ def test_every_number_is_refused_or_reaches_the_rows(fields: dict[str, float]) -
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
     rows = BatchRows(max_rows=1, max_pages=2, max_len=32, vocab_size=VOCAB_SIZE)
     no_output = np.zeros(0, dtype=np.int32)
-    rows.apply([RowJoin(0, params, num_prompt=2, stop_ids=[], output_ids=no_output)], [])
+    rows.apply([RowJoin(0, RowSpec(sampling=params), num_prompt=2, output_ids=no_output)], [])
     assert 1 <= rows.top_k[0] <= VOCAB_SIZE
 
 

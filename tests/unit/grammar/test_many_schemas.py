@@ -15,7 +15,7 @@ from runtime.grammar.cache import ByteCache, loaded_size
 from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS
 from runtime.ipc.messages import GenerateRequest
 from runtime.models.registry import read_model_spec
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.grammars import Grammars
 from runtime.scheduler.request import Request
@@ -48,7 +48,9 @@ def test_memory_is_bounded(name: str) -> None:
         key, payload = str(number).encode(), backend.compile(spec)
         assert twin.get(key) is None
         twin.put(key, True, loaded_size(payload))
-        request = Request(GenerateRequest(number, bytes(4), RequestSpec(sampling=sampling)))
+        request = Request(
+            GenerateRequest(number, bytes(4), RequestSpec(row=RowSpec(sampling=sampling)))
+        )
         grammars.take(request, key, payload)
         while not (ready := list(grammars.ready(lambda *_: pytest.fail("refused")))):
             time.sleep(0)

@@ -17,7 +17,7 @@ from runtime.client.generation_stream import GenerationInput
 from runtime.config.options import HttpArgs, ServerConfig
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import FinishReason
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.service.streams import open_streams
 from tests.support.fake_engine import EOS_ID, FakeEngine
@@ -456,7 +456,8 @@ async def test_disconnect_aborts(make_front: Any, stream: bool) -> None:
 async def test_one_refused_sample_takes_the_others_back() -> None:
     engine = FakeEngine()
     inputs = [
-        GenerationInput([1], RequestSpec(sampling=SamplingParams(), rid="same")) for _ in range(2)
+        GenerationInput([1], RequestSpec(row=RowSpec(sampling=SamplingParams()), rid="same"))
+        for _ in range(2)
     ]
     with pytest.raises(InvalidRequest):
         await open_streams(engine.client.generate, inputs, engine.client.limits)

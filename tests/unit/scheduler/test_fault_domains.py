@@ -18,7 +18,7 @@ from runtime.cache.radix_tree import Tokens
 from runtime.ipc.messages import AbortRequests, FlushCache
 from runtime.ipc.weight_messages import ContinueGeneration, PauseGeneration
 from runtime.requests.extra_spec import ExtraSpec
-from runtime.requests.request_spec import RequestSpec
+from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from tests.support.scheduler_harness import Harness, expected
 
@@ -119,7 +119,7 @@ def guilty_spec(site: str) -> RequestSpec:
         sampling = cast("SamplingParams", FaultySampling(site.partition(".")[2]))
     elif site == "position":
         extras = [ExtraSpec("logprobs", prompt_start=Unorderable(0), of_outputs=False)]
-    return RequestSpec(sampling=sampling, cache_namespace=GUILTY, extras=extras)
+    return RequestSpec(row=RowSpec(sampling=sampling, extras=extras), cache_namespace=GUILTY)
 
 
 def check_neighbours(harness: Harness, numbers: set[int]) -> None:

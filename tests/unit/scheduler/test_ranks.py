@@ -7,6 +7,7 @@ import pytest
 from runtime.executor.step_plan import EmbedSpan, PageUpdate, ReportSpan, RowJoin, StepPlan
 from runtime.ipc.array_codec import decode_array, encode_array
 from runtime.requests.extra_spec import ExtraSpec
+from runtime.requests.request_spec import RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.ranks import LeadingRunner
 
@@ -22,12 +23,13 @@ def plan() -> StepPlan:
         joins=[
             RowJoin(
                 row=0,
-                sampling=SamplingParams(temperature=0.5, seed=-3, logit_bias={7: 1.5}),
+                spec=RowSpec(
+                    sampling=SamplingParams(temperature=0.5, seed=-3, logit_bias={7: 1.5}),
+                    extras=[ExtraSpec("hidden_states", b"params", prompt_start=0)],
+                ),
                 num_prompt=3,
-                stop_ids=[1, 2],
                 output_ids=np.array([11, 12], dtype=np.int32),
                 has_grammar=True,
-                extras=[ExtraSpec("hidden_states", b"params", prompt_start=0)],
             )
         ],
         page_updates=[PageUpdate(0, 1, np.array([3, 4], dtype=np.int32))],
@@ -47,11 +49,10 @@ def test_a_plan_arrives_as_it_was_sent():
         np.testing.assert_array_equal(theirs, ours)
     assert got.num_decodes == 1
     (join,), (update,) = got.joins, got.page_updates
-    assert (join.row, join.num_prompt, join.stop_ids) == (0, 3, [1, 2])
-    assert join.sampling == sent.joins[0].sampling
+    assert (join.row, join.num_prompt) == (0, 3)
+    assert join.spec == sent.joins[0].spec
     assert join.output_ids.tolist() == [11, 12]
     assert join.has_grammar
-    assert join.extras == sent.joins[0].extras
     (span,) = got.report_spans
     assert (span.index, span.extra, span.offset) == (1, "hidden_states", 0)
     assert span.next_tokens.tolist() == [6, 7]

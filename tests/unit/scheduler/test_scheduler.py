@@ -1,6 +1,8 @@
 """The scheduler's promises, checked on a runner that notices any wrong page."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -346,13 +348,18 @@ def test_random_traffic_is_exact_and_leaves_nothing_behind(
     assert harness.cache.pool.num_free == num_pages
 
 
-def test_prompts_wait_beside_streams_not_alone(folder: Path) -> None:
-    budget = TokenBudget(alone=64, beside_streams=8)
-    assert budget.next(0) == 64
-    assert budget.next(3) == 5
+def test_prompts_wait_beside_streams_not_alone() -> None:
+    def chunk(num_decodes: int, **bounds: Any) -> int:
+        budget = TokenBudget(**{"alone": 64, "beside_streams": 8} | bounds)
+        return budget.of_step(num_decodes, None).take(prompt, 0, 1000)
+
+    prompt: Any = SimpleNamespace(images=[], reports=[], tokens=range(1000))
+    assert chunk(0) == 64
+    assert chunk(3) == 5
     # A full batch must not keep prompts out for good.
-    assert budget.next(50) == 2
-    assert TokenBudget.whole_prompts().next(10) > 10**9
+    assert chunk(50) == 2
+    assert chunk(10, alone=None, beside_streams=None) == 1000
+    assert chunk(10, splits_prompts=False) == 1000
 
 
 def test_how_long_a_stream_waits_for_a_prompt() -> None:
