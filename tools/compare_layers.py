@@ -69,7 +69,7 @@ class RecordedLayer:
         self._stages = stages
 
     def attend(self, hidden: Tensor | None, residual: Tensor, batch: ForwardBatch) -> Tensor:
-        """See `runtime.models.layers.stack.DecoderBlock`."""
+        """See `runtime.models.decoder.model.DecoderLayer`."""
         if hidden is None:
             _keep(self._stages, "embeddings", residual)
         attended = self._layer.attend(hidden, residual, batch)
@@ -78,7 +78,7 @@ class RecordedLayer:
         return attended
 
     def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
-        """See `runtime.models.layers.stack.DecoderBlock`."""
+        """See `runtime.models.decoder.model.DecoderLayer`."""
         mlp = self._layer.mlp
         stage = f"{self._name} mlp"
         recorded: Any = _RecordedMLP(mlp.forward, lambda x: _keep(self._stages, stage, x))

@@ -25,9 +25,8 @@ import zmq
 
 from headrace.bench.environment import describe_environment, write_json
 from headrace.bench.shapes import SHAPES, write_shape
-from runtime.executor.model_runner import ModelRunner
+from runtime.executor.model_runner import ModelRunner, PendingStep
 from runtime.executor.step_plan import StepPlan, StepResult
-from runtime.executor.step_runner import PendingStep
 from runtime.ipc.messages import TokenDeltas
 from runtime.ipc.transport import Outbox
 from tests.support.engine import InProcessEngine

@@ -27,9 +27,8 @@ from headrace.bench.environment import describe_environment, write_json
 from headrace.bench.shapes import SHAPES, write_shape
 from runtime.executor.graph_buckets import MIXED_SIZES
 from runtime.executor.graph_runner import GraphRunner
-from runtime.executor.model_runner import ModelRunner
+from runtime.executor.model_runner import ModelRunner, PendingStep
 from runtime.executor.step_plan import StepPlan, StepResult
-from runtime.executor.step_runner import PendingStep
 from tests.support.engine import InProcessEngine
 
 CASES = {

@@ -14,6 +14,8 @@ has no part in the request any more:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from runtime.cache.page_pool import EMPTY_PAGES, PagePool, Pages
@@ -134,6 +136,41 @@ class CacheManager:
         hold.version += 1
         self.tree.lock(match.node)
         return hold.num_shared * self.page_size
+
+    def allocate(
+        self,
+        hold: PageHold,
+        prefix: Tokens,
+        namespace: str,
+        num_tokens: int,
+        *,
+        num_reserved: int,
+        free_more: Callable[[], object],
+    ) -> int | None:
+        """Give a new request the longest cached prefix and pages for all of its tokens.
+
+        Args:
+            hold: the request's, empty.
+            prefix: tokens that may come from the cache, as the tree knows them.
+            namespace: prefixes are shared inside one only.
+            num_tokens: pages are needed for so many.
+            num_reserved: pages that must stay available for those that run.
+            free_more: called once where pages lack; it may let go of some.
+
+        Returns:
+            How many tokens came from the cache; `None`, with nothing changed, where pages lack.
+        """
+        num_cached = self.attach_prefix(hold, prefix, namespace)
+        # One more than the tokens: the first that is generated needs a place.
+        needed = self.pages_for(num_tokens + 1) - hold.num_pages + num_reserved
+        if needed > self.num_available_pages:
+            free_more()
+        if needed > self.num_available_pages and num_reserved:
+            self.release(hold, prefix[:0], namespace)
+            return None
+        extended = self.extend(hold, num_tokens)
+        assert extended, "pages were counted before"
+        return num_cached
 
     def extend(self, hold: PageHold, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens in all; false, with nothing changed, when it cannot."""

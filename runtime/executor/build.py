@@ -20,10 +20,9 @@ from runtime.executor.image_store import see_the_largest
 from runtime.executor.kernel_choices import log_kernels
 from runtime.executor.kv_pool import allocate_kv, pool_bytes_per_token
 from runtime.executor.memory import Budget, PoolSize, cpu_budget, cuda_budget, size_pool
-from runtime.executor.model_runner import ModelRunner
+from runtime.executor.model_runner import ModelRunner, StepRunner
 from runtime.executor.out_of_memory import memory_for
 from runtime.executor.sampling.compile_ahead import warm_up_sampling
-from runtime.executor.step_runner import StepRunner
 from runtime.executor.warmup_steps import Prompts, compute_prompts, prompts_to_compile, warm_up
 from runtime.ipc.messages import Phase
 from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from runtime.executor.step_runner import StepRunner
+from runtime.executor.model_runner import StepRunner
 from runtime.models.forward_batch import KVCache
 
 

@@ -1,27 +1,261 @@
-"""Runs steps: applies row changes, builds the batch, runs the model, samples."""
+"""Runs steps: applies row changes, builds the batch, runs the model, samples.
+
+A step that fails is traced to the sequences that cause it; results come to the host as they are.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.greedy import NAN_TOKEN
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.build_batch import build_batch
+from runtime.executor.device_errors import losing_device, raise_if_lost
+from runtime.executor.expert_recorder import ExpertRecorder
 from runtime.executor.graph_buckets import Bucket, GraphLimits
 from runtime.executor.graph_runner import GraphRunner
 from runtime.executor.image_store import ImageStore
-from runtime.executor.row_extras import Named
+from runtime.executor.out_of_memory import step_failure
+from runtime.executor.profiler import Profiler
+from runtime.executor.row_extras import Named, reported
 from runtime.executor.sampling.sampler import Sampler
 from runtime.executor.staging import to_device
-from runtime.executor.step_plan import Int64Array, MaskSource, StepPlan
-from runtime.executor.step_runner import Computed, StepRunner, made_masks
+from runtime.executor.step_plan import (
+    Int32Array,
+    Int64Array,
+    MaskSource,
+    StepPlan,
+    StepResult,
+    TokenMasks,
+)
 from runtime.models.attention.backend import AttentionBackend
 from runtime.models.forward_batch import KVCache
 from runtime.models.model import CausalLM
 from runtime.models.vision.model import SeeingDecoder
+
+logger = logging.getLogger(__name__)
+
+NAN_MESSAGE = "The model produced NaN logits for this request."
+_NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
+
+
+@dataclass
+class Computed:
+    """What a step gives, on the device.
+
+    Attributes:
+        token_ids: `[num_samples]` int64; `None` when nobody gets a token.
+        host_tokens: in their place: on the host once the device has done the step.
+        host_places: `[num_samples]`, which of `host_tokens` are the step's; all when absent.
+        outputs: what rows ask about their new tokens.
+        inputs: what they ask about the step's spans of their prompts.
+    """
+
+    token_ids: Tensor | None = None
+    host_tokens: Int64Array | None = None
+    host_places: Int64Array | None = None
+    outputs: list[Named] = field(default_factory=list)
+    inputs: list[Named] = field(default_factory=list)
+
+
+class PendingStep:
+    """A launched step whose tokens may still be on their way to the host.
+
+    On a GPU one that gives nobody a token is waited for too: graphs take their inputs from a few
+    buffers of the host in turn, so no more steps than these may be on their way.
+    """
+
+    def __init__(
+        self, plan: StepPlan, computed: Computed, failed: dict[int, str], device: torch.device
+    ) -> None:
+        """Start the copy of what `device` computes to the host."""
+        self._rows = plan.sample_rows
+        self._failed = failed
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        self._tokens, self._places = computed.host_tokens, computed.host_places
+        if computed.token_ids is not None:
+            self._tokens = self._copy(computed.token_ids).numpy()
+        self._outputs = [(name, each.to_host(self._copy)) for name, each in computed.outputs]
+        self._inputs = [(name, each.to_host(self._copy)) for name, each in computed.inputs]
+        if self._event is not None:
+            self._event.record()
+
+    def _copy(self, source: Tensor) -> Tensor:
+        if not source.is_cuda:
+            return source
+        pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        return pinned.copy_(source, non_blocking=True)
+
+    def wait(self) -> StepResult:
+        """Block until the step is done, and its tokens on the host.
+
+        Raises:
+            DeviceLost: the device failed while it computed.
+        """
+        if self._event is not None:
+            with losing_device():
+                self._event.synchronize()
+        result = self._tokens_of_rows()
+        for row, found in reported(self._outputs):
+            result.outputs.setdefault(row, []).append(found)
+        for row, found in reported(self._inputs):
+            result.inputs[row, found.extra] = found
+        return result
+
+    def _tokens_of_rows(self) -> StepResult:
+        if self._tokens is None:
+            return StepResult(_NO_TOKENS, self._failed)
+        tokens = self._tokens if self._places is None else self._tokens[self._places]
+        # A copy: later steps write to the same place.
+        token_ids = tokens.astype(np.int32)
+        bad = token_ids == NAN_TOKEN
+        nan_rows: list[int] = self._rows[bad].tolist() if bad.any() else []
+        for row in nan_rows:
+            self._failed.setdefault(row, NAN_MESSAGE)
+        return StepResult(token_ids, self._failed, nan_rows)
+
+
+class StepRunner(ABC):
+    """Launches steps of one device; families of models differ in how one is computed.
+
+    Attributes:
+        profiler: watches the steps, if any does.
+        recorder: keeps which experts the steps chose, if that was asked for at start.
+        delay_s: how long each step waits before it is launched.
+    """
+
+    profiler: Profiler | None = None
+    recorder: ExpertRecorder | None = None
+    delay_s = 0.0
+
+    def __init__(self, rows: BatchRows, *, is_alone: bool) -> None:
+        """Keep `rows` of the running batch.
+
+        Where several ranks compute each step (not `is_alone`), one that fails is not tried again:
+        the ranks would no longer agree.
+        """
+        self._rows = rows
+        self._is_alone = is_alone
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether CUDA graphs are captured."""
+        return False
+
+    def capture_graphs(self, progress: Callable[[float], None]) -> None:  # noqa: B027  # most have none
+        """Capture CUDA graphs, if there are to be any; `progress` hears the share that is done."""
+
+    def drop_graphs(self) -> None:  # noqa: B027  # likewise
+        """Forget the graphs, whose addresses will no longer hold; steps run without them."""
+
+    def drop_images(self) -> None:  # noqa: B027  # likewise
+        """Give the memory of images' vectors back; steps must compute them again."""
+
+    @abstractmethod
+    def _compute(
+        self, plan: StepPlan, masks: MaskSource | None = None, *, with_graphs: bool = True
+    ) -> Computed:
+        """Start computing a step whose row changes are applied."""
+
+    def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> PendingStep:
+        """Start computing `plan`; samples that follow a grammar need `masks`.
+
+        A failure is traced to the sequences that cause it by computing each alone: writing keys
+        and values twice is harmless, so the others lose nothing.
+
+        Raises:
+            DeviceLost: the device computes nothing right any more.
+        """
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        if self.profiler is not None:
+            self.profiler.num_steps += 1
+            if self.profiler.is_waiting:
+                with self.profiler.step(plan):
+                    return self._recorded(plan, masks)
+        return self._recorded(plan, masks)
+
+    def _recorded(self, plan: StepPlan, masks: MaskSource | None) -> PendingStep:
+        pending = self._launch(plan, masks)
+        if self.recorder is not None and self.recorder.is_on:
+            try:
+                self.recorder.end_step(plan)
+            except Exception as error:
+                raise_if_lost(error)
+                logger.exception("Expert use is recorded no more: a step could not be kept")
+                self.recorder.stop()
+        return pending
+
+    def _launch(self, plan: StepPlan, masks: MaskSource | None) -> PendingStep:
+        self._rows.has_inputs = False
+        try:
+            self._rows.apply(plan.joins, plan.page_updates)
+            return PendingStep(plan, self._compute(plan, masks), {}, self._rows.device)
+        except Exception as error:
+            raise_if_lost(error)
+            if not self._is_alone:
+                raise
+            logger.exception("A step of %d sequences failed; trying each alone", len(plan.rows))
+        # Not in the handler: its traceback would keep the failed step's tensors in memory, which
+        # those that are tried alone may need.
+        self._rows.take_back(plan.rows[: plan.num_decodes])
+        return self._compute_each(plan, masks, self._join_each(plan))
+
+    def _join_each(self, plan: StepPlan) -> dict[int, str]:
+        """Apply row changes one by one, once more if need be; the rows that cannot join."""
+        failed: dict[int, str] = {}
+        for join in plan.joins:
+            try:
+                self._rows.apply([join], [])
+            except Exception as error:
+                raise_if_lost(error)
+                logger.exception("A request could not take its row; it ends")
+                failed[join.row] = step_failure(error)
+        self._rows.apply([], plan.page_updates)
+        return failed
+
+    def _compute_each(
+        self, plan: StepPlan, masks: MaskSource | None, failed: dict[int, str]
+    ) -> PendingStep:
+        token_ids = torch.zeros(len(plan.sample_rows), dtype=torch.int64)
+        everything = Computed(token_ids)
+        sampled = np.cumsum(plan.samples) - 1
+        for index in range(len(plan.rows)):
+            if int(plan.rows[index]) in failed:
+                continue
+            # So many steps on their way would write over what is sent for those ahead.
+            if self._rows.device.type == "cuda":
+                with losing_device():
+                    torch.cuda.synchronize()
+            try:
+                # Without graphs: so many runs would write over the tokens of the step before, which
+                # may not have been read.
+                made = made_masks(masks) if plan.samples[index] else None
+                mine = None if made is None else made.only(int(sampled[index]))
+                result = self._compute(plan.only(index), mine, with_graphs=False)
+            except Exception as error:
+                raise_if_lost(error)
+                logger.exception("One sequence failed; its request ends")
+                failed[int(plan.rows[index])] = step_failure(error)
+                continue
+            if result.token_ids is not None:
+                token_ids[sampled[index]] = result.token_ids[0].cpu()
+            everything.outputs += result.outputs
+            everything.inputs += result.inputs
+        return PendingStep(plan, everything, failed, self._rows.device)
+
+
+def made_masks(masks: MaskSource | None) -> TokenMasks | None:
+    """The masks of a step, made now unless they are there."""
+    return None if masks is None else masks.make()
 
 
 class ModelRunner(StepRunner):

@@ -9,9 +9,9 @@ import numpy as np
 from kernels.linear import GATED_TOKENS
 from kernels.prompt_attention.cudnn import MIN_LENGTH
 from runtime.errors import StartupError
+from runtime.executor.model_runner import StepRunner
 from runtime.executor.out_of_memory import STEP_OUT_OF_MEMORY
 from runtime.executor.step_plan import PageUpdate, RowJoin, StepPlan
-from runtime.executor.step_runner import StepRunner
 from runtime.requests.request_spec import RowSpec
 from runtime.requests.sampling_params import SamplingParams
 

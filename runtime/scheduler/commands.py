@@ -7,8 +7,8 @@ import logging
 
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.executor.device_errors import raise_if_lost
+from runtime.executor.model_runner import StepRunner
 from runtime.executor.profiler import Profiler
-from runtime.executor.step_runner import StepRunner
 from runtime.ipc.messages import (
     ControlReply,
     FreezeGarbage,

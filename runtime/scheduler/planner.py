@@ -348,7 +348,6 @@ class Planner:
     def _admit(self, request: Request) -> bool:
         """Give a waiting request a row and pages for its whole prompt; false when they lack."""
         cache, hold = self._cache, request.hold
-        num_tokens = len(request.tokens)
         for report in request.reports:
             report.planned = report.reported
         prefix = request.keys(request.tokens)
@@ -356,14 +355,16 @@ class Planner:
         if first is not None:
             # What these positions say must be computed, so keys from the cache end before them.
             prefix = prefix[: first + 1]
-        matched = cache.attach_prefix(hold, prefix, request.namespace)
-        missing = cache.pages_for(num_tokens + 1) - hold.num_pages
-        # Each running request may need another page before this one has ended.
-        needed = missing + self._table.num_running
-        if needed > cache.num_available_pages:
-            self._drop_behind_windows()
-        if needed > cache.num_available_pages and self._table.num_running:
-            cache.release(hold, request.tokens[:0], request.namespace)
+        matched = cache.allocate(
+            hold,
+            prefix,
+            request.namespace,
+            len(request.tokens),
+            # Each running request may need another page before this one has ended.
+            num_reserved=self._table.num_running,
+            free_more=self._drop_behind_windows,
+        )
+        if matched is None:
             return False
         request.num_computed = matched
         if request.cached_tokens < 0:
@@ -387,8 +388,6 @@ class Planner:
         )
         self._page_updates.append(PageUpdate(row, 0, hold.held().copy()))
         self._table.capacity[row] = hold.num_pages * cache.page_size
-        grown = self._grow(request, num_tokens)
-        assert grown, "pages were counted before"
         self._unshared[request.request_id] = request
         self._computing.append(request)
         return True

@@ -27,6 +27,7 @@ from runtime.ipc.messages import (
     WorkerCommand,
     internal_error,
 )
+from runtime.ipc.transport import Inbox
 from runtime.ipc.weight_messages import (
     ContinueGeneration,
     GroupStatus,
@@ -426,6 +427,16 @@ class Scheduler:
         # Whatever raised may have taken pages for nobody.
         self._recover_cache()
         self.check_invariants()
+
+    def turn(self, inbox: Inbox[SchedulerInbound], idle_wait_s: float) -> None:
+        """Take what has arrived and compute a step; wait for messages where there is none."""
+        self.receive(inbox.drain())
+        if self.can_step:
+            self.step()
+            return
+        self.rest()
+        if not inbox.wait(idle_wait_s):
+            self.check_when_idle()
 
     def rest(self) -> None:
         """Nothing to compute: report what messages alone have ended."""

@@ -29,7 +29,7 @@ from runtime.scheduler.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
-IDLE_WAIT_S = 0.25
+_IDLE_WAIT_S = 0.25
 
 
 def main(payload: bytes) -> None:
@@ -79,13 +79,7 @@ def main(payload: bytes) -> None:
     try:
         while True:
             shared.beat()
-            scheduler.receive(inbox.drain())
-            if scheduler.can_step:
-                scheduler.step()
-            else:
-                scheduler.rest()
-                if not inbox.wait(IDLE_WAIT_S):
-                    scheduler.check_when_idle()
+            scheduler.turn(inbox, _IDLE_WAIT_S)
     except DeviceLost as lost:
         if ranks is not None and lost.by_others:
             ranks.wait_for_a_death()

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from runtime.executor.step_runner import NAN_MESSAGE
+from runtime.executor.model_runner import NAN_MESSAGE
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
 

@@ -65,7 +65,7 @@ def test_the_log_says_where_the_worker_stands(stops: bool) -> None:
             # The call that it hangs in, with its file, and a thread that does not hang.
             server.wait_for_line("most recent call first")
             assert "in launch" in server.log
-            assert "step_runner.py" in server.log
+            assert "model_runner.py" in server.log
             assert "_leave_with_parent" in server.log
             begun = server.log.index("The worker is stuck")
             assert begun < server.log.index("was ended by SIGKILL")

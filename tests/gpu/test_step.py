@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from headrace.bench.shapes import write_shape
-from runtime.executor import step_runner
+from runtime.executor import model_runner
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.requests.sampling_params import GrammarSpec
 from tests.support.engine import InProcessEngine
@@ -222,7 +222,7 @@ def test_memory_that_runs_out_ends_one_request(
     wide_engine: InProcessEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     # pytest keeps what is logged, and with a traceback the tensors of the step that failed.
-    caplog.set_level(logging.CRITICAL + 1, step_runner.logger.name)
+    caplog.set_level(logging.CRITICAL + 1, model_runner.logger.name)
     engine = wide_engine
     short, long = [number % 4096 for number in prompt(100)], [3 + i % 4000 for i in range(LONG)]
     alone = engine.generate(short, 40, ignore_eos=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.executor import step_runner
+from runtime.executor import model_runner
 from tests.support.engine import TOO_LARGE_SEED, InProcessEngine
 from tests.support.tiny_models import tiny_model
 
@@ -195,7 +195,7 @@ def test_a_failed_step_leaves_its_memory_to_those_that_are_tried_alone(
         return forward(batch)
 
     # pytest keeps every record of a log, and with it the traceback.
-    caplog.set_level(logging.CRITICAL + 1, step_runner.logger.name)
+    caplog.set_level(logging.CRITICAL + 1, model_runner.logger.name)
     for i in range(3):
         engine.add(i + 1, PROMPTS[i], 4, ignore_eos=True)
     with engine.computing(fail_together):

@@ -9,9 +9,8 @@ import pytest
 from torch import Tensor
 
 from runtime.extras.logprobs.positions import LogprobSpec
-from runtime.models.decoder.model import DecoderAttention, DecoderMLP
+from runtime.models.decoder.model import DecoderAttention, DecoderLayer, DecoderMLP
 from runtime.models.forward_batch import ForwardBatch
-from runtime.models.layers.stack import DecoderBlock
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
 
@@ -26,7 +25,7 @@ CHUNKS = {"chunked_prefill_size": 16, "disable_radix_cache": True}
 class WatchedBlock:
     """A layer in whose second half tokens are counted, a number a step."""
 
-    def __init__(self, layer: DecoderBlock) -> None:
+    def __init__(self, layer: DecoderLayer) -> None:
         self.layer = layer
         self.num_tokens: list[int] = []
 

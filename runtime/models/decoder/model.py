@@ -7,7 +7,7 @@ than the arithmetic of a small model's decode step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from runtime.models.layers.linear import Linear, column, heads
 from runtime.models.layers.norm import RMSNorm
 from runtime.models.layers.parameter import WeightHolder
 from runtime.models.layers.rope import RopeTables
-from runtime.models.layers.stack import add_normed, run_layers
 from runtime.models.model import CausalLM
 
 
@@ -113,7 +112,10 @@ def _mlp(spec: DecoderSpec, context: BuildContext, layer_idx: int) -> DecoderMLP
 
 
 class DecoderLayer:
-    """Attention and feed-forward block, each between the norms that the family has."""
+    """Attention and feed-forward block, each between the norms that the family has.
+
+    It is computed in two halves: tokens see one another only in the first.
+    """
 
     __slots__ = (
         "attention_output_norm",
@@ -141,11 +143,29 @@ class DecoderLayer:
         self.mlp_output_norm = norm("mlp_output_norm")
 
     def attend(self, hidden: Tensor | None, residual: Tensor, batch: ForwardBatch) -> Tensor:
-        """See `runtime.models.layers.stack.DecoderBlock`."""
+        """Run the first half.
+
+        Args:
+            hidden: `[num_tokens, hidden_size]`, the previous layer's output that `residual` still
+                lacks; `None` for the first layer.
+            residual: the stream, `[num_tokens, hidden_size]`, changed in place.
+            batch: the step.
+
+        Returns:
+            `[num_tokens, width]`, what `finish` takes.
+        """
         return self.self_attn.attend(add_normed(hidden, residual, self.input_norm), batch)
 
     def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
-        """See `runtime.models.layers.stack.DecoderBlock`."""
+        """Run the second half.
+
+        Args:
+            attended: `[n, width]`, rows of what `attend` returned.
+            residual: these rows of the stream, `[n, hidden_size]`, changed in place.
+
+        Returns:
+            `[n, hidden_size]`, this layer's output that `residual` still lacks.
+        """
         hidden = self.self_attn.o_proj.apply(attended)
         # Its memory is free for the feed-forward block: no caller holds on to it.
         del attended
@@ -162,6 +182,50 @@ class DecoderLayer:
             norm: RMSNorm | None = getattr(self, place)
             if norm is not None:
                 yield f"{prefix}.{place}", norm
+
+
+def run_layers(
+    layers: Sequence[DecoderLayer], norm: RMSNorm, residual: Tensor, batch: ForwardBatch
+) -> Tensor:
+    """Run all layers and the last norm.
+
+    Args:
+        layers: in order, at least one.
+        norm: applied to the stream behind the last layer.
+        residual: embeddings, `[num_tokens, hidden_size]`, changed in place.
+        batch: the step.
+
+    Returns:
+        `[num_outputs, hidden_size]`, of `batch.logits_indices`: of the last layer, only these
+        tokens pass its second half, since nothing reads more of the others than their keys.
+    """
+    hidden: Tensor | None = None
+    wanted, deep = batch.logits_indices, batch.deep_vectors
+    for index, layer in enumerate(layers if wanted is None else layers[:-1]):
+        hidden = layer.finish(layer.attend(hidden, residual, batch), residual)
+        if index < len(deep) and batch.images is not None:
+            residual.index_add_(0, batch.images.places, deep[index])
+    if wanted is not None:
+        last = layers[-1]
+        attended = last.attend(hidden, residual, batch).index_select(0, wanted)
+        residual = residual.index_select(0, wanted)
+        if not len(wanted):
+            return residual
+        hidden = last.finish(attended, residual)
+    return add_normed(hidden, residual, norm)
+
+
+def add_normed(hidden: Tensor | None, residual: Tensor, norm: RMSNorm | None) -> Tensor:
+    """Add `hidden` to the stream in place and return the stream's norm.
+
+    Args:
+        hidden: `[num_tokens, hidden_size]`, what `residual` still lacks, if anything.
+        residual: the stream, `[num_tokens, hidden_size]`.
+        norm: `None` where the next block reads the stream as it is.
+    """
+    if norm is None:
+        return residual if hidden is None else residual.add_(hidden)
+    return norm.forward(residual) if hidden is None else norm.add_forward(hidden, residual)
 
 
 class Decoder:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.executor import step_runner
-from runtime.executor.model_runner import ModelRunner
+from runtime.executor import model_runner
+from runtime.executor.model_runner import Computed, ModelRunner
 from runtime.executor.step_plan import StepPlan
-from runtime.executor.step_runner import Computed
 
 
 @pytest.mark.parametrize("bad", [(), (1,), (1, 2), (0, 1, 2, 3)], ids=str)
@@ -36,7 +35,7 @@ def test_each_finds_the_device_done_with_those_ahead(
     monkeypatch.setattr(runner, "_rows", SimpleNamespace(device=torch.device("cuda")), False)
     monkeypatch.setattr(runner, "_compute", compute)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("wait"))
-    monkeypatch.setattr(step_runner, "PendingStep", lambda *parts: parts)
+    monkeypatch.setattr(model_runner, "PendingStep", lambda *parts: parts)
     plan = StepPlan(
         rows=np.arange(num_seqs),
         num_decodes=num_seqs,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.executor.model_runner import Computed, PendingStep
 from runtime.executor.step_plan import StepPlan
-from runtime.executor.step_runner import Computed, PendingStep
 
 
 class Event:

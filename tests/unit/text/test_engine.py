@@ -19,8 +19,7 @@ from runtime.ipc.messages import (
 )
 from runtime.requests.extra_spec import ExtraBlock
 from runtime.text.decoders import REPLACEMENT, PieceDecoder
-from runtime.text.detokenizer import Detokenizer, MalformedDeltas, portions
-from runtime.text.text_stream import MAX_UNDECODED, Stream
+from runtime.text.detokenizer import MAX_UNDECODED, Detokenizer, MalformedDeltas, Stream, portions
 from runtime.text.tokenizer import Tokenizer
 from tests.support.text_strategies import SNIPPETS, splits, texts
 from tests.support.tiny_tokenizers import KINDS
