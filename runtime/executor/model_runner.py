@@ -74,10 +74,17 @@ class PendingStep:
     """
 
     def __init__(
-        self, plan: StepPlan, computed: Computed, failed: dict[int, str], device: torch.device
+        self,
+        plan: StepPlan,
+        computed: Computed,
+        failed: dict[int, str],
+        device: torch.device,
+        *,
+        was_retried: bool = False,
     ) -> None:
         """Start the copy of what `device` computes to the host."""
         self._rows = plan.sample_rows
+        self._was_retried = was_retried
         self._failed = failed
         self._event = torch.cuda.Event() if device.type == "cuda" else None
         self._tokens, self._places = computed.host_tokens, computed.host_places
@@ -104,6 +111,7 @@ class PendingStep:
             with losing_device():
                 self._event.synchronize()
         result = self._tokens_of_rows()
+        result.was_retried = self._was_retried
         for row, found in reported(self._outputs):
             result.outputs.setdefault(row, []).append(found)
         for row, found in reported(self._inputs):
@@ -250,7 +258,7 @@ class StepRunner(ABC):
                 token_ids[sampled[index]] = result.token_ids[0].cpu()
             everything.outputs += result.outputs
             everything.inputs += result.inputs
-        return PendingStep(plan, everything, failed, self._rows.device)
+        return PendingStep(plan, everything, failed, self._rows.device, was_retried=True)
 
 
 def made_masks(masks: MaskSource | None) -> TokenMasks | None:

@@ -265,6 +265,8 @@ class StepResult:
         failed: row to error text, for sequences that could not be computed; their entries of
             `token_ids` mean nothing.
         nan_rows: those of `failed` whose logits held NaN.
+        was_retried: whether the step failed and each sequence was tried alone. Then images that
+            none of them reads were not computed.
         outputs: row to what is reported of its new token, for rows that ask for something.
         inputs: row and extra to what is reported of the step's span of its prompt.
     """
@@ -272,5 +274,6 @@ class StepResult:
     token_ids: Int32Array
     failed: dict[int, str] = field(default_factory=dict)
     nan_rows: list[int] = field(default_factory=list)
+    was_retried: bool = False
     outputs: dict[int, list[Reported]] = field(default_factory=dict)
     inputs: dict[tuple[int, str], Reported] = field(default_factory=dict)

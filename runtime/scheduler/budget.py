@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.executor.shared_texts import SharedTexts
+from runtime.requests.image_input import PreparedImage
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import Request
 from runtime.scheduler.step_images import TowerTime, whole_images
@@ -48,7 +49,8 @@ class TokenBudget:
         # Streams wait for a whole image, so beside them few are computed together.
         most = num_tokens // BESIDE_STREAMS if num_decodes else num_tokens
         costs = None if self.splits_prompts else TextCosts(self.shared_grain)
-        return StepBudget(num_tokens, TowerTime(images or (), most), costs, _step_tokens(images))
+        tower = TowerTime(images, most, goes_ahead=num_decodes > 0)
+        return StepBudget(num_tokens, tower, costs, _step_tokens(images))
 
 
 class StepBudget:
@@ -75,6 +77,11 @@ class StepBudget:
         self._costs = costs
         self._image_tokens = image_tokens
         self._num_taken = 0
+
+    @property
+    def images_ahead(self) -> list[PreparedImage]:
+        """Images that this step computes for a later one."""
+        return self._tower.ahead
 
     @property
     def is_spent(self) -> bool:

@@ -62,6 +62,11 @@ class ImageCache:
         self._used = 0
         # What the executor still has though it is not wanted any more.
         self._drops: set[bytes] = set()
+        # Computed for a step that has not read them yet.
+        self._unread: set[bytes] = set()
+        # A step that computed these ahead failed: the step that reads them computes them, so that
+        # the failure is that of their request.
+        self._failed_ahead: set[bytes] = set()
         self.num_computed = 0
         self.num_hits = 0
 
@@ -73,12 +78,24 @@ class ImageCache:
     def __contains__(self, digest: object) -> bool:
         return digest in self._kept
 
-    def plan(self, touched: Sequence[PreparedImage]) -> tuple[list[bytes], list[PreparedImage]]:
+    def may_go_ahead(self, digest: bytes) -> bool:
+        """Whether an image may be computed ahead of the step that reads it."""
+        return digest not in self._failed_ahead
+
+    def count_read(self, digest: bytes) -> None:
+        """A prompt begins to read an image: a hit, unless it was computed for that."""
+        self.num_hits += digest in self._kept and digest not in self._unread
+        self._unread.discard(digest)
+
+    def plan(
+        self, touched: Sequence[PreparedImage], ahead: Sequence[PreparedImage] = ()
+    ) -> tuple[list[bytes], list[PreparedImage]]:
         """Decide for one step; what is decided is taken as done.
 
         Args:
             touched: images that the step reads, perhaps several times; none of them is dropped. A
                 prompt that is cut within an image goes on with the next step, which reads it again.
+            ahead: those of them that only a later step reads.
 
         Returns:
             Digests to drop, and images to compute.
@@ -93,6 +110,7 @@ class ImageCache:
             self._kept[digest] = image.num_tokens * self._per_token
             self._used += self._kept[digest]
         self.num_computed += len(loads)
+        self._unread.update(image.digest for image in ahead)
         if self._used > self._capacity:
             self._shrink({image.digest for image in touched})
         drops, self._drops = self._drops, set()
@@ -109,6 +127,13 @@ class ImageCache:
         for digest in digests:
             self._used -= self._kept.pop(digest, 0)
             self._drops.add(digest)
+            self._unread.discard(digest)
+
+    def forget_failed(self, loads: Sequence[PreparedImage]) -> None:
+        """Forget what a step that failed was to compute."""
+        digests = {image.digest for image in loads}
+        self._failed_ahead = digests & self._unread
+        self.forget(digests)
 
     def clear(self) -> None:
         """Keep none: the weights that made them have changed."""

@@ -121,7 +121,8 @@ class Planner:
         # After a retraction pages are scarce, and a token of the retracted request may still be in
         # flight: admitting it again must wait until that token is known.
         may_admit = self.num_retractions == retracted_before
-        chunks = self._plan_chunks(len(decode_rows), may_admit=may_admit)
+        budget = self._token_budget.of_step(len(decode_rows), self._images)
+        chunks = self._plan_chunks(budget, may_admit=may_admit)
         if self._faults.num_faults != faults_before:
             # Who failed meanwhile has no row any more, so no part in the step.
             goes_on = self._table.is_decoding[decode_rows]
@@ -158,7 +159,7 @@ class Planner:
         span_owners = _add_spans(plan, chunks)
         if self._images is not None:
             parts = [(chunk.request, chunk.start, chunk.length) for chunk in chunks]
-            add_images(plan, parts, self._images)
+            add_images(plan, parts, self._images, budget.images_ahead)
         table.num_computed[rows] = plan.start_lens + query_lens
         sampled = plan.sample_rows
         table.sampled_len[sampled] += 1
@@ -283,9 +284,8 @@ class Planner:
 
     # ---- prompts ----
 
-    def _plan_chunks(self, num_decodes: int, *, may_admit: bool) -> list[_Chunk]:
+    def _plan_chunks(self, budget: StepBudget, *, may_admit: bool) -> list[_Chunk]:
         """Chunks of prompts: first of those that were begun, then of waiting ones in order."""
-        budget = self._token_budget.of_step(num_decodes, self._images)
         chunks: list[_Chunk] = []
         for request in tuple(self._computing):
             if budget.is_spent:

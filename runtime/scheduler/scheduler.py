@@ -404,8 +404,8 @@ class Scheduler:
         if launched is not None:
             planned, pending = launched
             result = pending.wait()
-            if result.failed and self._images is not None:
-                self._images.forget([image.digest for image in planned.plan.image_loads])
+            if result.was_retried and self._images is not None:
+                self._images.forget_failed(planned.plan.image_loads)
             self._output.process(planned, result)
 
     def _fail_running(self, error: Exception) -> None:

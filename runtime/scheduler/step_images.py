@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from runtime.executor.step_plan import ImageSpan, StepPlan
 from runtime.requests.image_input import ImageInput, PreparedImage
@@ -31,6 +31,7 @@ def add_images(
     plan: StepPlan,
     parts: Sequence[tuple[Request, int, int]],
     cache: ImageCache,
+    ahead: Sequence[PreparedImage] = (),
 ) -> None:
     """Name the positions of a step that stand for images, and decide which vectors stay.
 
@@ -38,6 +39,7 @@ def add_images(
         plan: the step, which has no images yet.
         parts: of `plan.chunk_tokens` in order: a request, its first position, how many.
         cache: what the executor keeps.
+        ahead: images that are computed now and read by a later step.
     """
     touched: list[PreparedImage] = []
     first = 0
@@ -48,10 +50,11 @@ def add_images(
             plan.image_spans.append(ImageSpan(place, stop - begin, begin - image.start, digest))
             # Where a prompt is cut, its image counts in the first part.
             is_first_part = begin in (image.start, request.num_computed)
-            cache.num_hits += is_first_part and digest in cache
+            if is_first_part:
+                cache.count_read(digest)
             touched.append(image.image)
         first += length
-    plan.image_drops, plan.image_loads = cache.plan(touched)
+    plan.image_drops, plan.image_loads = cache.plan([*touched, *ahead], ahead)
 
 
 class TowerTime:
@@ -60,13 +63,21 @@ class TowerTime:
     A tower takes about as long for the patches of a token as the decoder for the token. Without a
     bound a burst of images would hold every stream up for as long as all of them take. One image
     always fits, since it cannot be computed in parts.
+
+    Beside streams an image is computed one step ahead of the chunk that reads it: streams wait for
+    the tower or for the decoder, not for both.
+
+    Attributes:
+        ahead: images that this step computes for a later one.
     """
 
-    def __init__(self, cache: Container[bytes], most: int) -> None:
-        """Take at most `most` tokens for images whose digests are not in `cache`."""
+    def __init__(self, cache: ImageCache | None, most: int, *, goes_ahead: bool) -> None:
+        """Take at most `most` tokens for images that are not in `cache`."""
         self._cache = cache
         self._left = most
+        self._goes_ahead = goes_ahead
         self._computed: set[bytes] = set()
+        self.ahead: list[PreparedImage] = []
 
     def fit(self, request: Request, start: int, length: int, budget: int) -> tuple[int, int]:
         """Fit a chunk's images into what is left of the step's budget.
@@ -76,18 +87,25 @@ class TowerTime:
             tokens that the tower takes for them.
         """
         spent = 0
+        if self._cache is None:
+            return length, 0
+        # Positions before the first image that is computed ahead.
+        readable = length
         for image, begin, _ in _between(request, start, start + length):
             digest, num_tokens = image.image.digest, image.image.num_tokens
             if digest in self._cache or digest in self._computed:
                 continue
-            ahead = begin - start
-            is_late = num_tokens > self._left or ahead + spent + num_tokens > budget
+            before = begin - start
+            is_late = num_tokens > self._left or before + spent + num_tokens > budget
             if self._computed and is_late:
-                return ahead, spent
+                return min(before, readable), spent
             self._computed.add(digest)
             self._left -= num_tokens
             spent += num_tokens
-        return length, spent
+            if self._goes_ahead and self._cache.may_go_ahead(digest):
+                self.ahead.append(image.image)
+                readable = min(before, readable)
+        return readable, spent
 
 
 def whole_images(request: Request, start: int, length: int, room: int) -> int:

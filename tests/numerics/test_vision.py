@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from runtime.executor.image_store import ImageStore, see_the_largest
-from runtime.executor.step_plan import ImageSpan
+from runtime.executor.step_plan import ImageSpan, StepPlan
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.weight_messages import LoadFolder, ReleaseMemory, ResumeMemory
 from tests.support.engine import DEVICE, InProcessEngine
@@ -302,6 +302,36 @@ def test_a_gpu_computes_packs_of_few_sizes_and_the_same_vectors(
     monkeypatch.setattr(padded, "pack_sizes", lambda: [64, 128])
     padded.warm_up()
     assert sizes == [64, 128]
+
+
+def test_beside_streams_the_tower_is_a_step_ahead_of_its_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Streams wait for the tower or for the decoder, not for both in one step."""
+    engine = InProcessEngine(tiny_vision("qwen2_5_vl"))
+    plans: list[StepPlan] = []
+    launch = engine.runner.launch
+
+    def note(plan: StepPlan, *masks: Any) -> Any:
+        plans.append(plan)
+        return launch(plan, *masks)
+
+    monkeypatch.setattr(engine.runner, "launch", note)
+    # Alone it is computed in the step that reads it.
+    add(engine, 1, PROMPTS[0])
+    engine.run()
+    assert [bool(plan.image_loads) for plan in plans[:2]] == [True, False]
+    assert plans[0].image_spans
+    engine.add(2, PROMPTS[3].ids, 60, ignore_eos=True)
+    engine.scheduler.step()
+    plans.clear()
+    add(engine, 3, PROMPTS[1])
+    engine.run()
+    loading = [index for index, plan in enumerate(plans) if plan.image_loads]
+    reading = [index for index, plan in enumerate(plans) if plan.image_spans]
+    assert loading == [0]
+    assert min(reading) == 1
+    assert engine.tokens[3] == expected("qwen2_5_vl")[1]
 
 
 def test_images_for_a_model_that_sees_none_are_refused() -> None:

@@ -35,7 +35,7 @@ def test_each_finds_the_device_done_with_those_ahead(
     monkeypatch.setattr(runner, "_rows", SimpleNamespace(device=torch.device("cuda")), False)
     monkeypatch.setattr(runner, "_compute", compute)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("wait"))
-    monkeypatch.setattr(model_runner, "PendingStep", lambda *parts: parts)
+    monkeypatch.setattr(model_runner, "PendingStep", lambda *parts, **_: parts)
     plan = StepPlan(
         rows=np.arange(num_seqs),
         num_decodes=num_seqs,
