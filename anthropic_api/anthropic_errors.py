@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from anthropic_api.message_answers import AnthropicErrorBody
 from anthropic_api.named_events import message_event
 from runtime.service.error_table import ErrorInfo, describe_error
-from runtime.service.events import Chunk
+from runtime.service.generation import Chunk
 
 MAX_MESSAGE_CHARS = 2000
 KINDS: Mapping[int, str] = {

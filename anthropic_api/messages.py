@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 
 import msgspec
+from runtime.service.events import Chunk, joined
 
 from anthropic_api.conversation import chat_request, prompt_request
 from anthropic_api.message_answers import (
@@ -32,7 +33,7 @@ from openai_api.schemas.chat import check_chat_request
 from openai_api.thinking import keeps_budget
 from runtime.client.heavy_work import aside
 from runtime.errors import InvalidRequest, TooLong
-from runtime.service.events import Chunk, joined
+from runtime.service.generation import Chunk, Indexed, joined
 from runtime.service.streams import Indexed
 
 _MESSAGES = msgspec.json.Decoder(MessagesRequest)
@@ -53,11 +54,11 @@ async def create_message(call: Call, context: OpenAIContext) -> Reply:
     hides = body.thinking is not None and body.thinking.display == "omitted"
     if body.stream:
         writer = BlockWriter(hides_thoughts=hides)
-        events = _events(body, run, await run.begun(), writer, context)
-        return Streamed(events, run.close, end=b"")
+        events = _events(body, run, await run.generation.begun(), writer, context)
+        return Streamed(events, run.generation.close, end=b"")
     choice = run.choices[0]
     outputs: list[OutputEvent] = []
-    async with contextlib.aclosing(run.chunks()) as chunks:
+    async with contextlib.aclosing(run.generation.chunks()) as chunks:
         async for _, chunk in chunks:
             outputs += choice.read(chunk)
     message = _message(body.model, run, context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anthropic_api.message_answers import AnthropicErrorBody, MessageEvent
-from runtime.service.events import Chunk, named_event
+from runtime.service.generation import Chunk, named_event
 
 
 def message_event(content: MessageEvent | AnthropicErrorBody) -> Chunk:

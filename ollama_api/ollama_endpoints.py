@@ -19,8 +19,7 @@ from openai_api.output_parser import OutputEvent
 from openai_api.request_body import read_body
 from runtime.client.heavy_work import aside
 from runtime.media.image_loader import NamedItem
-from runtime.service.events import Chunk
-from runtime.service.streams import Indexed
+from runtime.service.generation import Chunk, Indexed
 
 _CHAT = msgspec.json.Decoder(OllamaChatRequest)
 _GENERATE = msgspec.json.Decoder(OllamaGenerateRequest)
@@ -56,11 +55,11 @@ async def _raw(request: OllamaGenerateRequest, context: OpenAIContext) -> ChatPr
 
 async def _reply(run: ChatRun, writer: LineWriter, *, is_stream: bool | None) -> Reply:
     if is_stream:
-        lines = _lines(run, writer, await run.begun())
-        return Streamed(lines, run.close, end=b"", media_type=_LINES)
+        lines = _lines(run, writer, await run.generation.begun())
+        return Streamed(lines, run.generation.close, end=b"", media_type=_LINES)
     choice = run.choices[0]
     outputs: list[OutputEvent] = []
-    async with contextlib.aclosing(run.chunks()) as chunks:
+    async with contextlib.aclosing(run.generation.chunks()) as chunks:
         async for _, chunk in chunks:
             writer.note_chunk()
             outputs += choice.read(chunk)

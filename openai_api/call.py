@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from runtime.service.events import DONE, Chunk
+from runtime.service.generation import DONE, Chunk
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 import msgspec
@@ -36,7 +35,7 @@ from openai_api.thinking import may_call, with_thoughts
 from openai_api.thought_count import ThoughtCount
 from openai_api.tool_parsers.tool_parser import Functions
 from openai_api.usage import TokenCount
-from runtime.client.generation_stream import GenerationInput, GenerationStream
+from runtime.client.generation_stream import GenerationInput
 from runtime.client.heavy_work import aside
 from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
@@ -49,15 +48,7 @@ from runtime.requests.sampling_params import (
     nth_sample,
 )
 from runtime.service.cache_break import CacheBreak, cached_prefix, check_reported
-from runtime.service.streams import (
-    Indexed,
-    close_all,
-    first_then_rest,
-    merge,
-    new_id,
-    open_streams,
-    sample_rids,
-)
+from runtime.service.generation import Generation, generate, new_id, sample_rids
 from runtime.text.decoders import TextDecoder
 from runtime.text.thoughts import ThoughtScan
 
@@ -72,24 +63,12 @@ class ChatRun:
     Attributes:
         id: of the answer; aborting it reaches all samples.
         choices: one for each sample, empty still.
-        streams: what the engine makes, for each choice.
+        generation: what the engine makes, a stream for each choice.
     """
 
     id: str
     choices: list[ChatChoice]
-    streams: list[GenerationStream]
-
-    def chunks(self) -> AsyncGenerator[Indexed, None]:
-        """The engine's chunks of all samples as they come, each with its choice's index."""
-        return merge(self.streams)
-
-    async def begun(self) -> AsyncGenerator[Indexed, None]:
-        """The same once there is a first one: what fails before that has no stream to end."""
-        return await first_then_rest(self.chunks())
-
-    def close(self) -> None:
-        """Stop reading; what still runs is aborted."""
-        close_all(self.streams)
+    generation: Generation
 
 
 async def open_chat(
@@ -160,9 +139,8 @@ async def open_chat(
         ]
         for choice in choices:
             choice.count.cache_break, choice.calls = broken, forms.writer()
-        generate = context.service.generator(session)
-        streams = await open_streams(generate, inputs, context.service.client.limits)
-    return ChatRun(answer_id, choices, streams)
+        generation = await generate(context.service, inputs, session=session)
+    return ChatRun(answer_id, choices, generation)
 
 
 def settled(body: ChatCompletionRequest) -> CallForms:

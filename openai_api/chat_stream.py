@@ -11,8 +11,7 @@ from openai_api.obfuscation import obfuscation_of
 from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.common import StreamOptions
 from openai_api.usage import usage_of
-from runtime.service.events import Chunk, event, joined
-from runtime.service.streams import Indexed
+from runtime.service.generation import Chunk, Indexed, event, joined
 
 _OPEN = {"finish_reason": None, "matched_stop": None}
 

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from runtime.client.json_pieces import encode
 from runtime.client.turns import in_turns
 from runtime.errors import HeadraceError
-from runtime.service.events import DONE, Chunk
+from runtime.service.generation import DONE, Chunk
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from openai_api.call import Call, FileContent, Reply, Streamed
 from openai_api.openai_context import OpenAIContext
 from openai_api.router import Endpoint, Handler
 from runtime.config.registry import load_object
-from runtime.service.events import Chunk
+from runtime.service.generation import Chunk
 from server.access import Access, AccessRouter
 from server.dialect import Dialect
 from server.error_responses import error_response

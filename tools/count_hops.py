@@ -84,8 +84,8 @@ STATIONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("front", "runtime.ipc.transport:AsyncInbox.receive"),
         ("front", "runtime.client.client:EngineClient.on_deltas"),
         ("front", "runtime.client.generation_stream:GenerationStream.__anext__"),
-        ("front", "runtime.service.outputs:Output.answer"),
-        ("front", "runtime.service.events:event"),
+        ("front", "runtime.service.generation:Output.answer"),
+        ("front", "runtime.service.generation:event"),
         ("front", "server.entry.application:Application.__call__.send_with_id"),
     ),
 }

@@ -24,13 +24,8 @@ from runtime.service.generate_request import (
     Sample,
     plan_generate,
 )
+from runtime.service.generation import NativeGeneration, admit_plan, open_output
 from runtime.service.image_prompts import encode_with_images
-from runtime.service.outputs import (
-    Output,
-    open_output,
-    open_outputs,
-)
-from runtime.service.streams import close_all, merge
 
 Answer = dict[str, Any]
 
@@ -141,21 +136,15 @@ async def _encode_prompts(context: ServiceContext, prompts: Prompts) -> list[lis
 class StreamedRequest:
     """A request whose chunks are read one by one; every method runs on the engine's loop."""
 
-    def __init__(self, outputs: list[Output], plan: GeneratePlan, incremental: bool) -> None:
+    def __init__(self, generation: NativeGeneration, incremental: bool) -> None:
         """Made by `open_request`."""
-        self._streams = [output.stream for output in outputs]
-        self._answers = self._read(outputs, plan, incremental)
+        self._generation = generation
+        self._answers = self._read(incremental)
 
-    @staticmethod
-    async def _read(
-        outputs: list[Output], plan: GeneratePlan, incremental: bool
-    ) -> AsyncGenerator[Answer, None]:
-        async for index, chunk in merge([output.stream for output in outputs]):
-            answer = outputs[index].answer(chunk, incremental=incremental)
+    async def _read(self, incremental: bool) -> AsyncGenerator[Answer, None]:
+        async for chunk, answer in self._generation.answers(incremental=incremental):
             if "text" in answer:
                 answer["text_delta"] = chunk.text
-            if not plan.is_single:
-                answer["index"] = index
             yield answer
 
     async def read(self) -> Answer | None:
@@ -166,7 +155,7 @@ class StreamedRequest:
     async def abandon(self) -> None:
         """Abort what still runs."""
         # A generator that was never started has nothing to clean up with: the streams go first.
-        close_all(self._streams)
+        self._generation.close()
         try:
             await self._answers.aclose()
         except RuntimeError:
@@ -180,5 +169,5 @@ async def open_request(core: EngineCore, body: GenerateBody, incremental: bool) 
         core.check_alive()
         plan = _plan(core.context, body)
         prompt_ids, plan = await _encode(core.context, plan)
-        outputs = await open_outputs(core.context, plan, prompt_ids)
-        return StreamedRequest(outputs, plan, incremental)
+        generation = await admit_plan(core.context, plan, prompt_ids)
+        return StreamedRequest(generation, incremental)

@@ -26,8 +26,9 @@ async def create_chat_completion(call: Call, context: OpenAIContext) -> Reply:
     if body.service_tier is not None:
         head["service_tier"] = ONLY_TIER
     if body.stream:
-        events = chat_events(head, run.choices, await run.begun(), body.stream_options, context)
-        return Streamed(events, run.close)
+        chunks = await run.generation.begun()
+        events = chat_events(head, run.choices, chunks, body.stream_options, context)
+        return Streamed(events, run.generation.close)
     return await _whole(head, run, context)
 
 
@@ -84,7 +85,7 @@ def _copied(call: dict[str, Any]) -> dict[str, Any]:
 async def _whole(head: dict[str, Any], run: ChatRun, context: OpenAIContext) -> Whole:
     choices = run.choices
     messages = [_Message() for _ in choices]
-    async with contextlib.aclosing(run.chunks()) as chunks:
+    async with contextlib.aclosing(run.generation.chunks()) as chunks:
         async for index, chunk in chunks:
             for delta in choices[index].feed(chunk):
                 messages[index].add(delta)

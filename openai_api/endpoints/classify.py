@@ -10,7 +10,7 @@ from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
 from openai_api.schemas.classify import DECODER
 from runtime.service.classes import classify, require_scores
-from runtime.service.streams import new_id
+from runtime.service.generation import new_id
 from runtime.service.text_embeddings import TextOptions, embed
 
 

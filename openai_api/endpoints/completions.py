@@ -36,7 +36,7 @@ from openai_api.schemas.completions import (
     prompts_of,
 )
 from openai_api.usage import TokenCount, usage_of
-from runtime.client.generation_stream import GenerationInput, GenerationStream
+from runtime.client.generation_stream import GenerationInput
 from runtime.client.json_body import let_go
 from runtime.client.json_pieces import list_of
 from runtime.client.router import wanted_rank
@@ -47,14 +47,13 @@ from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import check_priority, nth_sample
-from runtime.service.events import Chunk, event
-from runtime.service.streams import (
+from runtime.service.generation import (
+    Chunk,
+    Generation,
     Indexed,
-    close_all,
-    first_then_rest,
-    merge,
+    event,
+    generate,
     new_id,
-    open_streams,
     sample_rids,
 )
 
@@ -74,12 +73,10 @@ async def create_completion(call: Call, context: OpenAIContext) -> Reply:
 async def _answer(body: CompletionRequest, context: OpenAIContext) -> Reply:
     with wire_names("max_tokens", "logprobs"):
         plan = await _plan(body, context)
-        generate = context.service.generator(session_of(body))
-        streams = await open_streams(generate, plan.inputs, context.service.client.limits)
+        generation = await generate(context.service, plan.inputs, session=session_of(body))
     if body.stream:
-        chunks = await first_then_rest(merge(streams))
-        return Streamed(_events(plan, chunks), lambda: close_all(streams))
-    return await _whole(plan, streams)
+        return Streamed(_events(plan, await generation.begun()), generation.close)
+    return await _whole(plan, generation)
 
 
 @dataclass(frozen=True)
@@ -255,13 +252,13 @@ def _head(plan: _Plan) -> dict[str, Any]:
     }
 
 
-async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Whole:
+async def _whole(plan: _Plan, generation: Generation) -> Whole:
     counts = [TokenCount() for _ in plan.inputs]
     logprobs, hidden = plan.logprobs(), plan.hidden_states()
     texts = [[echo] for echo in plan.echoes]
     reasons: list[FinishReason | None] = [None] * len(plan.inputs)
     scores = SampleScores(len(plan.inputs)) if plan.n < plan.num_samples else None
-    async with contextlib.aclosing(merge(streams)) as chunks:
+    async with contextlib.aclosing(generation.chunks()) as chunks:
         async for index, chunk in chunks:
             counts[index].add(chunk)
             texts[index].append(chunk.text)

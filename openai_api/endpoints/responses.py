@@ -38,7 +38,7 @@ from runtime.client.tenant import TENANT
 from runtime.errors import HeadraceError, InvalidRequest, TooLong
 from runtime.requests.random_hex import random_hex
 from runtime.requests.sampling_params import INT64_MAX
-from runtime.service.events import Chunk, joined, named_event
+from runtime.service.generation import Chunk, joined, named_event
 
 _PREFIX = "resp_"
 
@@ -78,7 +78,8 @@ async def create_response(call: Call, context: OpenAIContext) -> Reply:
             return _followed(response_id, 0, context)
         return Whole(run.response)
     if request.stream:
-        return Streamed(_encoded(run.streamed(await opened.run.begun())), run.close, end=b"")
+        chunks = await opened.run.generation.begun()
+        return Streamed(_encoded(run.streamed(chunks)), run.close, end=b"")
     return Whole(await run.whole())
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from openai_api.responses.event_log import EventLogs
-from runtime.service.events import Chunk, named_event
+from runtime.service.generation import Chunk, named_event
 
 if TYPE_CHECKING:
     # It knows the context that holds these.

@@ -123,7 +123,7 @@ async def summarised(
 
 async def _text(run: ChatRun) -> str:
     texts: list[str] = []
-    async with contextlib.aclosing(run.chunks()) as chunks:
+    async with contextlib.aclosing(run.generation.chunks()) as chunks:
         async for _, chunk in chunks:
             outputs = run.choices[0].read(chunk)
             texts += [each.text for each in outputs if isinstance(each, ContentText)]

@@ -27,7 +27,7 @@ from openai_api.schemas.responses import ResponseRequest
 from runtime.client.tenant import TENANT
 from runtime.errors import HeadraceError, TooLong
 from runtime.service.error_table import describe_error
-from runtime.service.streams import Indexed
+from runtime.service.generation import Indexed
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class ResponseRun:
 
     def close(self) -> None:
         """Stop; what still runs is aborted."""
-        self._run.close()
+        self._run.generation.close()
 
     def abort(self) -> None:
         """Have the engine end it, as any other end; the events go on to their last."""
@@ -87,7 +87,7 @@ class ResponseRun:
 
     def chunks(self) -> AsyncGenerator[Indexed, None]:
         """What the engine makes, as `streamed` takes it."""
-        return self._run.chunks()
+        return self._run.generation.chunks()
 
     async def streamed(self, chunks: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Event, None]:
         """Every event in its order; a failure is the last one."""
@@ -112,7 +112,7 @@ class ResponseRun:
         Raises:
             HeadraceError: it failed.
         """
-        async with contextlib.aclosing(self.events(self._run.chunks())) as events:
+        async with contextlib.aclosing(self.events(self._run.generation.chunks())) as events:
             async for _ in events:
                 pass
         return self.response

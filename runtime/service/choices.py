@@ -18,8 +18,8 @@ from runtime.extras.logprobs.front import MAX_TOKEN_IDS
 from runtime.requests.bounds import at_most
 from runtime.service.choice_plan import ChoicePlan
 from runtime.service.context import ServiceContext
+from runtime.service.generation import new_id
 from runtime.service.prefills import Prefill, prefill
-from runtime.service.streams import new_id
 
 MAX_CHOICES = MAX_TOKEN_IDS
 # A choice is some words; a thousand pages would hold up everybody for a minute on a CPU.

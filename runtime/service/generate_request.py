@@ -10,6 +10,7 @@ import msgspec
 
 from runtime.client.expected import fields_of_type
 from runtime.client.front_extras import Asked, front_extras
+from runtime.client.json_body import work_out
 from runtime.client.router import wanted_rank
 from runtime.client.sessions import SessionParams
 from runtime.errors import InvalidRequest
@@ -387,3 +388,26 @@ def _namespaces(body: GenerateBody, num_prompts: int) -> list[str]:
     return [
         f"{len(key)}:{key}{salt}" if key or salt else "" for key, salt in zip(*columns, strict=True)
     ]
+
+
+async def plan_body(
+    body: GenerateBody,
+    body_size: int,
+    preferred: dict[str, object],
+    vocab_size: int,
+    features: Features,
+) -> GeneratePlan:
+    """The request that a body of `body_size` bytes asks for; see `plan_generate`."""
+    num_prompts = 1
+    for each in (body.text, body.input_ids, body.sampling_params):
+        if isinstance(each, list) and each and not isinstance(each[0], int):
+            num_prompts = max(num_prompts, len(each))
+    return await work_out(
+        # Each prompt has parameters that are checked: that takes the time of a kilobyte.
+        max(body_size, num_prompts * 1024),
+        plan_generate,
+        body,
+        preferred,
+        vocab_size,
+        features=features,
+    )

@@ -20,7 +20,7 @@ from runtime.requests.extra_spec import ExtraBlock
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.service.context import ServiceContext
-from runtime.service.streams import merge, open_streams, sample_rids
+from runtime.service.generation import generate, sample_rids
 
 # Tokens that one request may have computed; a GPU takes ten seconds for the most.
 MAX_TOKENS_TOGETHER = 2**20
@@ -125,11 +125,11 @@ async def _run(context: ServiceContext, inputs: list[GenerationInput]) -> list[P
         return []
     blocks: list[list[ExtraBlock]] = [[] for _ in inputs]
     found: dict[int, Prefill] = {}
-    streams = await open_streams(context.client.generate, inputs, context.client.limits)
-    async with contextlib.aclosing(merge(streams)) as chunks:
+    generation = await generate(context, inputs)
+    async with contextlib.aclosing(generation.chunks()) as chunks:
         async for index, chunk in chunks:
             blocks[index] += chunk.blocks(NAME, is_input=True)
-            # Read as it comes, in the turns of `merge`: all at once would hold the loop.
+            # Read as it comes, in the turns of its chunks: all at once would hold the loop.
             if chunk.finish_reason is not None:
                 found[index] = _read(blocks[index], chunk)
     return [found[index] for index in range(len(inputs))]

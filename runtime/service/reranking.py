@@ -14,8 +14,8 @@ from runtime.errors import InvalidRequest
 from runtime.requests.bounds import within
 from runtime.service.classes import require_scores
 from runtime.service.context import ServiceContext
+from runtime.service.generation import new_id
 from runtime.service.scoring import MAX_ITEMS, ScoreBody, score
-from runtime.service.streams import new_id
 from runtime.service.text_embeddings import (
     MAX_INPUTS,
     EmbeddingMeta,

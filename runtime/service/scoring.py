@@ -17,8 +17,8 @@ from runtime.extras.logprobs.front import MAX_TOKEN_IDS
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.service.classes import require_scores
 from runtime.service.context import ServiceContext
+from runtime.service.generation import new_id
 from runtime.service.prefills import prefill
-from runtime.service.streams import new_id
 from runtime.service.text_embeddings import embed
 
 MAX_ITEMS = 4096

@@ -18,7 +18,6 @@ from runtime.client.front_extras import ExtraAnswer, check_kind
 from runtime.client.generation_stream import (
     GenerationChunk,
     GenerationInput,
-    GenerationStream,
 )
 from runtime.client.tokenization import check_num_chars, encode_pairs, encode_prompts
 from runtime.errors import HeadraceError, InvalidRequest
@@ -30,9 +29,9 @@ from runtime.requests.random_hex import random_hex
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams, check_priority
 from runtime.service.context import ServiceContext
+from runtime.service.generation import Generation, generate
 from runtime.service.prefills import MAX_TOKENS_TOGETHER, check_tokens_together
 from runtime.service.prompt_choice import choose_prompt, count_prompt_tokens
-from runtime.service.streams import merge, open_streams
 
 A = TypeVar("A", bound=ExtraAnswer)
 T = TypeVar("T")
@@ -214,7 +213,7 @@ async def embed(
         )
     _check_dimensions(options.dimensions, context.model)
     started = time.perf_counter()
-    streams = await open_texts(context, given, options)
+    generation = await open_texts(context, given, options)
 
     def made_of(rid: str, answer: VectorAnswer, end: GenerationChunk) -> Embedding:
         assert end.finish_reason is not None, "it is the last"
@@ -227,7 +226,7 @@ async def embed(
             latency_s=time.perf_counter() - started,
         )
 
-    return await read_texts(streams, VectorAnswer, made_of)
+    return await read_texts(generation, VectorAnswer, made_of)
 
 
 async def open_texts(
@@ -235,7 +234,7 @@ async def open_texts(
     given: Sequence[TextInput],
     options: TextOptions,
     extra: ExtraSpec | None = None,
-) -> list[GenerationStream]:
+) -> Generation:
     """Admit all texts or none; see `embed`.
 
     Args:
@@ -256,7 +255,7 @@ async def open_texts(
         vector_input(ids, name, extra or of_text, options)
         for (ids, of_text), name in zip(encoded, _rids(options.rid, len(encoded)), strict=True)
     ]
-    return await open_streams(context.client.generate, inputs, context.client.limits)
+    return await generate(context, inputs)
 
 
 async def _encode(
@@ -301,23 +300,24 @@ async def _encode(
 
 
 async def read_texts(
-    streams: Sequence[GenerationStream],
+    generation: Generation,
     new_answer: Callable[[], A],
     made_of: Callable[[str, A, GenerationChunk], T],
 ) -> list[T]:
     """Read all texts as their ends come, in turns of the event loop; what was found, in order.
 
     Args:
-        streams: of the texts.
+        generation: of the texts.
         new_answer: makes what a text's chunks are read into.
         made_of: what is found, from the text's rid, its answer and its last chunk.
 
     Raises:
         EmbeddingAborted: somebody aborted one.
     """
+    streams = generation.streams
     answers = [new_answer() for _ in streams]
     found: dict[int, T] = {}
-    async with contextlib.aclosing(merge(streams)) as chunks:
+    async with contextlib.aclosing(generation.chunks()) as chunks:
         async for index, chunk in chunks:
             answers[index].add(chunk, incremental=False)
             reason = chunk.finish_reason

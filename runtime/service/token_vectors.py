@@ -113,10 +113,10 @@ async def embed_tokens(
             f"dimensions must be {model.token_size} for vectors of tokens: they are not shortened.",
             param="dimensions",
         )
-    streams = await open_texts(context, given, options, OF_ALL)
+    generation = await open_texts(context, given, options, OF_ALL)
 
     def made_of(_: str, answer: TokenAnswer, end: GenerationChunk) -> TokenVectors:
         data = answer.data(end.prompt_tokens * model.token_size * _BYTES)
         return TokenVectors(data, model.token_size, end.prompt_tokens)
 
-    return await read_texts(streams, TokenAnswer, made_of)
+    return await read_texts(generation, TokenAnswer, made_of)

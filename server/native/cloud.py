@@ -15,17 +15,11 @@ from openai_api.operation import json_of, operation
 from runtime.client.absent_nulls import convert
 from runtime.client.expected import InvalidBody, explain
 from runtime.client.json_body import read_json, work_out
-from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
 from runtime.service.generate_answer import GenerateAnswer
-from runtime.service.generate_request import GenerateBody, GeneratePlan
-from runtime.service.outputs import (
-    as_pieces,
-    open_outputs,
-    plan_body,
-    read_all,
-)
+from runtime.service.generate_request import GenerateBody
+from runtime.service.generation import as_pieces, generate_native
 from server.access import Access, AccessRouter
 from server.error_responses import json_response
 from server.event_stream import json_answer, unless_disconnected
@@ -71,16 +65,17 @@ def create_router(context: ServiceContext) -> AccessRouter:
         if not body.instances:
             return json_response({"predictions": []})
         asked = await work_out(len(raw), _as_generate, body)
-        plan = await plan_body(context, asked, len(raw))
-        answers = await unless_disconnected(request.receive, _answers(context, plan))
+        answers = await unless_disconnected(request.receive, _answers(context, asked, len(raw)))
         return json_answer({"predictions": as_pieces(answers)})
 
     return router
 
 
-async def _answers(context: ServiceContext, plan: GeneratePlan) -> list[dict[str, Any]]:
-    prompt_ids = await encode_prompts(context.tokenizer, plan.prompts, context.client.limits)
-    return await read_all(await open_outputs(context, plan, prompt_ids, as_json=True))
+async def _answers(
+    context: ServiceContext, body: GenerateBody, body_size: int
+) -> list[dict[str, Any]]:
+    generation = await generate_native(context, body, body_size)
+    return await generation.whole()
 
 
 def _as_generate(body: VertexBody) -> GenerateBody:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator
-from functools import partial
 
 import msgspec
 from fastapi import Request
@@ -12,21 +10,11 @@ from starlette.responses import Response
 
 from openai_api.operation import events_of, json_of, operation
 from runtime.client.json_body import let_go, read_json
-from runtime.client.tokenization import encode_prompts
 from runtime.errors import TooLong
 from runtime.service.context import ServiceContext
-from runtime.service.events import DONE, Chunk, event
 from runtime.service.generate_answer import GenerateAnswer
-from runtime.service.generate_request import GenerateBody, GeneratePlan
-from runtime.service.image_prompts import encode_with_images
-from runtime.service.outputs import (
-    Output,
-    as_pieces,
-    open_outputs,
-    plan_body,
-    read_all,
-)
-from runtime.service.streams import Indexed, close_all, first_then_rest, merge
+from runtime.service.generate_request import GenerateBody
+from runtime.service.generation import DONE, Chunk, event, generate_native
 from server.access import Access, AccessRouter
 from server.error_responses import StreamErrorBody, stream_error
 from server.event_stream import EventStream, json_answer, unless_disconnected, with_errors
@@ -50,52 +38,33 @@ def create_router(context: ServiceContext) -> AccessRouter:
             let_go(body.input_ids)
 
     async def answer(request: Request, body: GenerateBody, body_size: int) -> Response:
-        plan = await plan_body(context, body, body_size)
         try:
-            if plan.images:
-                encode = partial(encode_prompts, context.tokenizer, limits=context.client.limits)
-                prompt_ids, plan = await encode_with_images(context, plan, encode)
-            else:
-                prompt_ids = await encode_prompts(
-                    context.tokenizer, plan.prompts, context.client.limits
-                )
-            outputs = await open_outputs(context, plan, prompt_ids, as_json=True)
+            generation = await generate_native(context, body, body_size)
         except TooLong as error:
-            if not plan.stream:
+            if not body.stream:
                 raise
             # The reference measures a prompt behind the status line, so clients look for this one
             # mistake in the stream. One member that is too long refuses its whole batch.
             return EventStream(_refusal(error), lambda: None)
-        streams = [output.stream for output in outputs]
         try:
-            if not plan.stream:
-                answers = await unless_disconnected(request.receive, read_all(outputs))
-                return json_answer(answers[0] if plan.is_single else as_pieces(answers))
+            if not body.stream:
+                return json_answer(
+                    await unless_disconnected(request.receive, generation.whole_json())
+                )
             # The first chunk is awaited before the status is sent: a refusal keeps its own status.
-            chunks = await unless_disconnected(request.receive, first_then_rest(merge(streams)))
+            incremental = context.config.http.incremental_streaming_output
+            events = await unless_disconnected(
+                request.receive, generation.events(incremental=incremental)
+            )
         except BaseException:
-            close_all(streams)
+            generation.close()
             raise
-        incremental = context.config.http.incremental_streaming_output
-        events = _events(outputs, plan, incremental, chunks)
-        return EventStream(with_errors(events, _error_event), lambda: close_all(streams))
+        return EventStream(with_errors(events, _error_event), generation.close)
 
     whole, streamed = json_of(GenerateAnswer, list[GenerateAnswer]), events_of(*_EVENTS)
     documented = operation(GenerateBody, ok={**whole, **streamed}, refuses=(404,))
     router.add_api_route("/generate", generate, methods=["POST", "PUT"], openapi_extra=documented)
     return router
-
-
-async def _events(
-    outputs: list[Output],
-    plan: GeneratePlan,
-    incremental: bool,
-    chunks: AsyncGenerator[Indexed, None],
-) -> AsyncGenerator[Chunk, None]:
-    async with contextlib.aclosing(chunks):
-        async for index, chunk in chunks:
-            answer = outputs[index].answer(chunk, incremental=incremental)
-            yield event(answer if plan.is_single else {**answer, "index": index})
 
 
 async def _refusal(error: Exception) -> AsyncGenerator[Chunk, None]:

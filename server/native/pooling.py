@@ -20,7 +20,7 @@ from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import Int64
 from runtime.service.classes import classify, require_scores
 from runtime.service.context import ServiceContext
-from runtime.service.streams import new_id
+from runtime.service.generation import new_id
 from runtime.service.text_embeddings import TextInput, TextOptions, embed
 from runtime.service.token_vectors import TokenVectorsJson, embed_tokens
 from server.access import Access, AccessRouter

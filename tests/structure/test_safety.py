@@ -42,7 +42,7 @@ DATED = {
     "openai_api/responses/response_run.py",
     "openai_api/template_sandbox.py",
     "runtime/executor/expert_recorder.py",
-    "runtime/service/outputs.py",
+    "runtime/service/generation.py",
     "runtime/service/profiling.py",
     "server/native/loads.py",
     "server/native/pooling.py",

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,7 +20,7 @@ from runtime.errors import InvalidRequest
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
-from runtime.service.streams import open_streams
+from runtime.service.generation import generate
 from tests.support.fake_engine import EOS_ID, FakeEngine
 from tests.support.waiting import until_in_loop
 
@@ -455,12 +456,14 @@ async def test_disconnect_aborts(make_front: Any, stream: bool) -> None:
 
 async def test_one_refused_sample_takes_the_others_back() -> None:
     engine = FakeEngine()
+    client = engine.client
+    context: Any = SimpleNamespace(client=client, generator=lambda _: client.generate)
     inputs = [
         GenerationInput([1], RequestSpec(row=RowSpec(sampling=SamplingParams()), rid="same"))
         for _ in range(2)
     ]
     with pytest.raises(InvalidRequest):
-        await open_streams(engine.client.generate, inputs, engine.client.limits)
+        await generate(context, inputs)
     assert engine.client.num_in_flight == 0
     assert engine.aborted == {1}
 

@@ -1,0 +1,489 @@
+"""The one way of a request through the engine, for every wire.
+
+`generate` admits the samples that a wire has made of its request and gives their chunks.
+`generate_native` takes a decoded body of the native API, and answers in its words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from runtime.client.answer_size import check_answer_size
+from runtime.client.front_extras import AnsweredSample, ExtraAnswer, answers_of
+from runtime.client.generation_stream import GenerationChunk, GenerationInput, GenerationStream
+from runtime.client.json_pieces import INLINE_COST, JsonItems, Pieces, encode
+from runtime.client.sessions import SessionParams
+from runtime.client.tokenization import encode_prompts
+from runtime.client.turns import SLICE_S, Slices
+from runtime.errors import InvalidRequest
+from runtime.ipc.messages import FinishReason
+from runtime.requests.sampling_params import SamplingParams
+from runtime.service.context import ServiceContext
+from runtime.service.generate_request import GenerateBody, GeneratePlan, plan_body
+from runtime.service.image_prompts import encode_with_images
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+# Bytes that are ready, or ones that take so long to make that they are made while they are sent.
+Chunk = bytes | Iterator[bytes]
+
+
+class Opened(Protocol):
+    """What stands for an admitted sample."""
+
+    def take_back(self) -> None:
+        """Undo it: nothing was read yet."""
+
+
+Sample = TypeVar("Sample", bound=Opened)
+
+Indexed = tuple[int, GenerationChunk]
+
+# To admit a sample takes the time of so many tokens of its prompt, each some forty nanoseconds.
+_SAMPLE_COST = 1000
+_INLINE_COST = 50_000
+
+
+def new_id(prefix: str, rid: str | None) -> str:
+    """The answer's id: the caller's own, else a fresh one."""
+    return rid if rid is not None else f"{prefix}-{secrets.token_hex(16)}"
+
+
+def sample_rids(rid: str, num_samples: int) -> list[str]:
+    """The engine's names for the samples; aborting `rid` reaches them all."""
+    return [rid] if num_samples == 1 else [f"{rid}_{index}" for index in range(num_samples)]
+
+
+class Generation:
+    """Samples of one request, admitted together and read as one.
+
+    Attributes:
+        streams: of the samples, in order.
+    """
+
+    def __init__(self, streams: list[GenerationStream]) -> None:
+        """Made by `generate`."""
+        self.streams = streams
+
+    def chunks(self) -> AsyncGenerator[Indexed, None]:
+        """Chunks of all samples as they come, each with its sample's index.
+
+        Leaving early, or the failure of one sample, ends them all.
+        """
+        return _merge(self.streams)
+
+    async def begun(self) -> AsyncGenerator[Indexed, None]:
+        """The same once there is a first one.
+
+        A refusal by the scheduler comes as the first thing it says: awaited here, it is still an
+        HTTP status and not an event in a stream that began with 200.
+        """
+        return await _first_then_rest(self.chunks())
+
+    def close(self) -> None:
+        """Stop reading; what still runs is aborted."""
+        for stream in self.streams:
+            stream.close()
+
+
+async def generate(
+    context: ServiceContext,
+    inputs: Sequence[GenerationInput],
+    *,
+    session: SessionParams | None = None,
+) -> Generation:
+    """Admit every sample of a request, or none: one refusal takes the others back.
+
+    Args:
+        context: the server's.
+        inputs: the samples.
+        session: what they go on from, if anything.
+
+    Raises:
+        InvalidRequest: what one sample alone is refused for, or the answer might weigh too much.
+        EngineNotReady, Overloaded: they cannot be taken now.
+    """
+    check_answer_size(inputs, context.client.limits)
+    return Generation(await _open_each(inputs, context.generator(session)))
+
+
+async def generate_native(
+    context: ServiceContext, body: GenerateBody, body_size: int
+) -> NativeGeneration:
+    """Check a body of the native API, encode its prompts and admit its samples.
+
+    Args:
+        context: the server's.
+        body: as decoded.
+        body_size: its bytes.
+
+    Raises:
+        InvalidRequest: the first thing wrong.
+        TooLong: a prompt is longer than the context or the KV pool.
+        EngineNotReady, Overloaded: it cannot be taken now.
+    """
+    vocab_size = context.client.limits.vocab_size
+    defaults, features = context.sampling_defaults, context.features
+    plan = await plan_body(body, body_size, defaults, vocab_size, features)
+    encode_all = partial(encode_prompts, context.tokenizer, limits=context.client.limits)
+    if plan.images:
+        prompt_ids, plan = await encode_with_images(context, plan, encode_all)
+    else:
+        prompt_ids = await encode_all(plan.prompts)
+    return await admit_plan(context, plan, prompt_ids, as_json=True)
+
+
+async def admit_plan(
+    context: ServiceContext,
+    plan: GeneratePlan,
+    prompt_ids: list[list[int]],
+    *,
+    as_json: bool = False,
+) -> NativeGeneration:
+    """Admit every sample of `plan`, or none: one bad prompt takes the others back.
+
+    Args:
+        context: the server's.
+        plan: the request.
+        prompt_ids: of each of its prompts.
+        as_json: as of `open_output`; then what all its answers might weigh is checked, too.
+    """
+    inputs = [GenerationInput(prompt_ids[each.prompt_index], each.spec) for each in plan.samples]
+    if as_json:
+        check_answer_size(inputs, context.client.limits)
+    outputs = await _open_each(inputs, partial(open_output, context, plan, as_json=as_json))
+    return NativeGeneration(outputs, is_single=plan.is_single)
+
+
+class NativeGeneration(Generation):
+    """A request whose chunks are answers in the words of the native API."""
+
+    def __init__(self, outputs: list[Output], *, is_single: bool) -> None:
+        """Made by `generate_native`; the answer of one prompt (`is_single`) is not a list."""
+        super().__init__([output.stream for output in outputs])
+        self._outputs = outputs
+        self._is_single = is_single
+
+    async def answers(
+        self, *, incremental: bool
+    ) -> AsyncGenerator[tuple[GenerationChunk, dict[str, Any]], None]:
+        """Each chunk and the answer up to it, or only what is new in it."""
+        async with contextlib.aclosing(self.chunks()) as chunks:
+            async for index, chunk in chunks:
+                answer = self._outputs[index].answer(chunk, incremental=incremental)
+                yield chunk, answer if self._is_single else {**answer, "index": index}
+
+    async def whole(self) -> list[dict[str, Any]]:
+        """The last answer of each sample, once all have ended."""
+        answers: list[dict[str, Any]] = [{}] * len(self._outputs)
+        async with contextlib.aclosing(self.chunks()) as chunks:
+            async for index, chunk in chunks:
+                answers[index] = self._outputs[index].answer(chunk)
+        return answers
+
+    async def whole_json(self) -> dict[str, Any] | JsonItems:
+        """The same as JSON: an object for one prompt, else a list."""
+        answers = await self.whole()
+        return answers[0] if self._is_single else as_pieces(answers)
+
+    async def events(self, *, incremental: bool) -> AsyncGenerator[Chunk, None]:
+        """An event for each answer, once there is a first one; see `begun`."""
+        return await _first_then_rest(self._events(incremental))
+
+    async def _events(self, incremental: bool) -> AsyncGenerator[Chunk, None]:
+        async with contextlib.aclosing(self.answers(incremental=incremental)) as answers:
+            async for _, answer in answers:
+                yield event(answer)
+
+
+async def _open_each(
+    inputs: Sequence[GenerationInput], open_one: Callable[[GenerationInput], Sample]
+) -> list[Sample]:
+    """What `open_one` makes of each, or of none; where it takes long, in slices of the loop."""
+    if len(inputs) == 1:
+        return [open_one(inputs[0])]
+    opened: list[Sample] = []
+    try:
+        async with _slices_for(inputs) as slices:
+            for item in inputs:
+                opened.append(open_one(item))
+                await slices.step()
+    except BaseException:
+        for each in opened:
+            each.take_back()
+        raise
+    return opened
+
+
+def _slices_for(inputs: Sequence[GenerationInput]) -> Slices:
+    """What to admit them in."""
+    cost = sum(_SAMPLE_COST + len(item.input_ids) for item in inputs)
+    return Slices(is_long=cost > _INLINE_COST)
+
+
+async def _merge(streams: Sequence[GenerationStream]) -> AsyncGenerator[Indexed, None]:
+    """Chunks of all samples as they come, each with its sample's index.
+
+    Leaving early, or the failure of one sample, ends them all.
+    """
+    try:
+        if len(streams) == 1:
+            async for chunk in streams[0]:
+                yield 0, chunk
+            return
+        async with contextlib.aclosing(_merge_many(streams)) as merged:
+            async for indexed in merged:
+                yield indexed
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+async def _merge_many(streams: Sequence[GenerationStream]) -> AsyncGenerator[Indexed, None]:
+    # Nothing is queued: of a stream whose turn has not come the deltas are joined meanwhile.
+    ready: deque[int] = deque()
+    is_waiting = [False] * len(streams)
+    has_ready = asyncio.Event()
+
+    def mark(index: int) -> None:
+        if not is_waiting[index]:
+            is_waiting[index] = True
+            ready.append(index)
+            has_ready.set()
+
+    for index, stream in enumerate(streams):
+        stream.listen(partial(mark, index))
+    num_open = len(streams)
+    since = time.monotonic()
+    while num_open:
+        if not ready:
+            has_ready.clear()
+            await has_ready.wait()
+            since = time.monotonic()
+        elif time.monotonic() - since > SLICE_S:
+            # All of a large batch may be ready at once.
+            await asyncio.sleep(0)
+            since = time.monotonic()
+        index = ready.popleft()
+        is_waiting[index] = False
+        chunk = await anext(streams[index])
+        num_open -= chunk.finish_reason is not None
+        yield index, chunk
+
+
+async def _first_then_rest(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """Wait for the first item, then give a generator of all of them.
+
+    A refusal by the scheduler comes as the first thing it says: awaited here, it is still an HTTP
+    status and not an event in a stream that began with 200.
+    """
+    first = await anext(items)
+
+    async def all_items() -> AsyncGenerator[T, None]:
+        async with contextlib.aclosing(items):
+            yield first
+            async for item in items:
+                yield item
+
+    return all_items()
+
+
+class Output:
+    """One sample's answer so far, in the words of the native API."""
+
+    def __init__(
+        self,
+        stream: GenerationStream,
+        rid: str,
+        prompt_token_ids: list[int] | None,
+        extras: Sequence[ExtraAnswer] = (),
+        *,
+        num_image_tokens: int = 0,
+        tells_rank: bool = False,
+        has_text: bool = True,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            stream: where its chunks come from.
+            rid: the request's name.
+            prompt_token_ids: echoed when given.
+            extras: collect what is asked for beside tokens.
+            num_image_tokens: of the prompt.
+            tells_rank: whether the replica matters.
+            has_text: whether the server has a tokenizer.
+        """
+        self._has_text = has_text
+        self._num_image_tokens = num_image_tokens
+        self._tells_rank = tells_rank
+        self._extras = extras
+        self.stream = stream
+        self.rid = rid
+        self._prompt_token_ids = prompt_token_ids
+        self._started_at = time.perf_counter()
+        self._text = ""
+        self._output_ids: list[int] = []
+        self._completion_tokens = 0
+
+    def answer(self, chunk: GenerationChunk, *, incremental: bool = False) -> dict[str, Any]:
+        """Take in `chunk` and give the answer up to it, or only what is new."""
+        self._completion_tokens += len(chunk.token_ids)
+        for extra in self._extras:
+            extra.add(chunk, incremental=incremental)
+        if incremental:
+            self._text, self._output_ids = chunk.text, chunk.token_ids
+        else:
+            self._text += chunk.text
+            # A new list: a caller in this process may keep the answer given before.
+            self._output_ids = [*self._output_ids, *chunk.token_ids]
+        answer: dict[str, Any] = {
+            **({"text": self._text} if self._has_text else {}),
+            "output_ids": self._output_ids,
+            "meta_info": self._meta_info(chunk),
+        }
+        if self._prompt_token_ids is not None:
+            answer["prompt_token_ids"] = self._prompt_token_ids
+        return answer
+
+    def take_back(self) -> None:
+        """Undo the admission: nothing was read yet."""
+        self.stream.take_back()
+
+    def _meta_info(self, chunk: GenerationChunk) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "id": self.rid,
+            "finish_reason": describe_finish(chunk.finish_reason),
+            "prompt_tokens": chunk.prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "cached_tokens": chunk.cached_tokens,
+            "reasoning_tokens": 0,
+            "weight_version": chunk.weight_version,
+            # The engine counts retractions for the server as a whole, not for each request.
+            "total_retractions": chunk.num_retractions,
+        }
+        if self._num_image_tokens:
+            meta["image_tokens"] = self._num_image_tokens
+        if self._tells_rank:
+            meta["dp_rank"] = self.stream.dp_rank
+        for extra in self._extras:
+            meta.update(extra.meta_info())
+        if chunk.finish_reason is not None:
+            meta["e2e_latency"] = time.perf_counter() - self._started_at
+            meta["response_sent_to_client_ts"] = time.time()
+            for extra in self._extras:
+                meta.update(extra.at_end())
+        return meta
+
+
+def describe_finish(reason: FinishReason | None) -> dict[str, Any] | None:
+    """The wire's `finish_reason`: `null` while the request runs."""
+    if reason is None:
+        return None
+    described: dict[str, Any] = msgspec.to_builtins(reason)
+    return described
+
+
+def _refuse_text_rules(sampling: SamplingParams) -> None:
+    for name in ("stop", "stop_regex", "min_new_tokens"):
+        if getattr(sampling, name):
+            raise InvalidRequest(
+                f"{name} needs a tokenizer, and this server was started with "
+                "--skip-tokenizer-init; stop_token_ids works.",
+                param=name,
+            )
+
+
+def open_output(
+    context: ServiceContext, plan: GeneratePlan, item: GenerationInput, *, as_json: bool = False
+) -> Output:
+    """Admit one sample of `plan`.
+
+    Args:
+        context: the server's.
+        plan: the request.
+        item: the sample.
+        as_json: whether its answers will be encoded; else they are Python's own lists.
+
+    Raises:
+        InvalidRequest: it can never fit, or its `rid` is in flight.
+        EngineNotReady, Overloaded: it cannot be taken now.
+    """
+    if context.tokenizer.is_missing:
+        _refuse_text_rules(item.spec.sampling)
+    stream = context.generator(plan.session, is_recorded=plan.is_recorded)(item)
+    # What a session adds is part of the prompt.
+    input_ids = item.input_ids if stream.turn is None else stream.turn.prompt().tolist()
+    extras: list[ExtraAnswer] = []
+    if item.spec.extras:
+        answered = AnsweredSample(
+            input_ids[: stream.prompt_tokens],
+            context.model.hidden_size,
+            lambda token_id: context.token_pieces.text(token_id),
+            as_json=as_json,
+            is_shown_again=plan.stream,
+        )
+        extras = answers_of(item.spec.extras, answered)
+    return Output(
+        stream,
+        item.spec.rid,
+        input_ids if plan.return_prompt_token_ids else None,
+        extras,
+        num_image_tokens=sum(each.image.num_tokens for each in item.spec.images),
+        tells_rank=len(context.client.links) > 1,
+        has_text=not context.tokenizer.is_missing,
+    )
+
+
+def as_pieces(answers: list[dict[str, Any]]) -> JsonItems:
+    """A list of whole answers, encoded one after the other."""
+    cost = 0
+    for answer in answers:
+        cost += 1 + len(answer["output_ids"]) + len(answer.get("prompt_token_ids", ()))
+        numbers = answer["meta_info"].values()
+        cost += sum(each.cost for each in numbers if isinstance(each, Pieces))
+        # Whatever comes behind, it is large: to look at thousands would take long.
+        if cost > INLINE_COST:
+            break
+    return JsonItems(answers, cost)
+
+
+def event(content: Mapping[str, object]) -> Chunk:
+    """One event with a JSON payload, in which lists may be `Pieces`."""
+    data = encode(content)
+    if isinstance(data, bytes):
+        return b"data: " + data + b"\n\n"
+    return itertools.chain((b"data: ",), data, (b"\n\n",))
+
+
+def named_event(name: str, content: Mapping[str, object]) -> Chunk:
+    """`event`, with its name on a line of its own."""
+    head = b"event: " + name.encode() + b"\n"
+    payload = event(content)
+    return head + payload if isinstance(payload, bytes) else itertools.chain((head,), payload)
+
+
+def joined(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """The same, those that are ready as one."""
+    ready: list[bytes] = []
+    for chunk in chunks:
+        if isinstance(chunk, bytes):
+            ready.append(chunk)
+            continue
+        if ready:
+            yield b"".join(ready)
+            ready = []
+        yield chunk
+    if ready:
+        yield b"".join(ready)
