@@ -67,3 +67,9 @@ def test_the_page_of_sampling_parameters_has_every_key() -> None:
 def test_decision_records_are_short() -> None:
     for path in (ROOT / "docs" / "decisions").glob("*.md"):
         assert len(path.read_text().splitlines()) < 40, path.name
+
+
+def test_the_list_of_pages_has_every_page() -> None:
+    listed = {target for target, _ in LINK.findall((ROOT / "docs" / "README.md").read_text())}
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages <= listed
