@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from headrace.lang import ir
+from headrace.lang.backend.choose import find_backend
 from headrace.lang.choices import (
     ChoicesSamplingMethod,
     choices_method_named,
@@ -64,13 +65,13 @@ def flush_cache(backend: Any = None) -> bool:
     Raises:
         BackendError: the server refuses, while requests run for example.
     """
-    found = global_config.find_backend(backend)
+    found = find_backend(backend)
     return False if found is None else core().call(found.async_flush_cache())
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any] | None:
     """What the back end's server says of itself; None where there is no back end."""
-    found = global_config.find_backend(backend)
+    found = find_backend(backend)
     return None if found is None else core().call(found.async_get_server_info())
 
 

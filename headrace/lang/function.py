@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from headrace.lang import tracer
+from headrace.lang.backend.choose import need_backend
 from headrace.lang.core_loop import core
 from headrace.lang.executor import StreamExecutor
 from headrace.lang.family import Family
@@ -282,7 +283,7 @@ class SglFunction(Generic[P, R]):
 
     def cache(self, backend: Any = None) -> None:
         """Let the server cache the constant text that the program begins with, if it is long."""
-        chosen = global_config.backend(backend)
+        chosen = need_backend(backend)
         prefix = tracer.constant_prefix(self, self.bind_arguments, chosen)
         if len(prefix) > MIN_PREFIX_CHARS:
             core().call(chosen.async_cache_prefix(prefix))
@@ -318,7 +319,7 @@ class SglFunction(Generic[P, R]):
         if "max_tokens" in options:
             options.setdefault("max_new_tokens", options.pop("max_tokens"))
         backend = options.pop("backend", None)
-        return options, global_config.backend(backend)
+        return options, need_backend(backend)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         taken = ("max_tokens", "backend", "stream", "timeout", "use_thread", *_SAMPLING)

@@ -10,8 +10,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from headrace.lang import ir
+from headrace.lang.backend.choose import find_backend
 from headrace.lang.chat_template import ChatTemplate
-from headrace.lang.global_config import global_config
 
 if TYPE_CHECKING:
     from headrace.lang.backend.base import BaseBackend
@@ -256,7 +256,7 @@ def _run(
 def _template(backend: Any) -> ChatTemplate:
     from headrace.lang.backend.base import BaseBackend
 
-    found: BaseBackend = global_config.find_backend(backend) or BaseBackend()
+    found: BaseBackend = find_backend(backend) or BaseBackend()
     return found.get_chat_template()
 
 

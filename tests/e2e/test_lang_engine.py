@@ -12,7 +12,7 @@ import pytest
 import headrace
 from headrace import Engine, EngineBackend, assistant, function, gen, select, user
 from headrace.demo import MODEL_PATH
-from headrace.lang.backend.base import as_backend
+from headrace.lang.backend.choose import as_backend
 from headrace.lang.chat_template import get_chat_template
 from headrace.lang.program_errors import ProgramError
 from tests.support.waiting import until

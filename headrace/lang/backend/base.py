@@ -24,9 +24,8 @@ frontend keeps `events` of each program: see `headrace.lang.events`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.lang.chat_template import ChatTemplate, get_chat_template
 from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod
@@ -330,25 +329,3 @@ class AsyncBackend(BaseBackend):
 
 async def _next(pieces: AsyncGenerator[tuple[str, Meta], None]) -> tuple[str, Meta] | None:
     return await anext(pieces, None)
-
-
-def as_backend(given: Any) -> BaseBackend:
-    """`given` as a back end: itself, the endpoint of a `Runtime`, or an offline `Engine`.
-
-    Raises:
-        TypeError: nothing of that.
-    """
-    if isinstance(given, BaseBackend):
-        return given
-    endpoint = getattr(given, "endpoint", None)
-    if isinstance(endpoint, BaseBackend):
-        return endpoint
-    engine = sys.modules.get("headrace.engine.engine")
-    if engine is not None and isinstance(given, engine.Engine):
-        from headrace.lang.backend.engine_backend import backend_of
-
-        return backend_of(given)
-    # An object that has the methods without the class, as tests of users' own do.
-    if hasattr(given, "async_generate_stream") and hasattr(given, "get_chat_template"):
-        return cast("BaseBackend", given)
-    raise TypeError(f"A back end is a BaseBackend, a Runtime or an Engine, not {given!r}.")

@@ -23,8 +23,8 @@ from headrace.lang.backend.base import (
     Meta,
     Prompt,
     TurnPart,
-    as_backend,
 )
+from headrace.lang.backend.choose import as_backend
 from headrace.lang.chat_template import ChatTemplate, ChatTemplateStyle
 from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from headrace.lang.sampling import SglSamplingParams

@@ -1,0 +1,51 @@
+"""Which back end a program runs on: the given one, else the default of the process."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, cast
+
+from headrace.lang.backend.base import BaseBackend
+from headrace.lang.backend.engine_backend import backend_of
+from headrace.lang.global_config import global_config
+
+
+def need_backend(given: Any = None) -> BaseBackend:
+    """The back end to use; a `Runtime` stands for its endpoint.
+
+    Raises:
+        RuntimeError: none was given and there is no default.
+    """
+    found = find_backend(given)
+    if found is None:
+        raise RuntimeError(
+            "No back end: call set_default_backend(RuntimeEndpoint('http://HOST:PORT')), or "
+            "pass backend=."
+        )
+    return found
+
+
+def find_backend(given: Any = None) -> BaseBackend | None:
+    """Like `need_backend`, but None where there is none."""
+    chosen = global_config.default_backend if given is None else given
+    return None if chosen is None else as_backend(chosen)
+
+
+def as_backend(given: Any) -> BaseBackend:
+    """`given` as a back end: itself, the endpoint of a `Runtime`, or an offline `Engine`.
+
+    Raises:
+        TypeError: nothing of that.
+    """
+    if isinstance(given, BaseBackend):
+        return given
+    endpoint = getattr(given, "endpoint", None)
+    if isinstance(endpoint, BaseBackend):
+        return endpoint
+    engine = sys.modules.get("headrace.engine.engine")
+    if engine is not None and isinstance(given, engine.Engine):
+        return backend_of(given)
+    # An object that has the methods without the class, as tests of users' own do.
+    if hasattr(given, "async_generate_stream") and hasattr(given, "get_chat_template"):
+        return cast("BaseBackend", given)
+    raise TypeError(f"A back end is a BaseBackend, a Runtime or an Engine, not {given!r}.")
