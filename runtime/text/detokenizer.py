@@ -28,6 +28,7 @@ from runtime.requests.fault_domain import FaultDomains
 from runtime.text.decoder_choice import DecoderFactory
 from runtime.text.decoders import TextDecoder
 from runtime.text.stop_patterns import StopSearch, stop_search
+from runtime.text.thoughts import ThoughtScan
 from runtime.text.tokenizer import Tokenizer
 
 ID_BYTES = 4
@@ -172,11 +173,14 @@ class Stream:
         "_first_token_at",
         "_interval",
         "_keep_stop",
+        "_least",
         "_matcher",
         "_max_undecoded",
         "_num_bytes",
+        "_num_tokens",
         "_num_unsent",
         "_request_id",
+        "_scan",
         "_text",
         "_undecoded",
     )
@@ -190,6 +194,10 @@ class Stream:
         self._decoder = decoder
         self._keep_stop = start.no_stop_trim
         self._matcher = stop_search(start)
+        # For the matcher alone: where the answer is, and how many tokens came.
+        self._scan = ThoughtScan(start.thoughts) if start.thoughts is not None else None
+        self._least = start.min_new_tokens
+        self._num_tokens = 0
         # Unsent tokens that make a delta due: the first at once; never where nobody streams.
         self._interval = max(1, start.stream_interval) if start.stream else sys.maxsize
         self._due = 1 if start.stream else sys.maxsize
@@ -290,7 +298,8 @@ class Stream:
         num_hidden = self._drop_stop_token(reason) if reason is not None else 0
         ids = self._undecoded
         for index, token_id in enumerate(ids):
-            self._text.append(matcher.push(self._decoder.push(token_id)))
+            self._num_tokens += 1
+            self._look_through(matcher, self._decoder.push(token_id))
             if matcher.matched is not None:
                 num_dropped = len(ids) - index - 1 + num_hidden
                 ids.clear()
@@ -298,13 +307,28 @@ class Stream:
         ids.clear()
         if reason is None:
             return 0, None
-        self._text.append(matcher.push(self._decoder.finish()))
+        # Stop ids have waited for so many tokens as well.
+        self._num_tokens += num_hidden
+        self._look_through(matcher, self._decoder.finish(), is_end=True)
         if matcher.matched is None:
-            self._text.append(matcher.finish())
+            self._text.append(matcher.finish(may_match=self._num_tokens > self._least))
         # What went wrong is said even where the text happens to end as it was asked to.
         if matcher.matched is not None and reason.type != "abort":
             return num_hidden, FinishReason("stop", matched=matcher.matched)
         return 0, reason
+
+    def _look_through(self, matcher: StopSearch, text: str, *, is_end: bool = False) -> None:
+        """Add what may be shown of more text; stops are looked for in the answer alone."""
+        may_match = self._num_tokens > self._least
+        if self._scan is None:
+            self._text.append(matcher.push(text, may_match=may_match))
+            return
+        parts = self._scan.feed(text) + (self._scan.finish() if is_end else [])
+        for part in parts:
+            if matcher.matched is None and part.is_answer:
+                self._text.append(matcher.push(part.text, may_match=may_match))
+            elif matcher.matched is None:
+                self._text += (matcher.let_go(), part.text)
 
 
 def portions(message: TextDeltas) -> Iterator[TextDeltas]:
