@@ -195,7 +195,7 @@ class StepRunner(ABC):
         pending = self._launch(plan, masks)
         if self.recorder is not None and self.recorder.is_on:
             try:
-                self.recorder.end_step(plan)
+                self.recorder.end_step(plan, self._rows.latest_input)
             except Exception as error:
                 raise_if_lost(error)
                 logger.exception("Expert use is recorded no more: a step could not be kept")
