@@ -1,7 +1,8 @@
 """Modules that import one another in a circle, and files that lie loose in `runtime/`.
 
-`python -m tools.import_circles [--base REV]`. What counts is what an import executes: the imports
-of a module and of its classes, not those inside of functions, nor those for a type checker alone.
+`python -m tools.import_circles [--base REV]`. The first circle counts what an import executes: the
+imports of a module and of its classes. Circles between folders count every import, also those
+inside of functions and those for a type checker: a reader follows them all the same.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from tools.code_lines import PRODUCT, Source, files_here, files_of
 _IN_NO_ROOM = {"__init__.py", "errors.py"}
 
 
-def imports(source: str) -> Iterator[tuple[str, str]]:
-    """Yield what a file imports when it is imported: a module, and perhaps a name in it."""
+def imports(source: str, *, every: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield what a file imports when it is imported: a module, and perhaps a name in it.
+
+    With `every`, also what it imports later or for a type checker alone.
+    """
     left: list[ast.AST] = [ast.parse(source)]
     while left:
         node = left.pop()
         match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() if not every:
                 continue
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")) if not every:
                 left += node.orelse
                 continue
             case ast.Import():
@@ -37,13 +41,13 @@ def imports(source: str) -> Iterator[tuple[str, str]]:
         left += ast.iter_child_nodes(node)
 
 
-def graph_of(files: Sequence[Source]) -> dict[str, set[str]]:
-    """The modules among `files`, each with those of them that it imports."""
+def graph_of(files: Sequence[Source], *, every: bool = False) -> dict[str, set[str]]:
+    """The modules among `files`, each with those of them that it imports; see `imports`."""
     sources = {module_name(path): text for path, text in files if path.suffix == ".py"}
     graph: dict[str, set[str]] = {}
     for name, text in sources.items():
         found = graph[name] = set()
-        for module, member in imports(text):
+        for module, member in imports(text, every=every):
             inner = f"{module}.{member}"
             found |= {inner if inner in sources else module} & sources.keys() - {name}
     return graph
@@ -65,6 +69,29 @@ def first_circle(graph: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
+def circles_between_folders(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Sets of modules of several folders, each of which reaches all others; sorted."""
+    reached = {name: _reached(graph, name) for name in graph}
+    found = {
+        frozenset(other for other in reached[name] if name in reached[other])
+        for name in graph
+        if name in reached[name]
+    }
+    folders = ({name.rpartition(".")[0] for name in circle} for circle in found)
+    pairs = zip(found, folders, strict=True)
+    return sorted(sorted(circle) for circle, inside in pairs if len(inside) > 1)
+
+
+def _reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
+    reached: set[str] = set()
+    left = [start]
+    while left:
+        for name in graph[left.pop()] - reached:
+            reached.add(name)
+            left.append(name)
+    return reached
+
+
 def loose_files(files: Sequence[Source]) -> list[str]:
     """Files of `runtime/` that are in none of its rooms."""
     paths = [path for path, _ in files if path.parent == PurePosixPath("runtime")]
@@ -72,7 +99,7 @@ def loose_files(files: Sequence[Source]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print both; 1 where there is one or the other."""
+    """Print all of it; 1 where there is a circle that imports execute, or a loose file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", metavar="REV", help="look at another revision")
     base = parser.parse_args(arguments).base
@@ -81,6 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     graph = graph_of(files)
     circle, loose = first_circle(graph), loose_files(files)
     print(f"{len(graph)} modules; circle: {' -> '.join(circle) or 'none'}")
+    between = circles_between_folders(graph_of(files, every=True))
+    print(f"{len(between)} circles between folders", *map(", ".join, between), sep="\n  ")
     print(f"{len(loose)} loose files in runtime/", *loose, sep="\n  ")
     return int(bool(circle or loose))
 

@@ -5,17 +5,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from openai_api.responses.event_log import EventLogs
-from runtime.service.generation import Chunk, named_event
-
-if TYPE_CHECKING:
-    # It knows the context that holds these.
-    from openai_api.responses.response_run import ResponseRun
+from runtime.service.generation import Chunk, Indexed, named_event
 
 # An engine that does not say within this time that it has stopped is not waited for.
 ABORT_TIMEOUT_S = 10.0
+
+
+Event = dict[str, Any]
+
+
+class RunningResponse(Protocol):
+    """What is made in the background: `openai_api.responses.response_run.ResponseRun`."""
+
+    id: str
+    response: dict[str, Any]
+
+    def chunks(self) -> AsyncGenerator[Indexed, None]:
+        """What the engine makes, as `streamed` takes it."""
+
+    def streamed(self, chunks: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Event, None]:
+        """Every event in its order; a failure is the last one."""
+
+    async def keep(self) -> None:
+        """Keep the response as it stands, if it is to be kept."""
+
+    def close(self) -> None:
+        """Stop; what still runs is aborted."""
+
+    def abort(self) -> None:
+        """Have the engine end it, as any other end; the events go on to their last."""
+
+    async def cancel(self) -> None:
+        """End before the model does."""
 
 
 class BackgroundResponses:
@@ -27,10 +51,10 @@ class BackgroundResponses:
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._running: dict[str, tuple[ResponseRun, asyncio.Task[None]]] = {}
+        self._running: dict[str, tuple[RunningResponse, asyncio.Task[None]]] = {}
         self.logs = EventLogs()
 
-    async def start(self, run: ResponseRun, *, is_streamed: bool) -> None:
+    async def start(self, run: RunningResponse, *, is_streamed: bool) -> None:
         """Let `run` go on by itself; its events are kept where it `is_streamed`."""
         try:
             await run.keep()
@@ -67,7 +91,7 @@ class BackgroundResponses:
             await run.cancel()
         return True
 
-    async def _finish(self, run: ResponseRun) -> None:
+    async def _finish(self, run: RunningResponse) -> None:
         log = self.logs.get(run.id)
         try:
             async with contextlib.aclosing(run.streamed(run.chunks())) as events:
