@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 
 import msgspec
-from runtime.service.events import Chunk, joined
 
 from anthropic_api.conversation import chat_request, prompt_request
 from anthropic_api.message_answers import (
@@ -34,7 +33,6 @@ from openai_api.thinking import keeps_budget
 from runtime.client.heavy_work import aside
 from runtime.errors import InvalidRequest, TooLong
 from runtime.service.generation import Chunk, Indexed, joined
-from runtime.service.streams import Indexed
 
 _MESSAGES = msgspec.json.Decoder(MessagesRequest)
 # Anthropic sends one behind the beginning; clients take it for a sign of life.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import secrets
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from runtime.client.tokenization import encode_prompts
 from runtime.client.turns import SLICE_S, Slices
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import FinishReason
+from runtime.requests.random_hex import random_hex
 from runtime.requests.sampling_params import SamplingParams
 from runtime.service.context import ServiceContext
 from runtime.service.generate_request import GenerateBody, GeneratePlan, plan_body
@@ -58,7 +58,7 @@ _INLINE_COST = 50_000
 
 def new_id(prefix: str, rid: str | None) -> str:
     """The answer's id: the caller's own, else a fresh one."""
-    return rid if rid is not None else f"{prefix}-{secrets.token_hex(16)}"
+    return rid if rid is not None else f"{prefix}-{random_hex(16)}"
 
 
 def sample_rids(rid: str, num_samples: int) -> list[str]:

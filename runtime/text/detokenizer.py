@@ -257,7 +257,7 @@ class Stream:
         delta = TextDelta(
             self._request_id,
             "".join(self._text),
-            sent[: len(sent) - _ID_BYTES * num_dropped] if num_dropped else sent,
+            sent[: len(sent) - ID_BYTES * num_dropped] if num_dropped else sent,
             reason,
             self._cached_tokens,
         )
