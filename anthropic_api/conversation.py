@@ -21,7 +21,7 @@ from anthropic_api.message_request import (
 )
 from anthropic_api.shown_blocks import note, shown_text
 from openai_api.billing_line import without_billing
-from openai_api.content_parts import Content, appended, image_part, inline_image, joined, text_part
+from openai_api.content_parts import Content, image_part, inline_image, joined, merged, text_part
 from openai_api.responses.opaque_text import unwrapped
 from openai_api.schemas.chat import (
     MAX_PARTS,
@@ -72,6 +72,7 @@ def prompt_request(request: PromptFields, *, sees: bool) -> ChatCompletionReques
         turns.say("system", text_part(_system(request.system)))
     for index, message in enumerate(request.messages):
         _add(turns, message, f"messages[{index}]")
+    turns.end()
     if not turns.messages:
         raise InvalidRequest("messages have no content.", param="messages")
     chat = ChatCompletionRequest(model=request.model, messages=turns.messages)
@@ -99,27 +100,41 @@ class _Turns:
     def __init__(self, sees: bool) -> None:
         self.messages: list[ChatMessage] = []
         self.sees = sees
+        # Of the last message, which gets them once it is complete: to lengthen its texts by each
+        # would take time that grows with their square.
+        self._said: list[ContentPart] = []
+        self._thoughts: list[str] = []
 
     def say(self, role: str, part: ContentPart) -> None:
-        message = self._of(role)
-        message.content = appended(message.content, part)
+        self._begin(role)
+        self._said.append(part)
 
     def think(self, text: str) -> None:
-        message = self._of("assistant")
-        before = message.reasoning_content
-        message.reasoning_content = f"{before}\n{text}" if before else text
+        self._begin("assistant")
+        if text or self._thoughts:
+            self._thoughts.append(text)
 
     def call(self, block: ToolUseBlock) -> None:
         function = FunctionCall(name=block.name, arguments=block.input)
-        message = self._of("assistant")
-        calls = message.tool_calls or []
-        message.tool_calls = [*calls, ToolCall(id=block.id, type="function", function=function)]
+        message = self._begin("assistant")
+        message.tool_calls = message.tool_calls or []
+        message.tool_calls.append(ToolCall(id=block.id, type="function", function=function))
 
     def returned(self, call_id: str, content: Content) -> None:
+        self.end()
         self.messages.append(ChatMessage(role="tool", tool_call_id=call_id, content=content))
 
-    def _of(self, role: str) -> ChatMessage:
+    def end(self) -> None:
+        """Complete the last message."""
+        if self._said:
+            self.messages[-1].content = merged(self._said)
+        if self._thoughts:
+            self.messages[-1].reasoning_content = "\n".join(self._thoughts)
+        self._said, self._thoughts = [], []
+
+    def _begin(self, role: str) -> ChatMessage:
         if not self.messages or self.messages[-1].role != role:
+            self.end()
             self.messages.append(ChatMessage(role=role))
         return self.messages[-1]
 

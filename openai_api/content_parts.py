@@ -44,11 +44,24 @@ def joined(parts: list[ContentPart]) -> Content:
     return parts
 
 
-def appended(content: Content | None, part: ContentPart) -> Content:
-    """What a message says with one more part."""
-    if not content:
-        return joined([part])
-    before = [text_part(content)] if isinstance(content, str) else content
-    if part.text is not None and before[-1].text is not None:
-        return joined([*before[:-1], text_part(f"{before[-1].text}\n{part.text}")])
-    return joined([*before, part])
+def merged(parts: list[ContentPart]) -> Content:
+    """A message's content of parts that came one by one: neighbouring texts become one.
+
+    Texts that are empty and come first are left out.
+    """
+    found: list[ContentPart] = []
+    texts: list[str] = []
+
+    def end_text() -> None:
+        if texts:
+            found.append(text_part("\n".join(texts)))
+            texts.clear()
+
+    for part in parts:
+        if part.text is None:
+            end_text()
+            found.append(part)
+        elif part.text or texts or found:
+            texts.append(part.text)
+    end_text()
+    return joined(found)

@@ -153,7 +153,8 @@ class _Turns:
         call = ToolCall(
             id=call_id, type="function", function=FunctionCall(name=name, arguments=arguments)
         )
-        message.tool_calls = [*(message.tool_calls or ()), call]
+        message.tool_calls = message.tool_calls or []
+        message.tool_calls.append(call)
 
     def _assistant(self) -> ChatMessage:
         if not self.messages or self.messages[-1].role != "assistant":

@@ -243,6 +243,18 @@ ATTACKS = {
         400,
         b"prompt is too long",
     ),
+    "messages, 4,096 blocks": lambda: Attack(
+        "/v1/messages",
+        orjson.dumps(
+            {
+                "model": "m",
+                "max_tokens": 16,
+                "messages": said([{"type": "text", "text": "y" * 15_000}] * 4096),
+            }
+        ),
+        400,
+        b"prompt is too long",
+    ),
     "files, 40 MB of newlines": lambda: Attack(
         "/v1/files",
         b'--X\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
