@@ -25,9 +25,9 @@ from headrace.engine.progress_bar import Progress
 from headrace.engine.server_args import ServerArgs
 from headrace.engine.workers import run_workers
 from openai_api.batches.batch_lines import BadLine, check_line, refused
-from openai_api.batches.batch_lines import answer as batch_answer
 from openai_api.chat_prompt import build_chat_prompt
 from openai_api.chat_tools import settle_tools
+from openai_api.endpoints.batch_answer import answer as batch_answer
 from openai_api.openai_context import OpenAIContext, make_context
 from openai_api.schemas.chat import ChatCompletionRequest, check_chat_request
 from runtime.client.absent_nulls import convert

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from openai_api.batches.batch_service import BatchService
 from openai_api.call_ids import IdForm
 from openai_api.chat_template import ChatTemplate, load_chat_template
 from openai_api.infill import Infill
@@ -19,10 +19,6 @@ from openai_api.responses.response_store import ResponseStore, open_store
 from openai_api.sampling import model_sampling_defaults
 from openai_api.split_tokens import SplitTokens
 from runtime.service.context import ServiceContext
-
-if TYPE_CHECKING:
-    # It answers by the endpoints, which know this context.
-    from openai_api.batches.batch_service import BatchService
 
 logger = logging.getLogger(__name__)
 

@@ -90,6 +90,8 @@ async def _run(
     limit: ConnectionLimit,
 ) -> int:
     app, openai = _application(context, prepared.engine.folders.run)
+    from openai_api.endpoints.batch_answer import answer as answer_line
+
     http_server = _http_server(app, prepared.certificate, limit)
     http = asyncio.create_task(http_server.serve(sockets=[prepared.listener]))
     startup = asyncio.create_task(_start_up(prepared, context, host))
@@ -100,7 +102,8 @@ async def _run(
     if prepared.certificate is not None:
         background.keep(prepared.certificate.follow, "Following the certificate")
     if openai.batch_service is not None:
-        background.keep(partial(openai.batch_service.run, openai), "Answering batches")
+        answering = partial(openai.batch_service.run, context, partial(answer_line, openai))
+        background.keep(answering, "Answering batches")
     stopping = asyncio.create_task(shutdown.requested.wait())
     try:
         await asyncio.wait((http, startup, stopping), return_when=asyncio.FIRST_COMPLETED)

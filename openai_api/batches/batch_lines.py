@@ -1,32 +1,14 @@
-"""Lines of OpenAI's batch files: `custom_id`, `method`, `url`, `body` in, their answers out.
-
-The answers are those of the server's routes: the same code makes them, without HTTP.
-"""
+"""Lines of OpenAI's batch files: `custom_id`, `method`, `url`, `body` in, their answers out."""
 
 from __future__ import annotations
 
 import secrets
 from typing import Any
 
-import orjson
-
-from openai_api.call import Call, Whole
-from openai_api.endpoints.chat_completions import create_chat_completion
-from openai_api.endpoints.completions import create_completion
-from openai_api.endpoints.embeddings import create_embeddings
-from openai_api.endpoints.responses import create_response
-from openai_api.openai_context import OpenAIContext
 from openai_api.openai_errors import error_body
-from runtime.client.ignored_fields import IGNORED, IgnoredFields
-from runtime.client.json_pieces import all_pieces
 from runtime.service.error_table import describe_error
 
-HANDLERS = {
-    "/v1/chat/completions": create_chat_completion,
-    "/v1/completions": create_completion,
-    "/v1/embeddings": create_embeddings,
-    "/v1/responses": create_response,
-}
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
 # Answers that are no line, or none yet.
 _LATER = ("stream", "background")
@@ -67,8 +49,8 @@ def check_line(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         shown = str(request["method"])[:32]
         raise BadLine("invalid_method", f"method must be POST, got {shown!r}.", "method")
     url, body = request.get("url"), request.get("body")
-    if not isinstance(url, str) or url not in HANDLERS:
-        known = ", ".join(HANDLERS)
+    if not isinstance(url, str) or url not in URLS:
+        known = ", ".join(URLS)
         raise BadLine("invalid_url", f"url must be one of {known}, got {str(url)[:64]!r}.", "url")
     if not isinstance(body, dict):
         raise BadLine("invalid_body", "body must be a JSON object.", "body")
@@ -82,31 +64,12 @@ def check_line(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return url, body
 
 
-async def answer(context: OpenAIContext, url: str, body: bytes) -> dict[str, Any]:
-    """`response` of the output line; runs on the engine's loop.
-
-    A request that is refused has a response too, with its status and OpenAI's error object.
-
-    Args:
-        context: the server's.
-        url: the path of a handler.
-        body: of the request, JSON.
-    """
-    IGNORED.set(IgnoredFields(url))
-    try:
-        reply = await HANDLERS[url](Call(body), context)
-        assert isinstance(reply, Whole), "nothing is streamed in a batch"
-        content = orjson.loads(b"".join(all_pieces(reply.content)))
-    except Exception as error:
-        return refused(error)
-    return _response(200, content)
-
-
 def refused(error: Exception) -> dict[str, Any]:
     """The same for a request that failed."""
     info = describe_error(error)
-    return _response(info.status, error_body(info))
+    return response_of(info.status, error_body(info))
 
 
-def _response(status: int, content: Any) -> dict[str, Any]:
+def response_of(status: int, content: Any) -> dict[str, Any]:
+    """`response` of an output line."""
     return {"status_code": status, "request_id": secrets.token_hex(16), "body": content}

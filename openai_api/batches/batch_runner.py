@@ -8,23 +8,22 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Container, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import orjson
 
-from openai_api.batches.batch_lines import BadLine, answer, check_line
+from openai_api.batches.batch_lines import BadLine, check_line
 from openai_api.batches.batch_store import OVER, BatchRecord, BatchStore, LineError, Status
 from openai_api.batches.file_store import FileStore
 from runtime.client.tenant import TENANT
 from runtime.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    # It knows the service that holds this.
-    from openai_api.openai_context import OpenAIContext
+from runtime.service.context import ServiceContext
 
 logger = logging.getLogger(__name__)
+
+Answer = Callable[[str, bytes], Awaitable[dict[str, Any]]]
 
 MAX_LINES = 50_000
 # Of each tenant.
@@ -63,6 +62,8 @@ class BatchRunner:
         running: records of the batches that are being worked on, by their ids.
         has_begun: set once those that an earlier server left are among them, or never will be.
     """
+
+    _answer_line: Answer
 
     def __init__(
         self, batches: BatchStore, files: FileStore, now: Callable[[], float] = time.time
@@ -112,11 +113,17 @@ class BatchRunner:
         if (work := self._work.get(record.id)) is not None:
             work.cancel()
 
-    async def run(self, context: OpenAIContext) -> None:
-        """Work without an end, until the server is told to leave."""
+    async def run(self, context: ServiceContext, answer: Answer) -> None:
+        """Work without an end, until the server is told to leave.
+
+        Args:
+            context: the server's.
+            answer: makes `response` of the output line of a path and a body in JSON.
+        """
+        self._answer_line = answer
         work = asyncio.create_task(self._run_all(context))
         try:
-            while not context.service.lifecycle.draining:
+            while not context.lifecycle.draining:
                 await asyncio.wait([work], timeout=_WATCH_S)
                 if work.done():
                     work.result()
@@ -127,23 +134,23 @@ class BatchRunner:
             self.has_begun.set()
         await asyncio.Event().wait()
 
-    async def _run_all(self, context: OpenAIContext) -> None:
+    async def _run_all(self, context: ServiceContext) -> None:
         for record in await self._batches.unfinished():
             if record.id not in self.running:
                 self.add(record)
         self.has_begun.set()
-        worker = context.service.status.worker
-        while worker is None or not context.service.client.ready:
+        worker = context.status.worker
+        while worker is None or not context.client.ready:
             await asyncio.sleep(_POLL_S)
-            worker = context.service.status.worker
-        rows = worker.max_running_requests * len(context.service.status.replicas)
+            worker = context.status.worker
+        rows = worker.max_running_requests * len(context.status.replicas)
         slots = asyncio.Semaphore(max(rows // _ROWS_PER_LINE, 1))
         async with asyncio.TaskGroup() as group:
             while True:
                 group.create_task(self._process(await self._new.get(), slots, context))
 
     async def _process(
-        self, record: BatchRecord, slots: asyncio.Semaphore, context: OpenAIContext
+        self, record: BatchRecord, slots: asyncio.Semaphore, context: ServiceContext
     ) -> None:
         try:
             if record.status == "validating":
@@ -188,7 +195,7 @@ class BatchRunner:
     # ---- the lines ----
 
     async def _answer_in_time(
-        self, record: BatchRecord, slots: asyncio.Semaphore, context: OpenAIContext
+        self, record: BatchRecord, slots: asyncio.Semaphore, context: ServiceContext
     ) -> None:
         work = asyncio.create_task(self._answer_lines(record, slots, context))
         self._work[record.id] = work
@@ -206,7 +213,7 @@ class BatchRunner:
             await self._give_up(record)
 
     async def _answer_lines(
-        self, record: BatchRecord, slots: asyncio.Semaphore, context: OpenAIContext
+        self, record: BatchRecord, slots: asyncio.Semaphore, context: ServiceContext
     ) -> None:
         TENANT.set(record.tenant)
         async with asyncio.TaskGroup() as group:
@@ -221,9 +228,9 @@ class BatchRunner:
         self._num_lines -= 1
         slots.release()
 
-    async def _wait_for_room(self, context: OpenAIContext) -> None:
+    async def _wait_for_room(self, context: ServiceContext) -> None:
         """Wait until the engine works, and nobody who is not a batch waits for it."""
-        client, status = context.service.client, context.service.status
+        client, status = context.client, context.status
         if client.num_in_flight > self._num_lines:
             # What was sent last is counted only after a step.
             await asyncio.sleep(_POLL_S)
@@ -238,14 +245,14 @@ class BatchRunner:
                 for line in some:
                     yield line
 
-    async def _answer(self, record: BatchRecord, line: _Line, context: OpenAIContext) -> None:
-        response = await answer(context, line.url, line.body)
+    async def _answer(self, record: BatchRecord, line: _Line, context: ServiceContext) -> None:
+        response = await self._answer_line(line.url, line.body)
         for _ in range(_MAX_ATTEMPTS - 1):
             if response["status_code"] != _UNAVAILABLE:
                 break
             await asyncio.sleep(1)
             await self._wait_for_room(context)
-            response = await answer(context, line.url, line.body)
+            response = await self._answer_line(line.url, line.body)
         await self._keep(record, line, response, None)
 
     async def _keep(

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from openai_api.batches.batch_runner import BatchRunner
+from openai_api.batches.batch_runner import Answer, BatchRunner
 from openai_api.batches.batch_store import BatchStore
 from openai_api.batches.database import Database
 from openai_api.batches.file_store import FileStore
 from runtime.config.options import HttpArgs
-
-if TYPE_CHECKING:
-    # It holds this.
-    from openai_api.openai_context import OpenAIContext
+from runtime.service.context import ServiceContext
 
 
 @dataclass(frozen=True)
@@ -26,11 +22,11 @@ class BatchService:
     batches: BatchStore
     runner: BatchRunner
 
-    async def run(self, context: OpenAIContext) -> None:
-        """Work on batches without an end."""
+    async def run(self, context: ServiceContext, answer: Answer) -> None:
+        """Work on batches without an end; see `BatchRunner.run`."""
         await self.files.clean()
         await self.batches.clean()
-        await self.runner.run(context)
+        await self.runner.run(context, answer)
 
     async def close(self) -> None:
         """Let another server have the folder."""

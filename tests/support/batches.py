@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from openai_api.batches.batch_service import BatchService
 from openai_api.batches.batch_store import MAX_OVER, BatchStore
 from openai_api.batches.database import Database
 from openai_api.batches.file_store import FileStore
+from openai_api.endpoints.batch_answer import answer
 from openai_api.openai_context import OpenAIContext, make_context
 from server.app import create_app
 from tests.support.fake_server import FakeServer
@@ -46,7 +48,8 @@ class Batches:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.service.run(self.context))
+        work = self.service.run(self.context.service, partial(answer, self.context))
+        task = asyncio.create_task(work)
         try:
             yield
         finally:

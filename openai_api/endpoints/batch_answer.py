@@ -1,0 +1,45 @@
+"""Answers to lines of batch files, by the handlers of the routes and without HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from openai_api.batches.batch_lines import URLS, refused, response_of
+from openai_api.call import Call, Whole
+from openai_api.endpoints.chat_completions import create_chat_completion
+from openai_api.endpoints.completions import create_completion
+from openai_api.endpoints.embeddings import create_embeddings
+from openai_api.endpoints.responses import create_response
+from openai_api.openai_context import OpenAIContext
+from runtime.client.ignored_fields import IGNORED, IgnoredFields
+from runtime.client.json_pieces import all_pieces
+
+_HANDLERS = dict(
+    zip(
+        URLS,
+        (create_chat_completion, create_completion, create_embeddings, create_response),
+        strict=True,
+    )
+)
+
+
+async def answer(context: OpenAIContext, url: str, body: bytes) -> dict[str, Any]:
+    """`response` of the output line; runs on the engine's loop.
+
+    A request that is refused has a response too, with its status and OpenAI's error object.
+
+    Args:
+        context: the server's.
+        url: the path of a handler.
+        body: of the request, JSON.
+    """
+    IGNORED.set(IgnoredFields(url))
+    try:
+        reply = await _HANDLERS[url](Call(body), context)
+        assert isinstance(reply, Whole), "nothing is streamed in a batch"
+        content = orjson.loads(b"".join(all_pieces(reply.content)))
+    except Exception as error:
+        return refused(error)
+    return response_of(200, content)
