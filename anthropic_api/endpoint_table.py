@@ -15,8 +15,8 @@ from anthropic_api.message_answers import (
     TokenTotal,
 )
 from anthropic_api.message_request import BLOCKS, CountTokensRequest, MessagesRequest
-from openai_api.operation import events_of, json_of, operation
-from openai_api.router import Endpoint
+from openai_api.routes import Endpoint
+from runtime.service.operation import events_of, json_of, operation
 
 _EVENTS = (
     MessageStart,

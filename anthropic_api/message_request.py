@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from anthropic_api.shown_blocks import is_shown
-from openai_api.operation import described_as
 from runtime.errors import InvalidRequest
 from runtime.requests.bounds import within
 from runtime.requests.sampling_params import INT64_MAX, StopStrings, Temperature, TopKOrOff, TopP
+from runtime.service.operation import described_as
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):

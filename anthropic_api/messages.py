@@ -30,8 +30,8 @@ from openai_api.output_parser import OutputEvent
 from openai_api.request_body import read_body
 from openai_api.schemas.chat import check_chat_request
 from openai_api.thinking import keeps_budget
-from runtime.client.heavy_work import aside
 from runtime.errors import InvalidRequest, TooLong
+from runtime.eventloop.heavy_work import aside
 from runtime.service.generation import Chunk, Indexed, joined
 
 _MESSAGES = msgspec.json.Decoder(MessagesRequest)

@@ -18,12 +18,12 @@ from docs.lang_reference import lang_reference_page
 from docs.openai_fields import openai_fields_page
 from openai_api import openai_errors
 from runtime import errors
-from runtime.client.gate import RequestGate
-from runtime.client.status import EngineStatus, ReplicaStatus
+from runtime.client.weight_gate import RequestGate
 from runtime.config.options import ServerConfig
 from runtime.ipc.shared_state import SharedState
 from runtime.launch.command_line import option_name
 from runtime.models.registry import FAMILIES
+from runtime.processes.status import EngineStatus, ReplicaStatus
 from runtime.service.context import ServiceContext
 from server.metrics import Metrics
 

@@ -17,7 +17,7 @@ from openai_api.schemas.completions import CompletionRequest
 from openai_api.schemas.embeddings import EmbeddingRequest
 from openai_api.schemas.neutral import neutral_fields
 from openai_api.schemas.responses import ResponseRequest
-from runtime.client.expected import fields_of_type
+from runtime.eventloop.body_errors import fields_of_type
 
 Outcome = Literal["effect", "neutral", "refused"]
 

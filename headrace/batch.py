@@ -30,8 +30,8 @@ from openai_api.chat_tools import settle_tools
 from openai_api.endpoints.batch_answer import answer as batch_answer
 from openai_api.openai_context import OpenAIContext, make_context
 from openai_api.schemas.chat import ChatCompletionRequest, check_chat_request
-from runtime.client.absent_nulls import convert
 from runtime.errors import InvalidRequest
+from runtime.eventloop.absent_nulls import convert
 from runtime.launch.command_line import parse_args
 
 _IN_FLIGHT_PER_ROW = 2

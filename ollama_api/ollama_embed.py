@@ -13,7 +13,7 @@ from ollama_api.ollama_request import OllamaEmbeddingsRequest, OllamaEmbedReques
 from openai_api.call import Call, Whole
 from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
-from runtime.client.json_pieces import JsonList
+from runtime.eventloop.json_pieces import JsonList
 from runtime.service.text_embeddings import TextOptions, embed
 
 _EMBED = msgspec.json.Decoder(OllamaEmbedRequest)

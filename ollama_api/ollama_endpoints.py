@@ -17,7 +17,7 @@ from openai_api.content_parts import inline_image
 from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import OutputEvent
 from openai_api.request_body import read_body
-from runtime.client.heavy_work import aside
+from runtime.eventloop.heavy_work import aside
 from runtime.media.image_loader import NamedItem
 from runtime.service.generation import Chunk, Indexed
 

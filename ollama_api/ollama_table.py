@@ -19,8 +19,8 @@ from ollama_api.ollama_request import (
     OllamaGenerateRequest,
     ShowRequest,
 )
-from openai_api.operation import json_of, lines_of, operation
-from openai_api.router import Endpoint
+from openai_api.routes import Endpoint
+from runtime.service.operation import json_of, lines_of, operation
 
 ENDPOINTS = (
     Endpoint(

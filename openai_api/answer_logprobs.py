@@ -17,7 +17,7 @@ from openai_api.logprobs import chat_token
 from openai_api.output_parser import ContentText, OutputEvent, ReasoningText
 from openai_api.reasoning_parsers.think_tags import OPEN_TAG
 from runtime.client.generation_stream import GenerationChunk
-from runtime.client.json_pieces import BATCH, Pieces
+from runtime.eventloop.json_pieces import BATCH, Pieces
 from runtime.extras.logprobs.positions import LogprobRows, outputs_of
 from runtime.text.decoders import TextDecoder
 from runtime.text.thoughts import Part, ThoughtScan

@@ -26,8 +26,8 @@ from openai_api.schemas.chat import (
 )
 from openai_api.tool_parsers.tool_parser import CallForm
 from runtime.client.grammar_client import GrammarCompiler
-from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest
+from runtime.eventloop.offload import OffloadPool
 from runtime.grammar.limits import check_grammar
 from runtime.grammar.schema_check import MAX_JSON_BYTES, check_schema, parse_json
 from runtime.requests.sampling_params import GrammarSpec

@@ -8,8 +8,8 @@ from openai_api.auto_tools import answer_or_calls, strict_calls
 from openai_api.forced_tools import call_constraint, forces_call
 from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest, tool_names
-from runtime.client.heavy_work import aside
 from runtime.errors import InvalidRequest
+from runtime.eventloop.heavy_work import aside
 from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 
 

@@ -13,9 +13,9 @@ from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest, ChatMessage, ThinkingSwitch
 from openai_api.split_tokens import Marks
 from runtime.client.admission import MAX_CHARS_PER_TOKEN, EngineLimits, check_prompt_length
-from runtime.client.heavy_work import aside
 from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest, TooLong
+from runtime.eventloop.heavy_work import aside
 from runtime.media.image_loader import NamedItem
 from runtime.media.placeholders import expand_text, write_expansions
 from runtime.requests.image_input import ImageInput

@@ -36,9 +36,9 @@ from openai_api.thought_count import ThoughtCount
 from openai_api.tool_parsers.tool_parser import Functions
 from openai_api.usage import TokenCount
 from runtime.client.generation_stream import GenerationInput
-from runtime.client.heavy_work import aside
-from runtime.client.router import wanted_rank
+from runtime.client.replica_router import wanted_rank
 from runtime.errors import InvalidRequest
+from runtime.eventloop.heavy_work import aside
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import (

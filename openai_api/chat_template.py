@@ -22,8 +22,8 @@ from openai_api.template_render import (
     RenderTimeout,
     parse_template,
 )
-from runtime.client.offload import OffloadPool
 from runtime.errors import HeadraceError, InvalidRequest, StartupError, TooLong
+from runtime.eventloop.offload import OffloadPool
 
 if TYPE_CHECKING:
     from openai_api.split_tokens import Marks

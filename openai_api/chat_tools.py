@@ -24,8 +24,8 @@ from openai_api.schemas.chat import (
     NamedToolChoice,
     ToolCall,
 )
-from runtime.client.absent_nulls import convert
 from runtime.errors import InvalidRequest
+from runtime.eventloop.absent_nulls import convert
 
 Delta = dict[str, Any]
 

@@ -8,8 +8,8 @@ from itertools import chain, repeat
 from typing import Any
 
 from runtime.client.generation_stream import GenerationChunk
-from runtime.client.json_pieces import BATCH, JsonList
 from runtime.errors import InvalidRequest
+from runtime.eventloop.json_pieces import BATCH, JsonList
 from runtime.extras.logprobs.front import MAX_TOP_LOGPROBS
 from runtime.extras.logprobs.positions import LogprobRows, LogprobSpec, inputs_of, outputs_of
 from runtime.text.token_pieces import TokenPieces

@@ -8,8 +8,8 @@ from typing import TypeVar
 import msgspec
 
 from openai_api.call import Call
-from runtime.client.expected import InvalidBody
-from runtime.client.json_body import read_json
+from runtime.eventloop.body_errors import InvalidBody
+from runtime.eventloop.json_body import read_json
 
 T = TypeVar("T")
 

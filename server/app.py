@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from openai_api.openai_context import OpenAIContext
-from openai_api.operation import operation, text
+from runtime.service.operation import operation, text
 from server.access import Access, AccessRouter
 from server.entry.application import Application
 from server.error_responses import RouteNotFound
@@ -17,7 +17,7 @@ from server.native import (
     control,
     docs_page,
     encode,
-    experts,
+    expert_distribution,
     explain,
     generate,
     health,
@@ -55,7 +55,7 @@ def create_app(openai: OpenAIContext) -> Application:
         select,
         encode,
         pooling,
-        experts,
+        expert_distribution,
         parse,
         loads,
         control,

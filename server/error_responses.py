@@ -17,8 +17,8 @@ from anthropic_api import anthropic_errors
 from ollama_api.ollama_answers import OllamaErrorBody
 from ollama_api.ollama_lines import MAX_MESSAGE_CHARS
 from openai_api import openai_errors
-from runtime.client.expected import InvalidBody
 from runtime.errors import HeadraceError, InvalidRequest
+from runtime.eventloop.body_errors import InvalidBody
 from runtime.service.error_table import ErrorInfo, describe_error
 from server.dialect import Dialect
 

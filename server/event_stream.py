@@ -10,9 +10,9 @@ from typing import Any, Self, TypeVar
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from runtime.client.json_pieces import encode
-from runtime.client.turns import in_turns
 from runtime.errors import HeadraceError
+from runtime.eventloop.json_pieces import encode
+from runtime.eventloop.time_slices import in_turns
 from runtime.service.generation import DONE, Chunk
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from runtime.client.status import ReplicaStatus
+from runtime.processes.status import ReplicaStatus
 from runtime.service.context import ServiceContext
 
 _KV_USAGE = "Share of the KV pool in use."

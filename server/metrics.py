@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from starlette.types import Scope
 
 from runtime.client.recorder import RequestRecord
-from runtime.client.status import ReplicaStatus
+from runtime.processes.status import ReplicaStatus
 from runtime.service.context import ServiceContext
 from server.loop_lag import measure
 from server.metric_aliases import VllmAliases

@@ -16,8 +16,8 @@ from starlette.routing import BaseRoute
 from anthropic_api.message_answers import AnthropicErrorBody
 from ollama_api.ollama_answers import OllamaErrorBody
 from openai_api.openai_errors import OpenAIErrorBody
-from openai_api.operation import OPERATION_KEY, REFERENCE, Content, Operation
 from runtime.config.options import HttpArgs
+from runtime.service.operation import OPERATION_KEY, REFERENCE, Content, Operation
 from server.access import Access
 from server.dialect import Dialect
 from server.error_responses import ErrorBody, KeyRefusedBody, RefusedBody

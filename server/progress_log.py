@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from runtime.client.status import EngineStatus
+from runtime.processes.status import EngineStatus
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NotRequired, TypedDict
 
-from runtime.client.gate import PAUSE, SESSION, UPDATE
-from runtime.client.status import ReplicaStatus
-from runtime.client.watchdog import still_for, stuck_for
+from runtime.client.weight_gate import PAUSE, SESSION, UPDATE
+from runtime.processes.engine_processes import still_for, stuck_for
+from runtime.processes.status import ReplicaStatus
 from runtime.service.context import ServiceContext
 
 # Longer than any step of a healthy worker on a GPU, shorter than a client's patience.

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 import uvicorn
 
 from runtime.checkpoint.model_spec import ModelSpec
-from runtime.client.background import Background
-from runtime.client.host import EngineHost
-from runtime.client.watchdog import watch
 from runtime.errors import StartupError
+from runtime.eventloop.background import Background
 from runtime.ipc.process import uncollected
 from runtime.launch.assemble import assemble
+from runtime.processes.engine_processes import EngineProcesses, watch
 from runtime.service.context import ServiceContext
 from server.banner import READY_LINE, banner, warn_if_open
 from server.connection_limit import ConnectionLimit, connections_within, raise_descriptor_limit
@@ -85,7 +84,7 @@ async def serve(prepared: Prepared) -> int:
 async def _run(
     prepared: Prepared,
     context: ServiceContext,
-    host: EngineHost,
+    host: EngineProcesses,
     shutdown: Shutdown,
     limit: ConnectionLimit,
 ) -> int:
@@ -173,7 +172,7 @@ def _first_path(model: ModelSpec) -> str:
     return "/pooling" if model.pooling.per_token else "/encode"
 
 
-async def _start_up(prepared: Prepared, context: ServiceContext, host: EngineHost) -> None:
+async def _start_up(prepared: Prepared, context: ServiceContext, host: EngineProcesses) -> None:
     if context.client.grammars is not None:
         # It imports its library at low priority beside the weights: the first structured request
         # need not wait for that.

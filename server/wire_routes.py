@@ -12,13 +12,13 @@ from starlette.responses import Response, StreamingResponse
 
 import anthropic_api.endpoint_table
 import ollama_api.ollama_table
-import openai_api.router
+import openai_api.routes
 from anthropic_api import anthropic_errors
 from ollama_api.ollama_lines import error_line
 from openai_api import openai_errors
 from openai_api.call import Call, FileContent, Reply, Streamed
 from openai_api.openai_context import OpenAIContext
-from openai_api.router import Endpoint, Handler
+from openai_api.routes import Endpoint, Handler
 from runtime.config.registry import load_object
 from runtime.service.generation import Chunk
 from server.access import Access, AccessRouter
@@ -73,7 +73,7 @@ class Wire:
 
 def create_routers(context: OpenAIContext) -> list[AccessRouter]:
     """The routes of these APIs, bound to `context`."""
-    openai = Wire(Dialect.OPENAI, "OpenAI", openai_api.router.ENDPOINTS, openai_errors.error_event)
+    openai = Wire(Dialect.OPENAI, "OpenAI", openai_api.routes.ENDPOINTS, openai_errors.error_event)
     anthropic = Wire(
         Dialect.ANTHROPIC,
         "Anthropic",

@@ -28,8 +28,8 @@ from runtime.errors import StartupError
 from runtime.executor.kv_pool import allocate_kv
 from runtime.executor.memory import PoolSize
 from runtime.models.attention.backend import ATTENTION_BACKENDS, DEFAULT_ATTENTION, StepLimits
+from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.decoder.model import DecoderForCausalLM, DecoderLayer
-from runtime.models.forward_batch import ForwardBatch
 from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.registry import read_model_spec
 from runtime.weights.load_model import load_model

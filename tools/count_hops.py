@@ -50,7 +50,7 @@ READY_TIMEOUT_S = 120.0
 # At the bottom of every stack: the loops of the processes.
 _LOOPS = (
     "server.front",
-    "runtime.scheduler.worker_process",
+    "runtime.worker.worker_process",
     "runtime.text.detokenizer_process",
 )
 
@@ -61,7 +61,7 @@ _DRAIN = "runtime.ipc.transport:Inbox.drain"
 STATIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "prompt": (
         ("front", "server.protocol:GuardedProtocol.data_received"),
-        ("front", "runtime.client.json_body:decode_body"),
+        ("front", "runtime.eventloop.json_body:decode_body"),
         ("front", "runtime.text.tokenizer:Tokenizer.encode_batch"),
         ("front", "runtime.client.admission:admit"),
         ("front", _SEND),
@@ -75,7 +75,7 @@ STATIONS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "token": (
         ("worker", "runtime.models.model:CausalLM.compute_logits"),
-        ("worker", "runtime.executor.sampling.sampler:Sampler.sample"),
+        ("worker", "runtime.executor.sampler:Sampler.sample"),
         ("worker", "runtime.scheduler.output:OutputProcessor.process"),
         ("worker", _SEND),
         ("detokenizer", _DRAIN),
@@ -286,8 +286,8 @@ def follow(route: str, bodies: tuple[dict[str, Any], dict[str, Any]]) -> Recorde
     Ends with a server that still stands: the process has to leave by `os._exit`.
     """
     # Before any profile function looks on, which would slow these imports down.
-    import runtime.scheduler.worker  # noqa: F401
-    from runtime.client.replica import Replica
+    import runtime.worker.build_worker  # noqa: F401
+    from runtime.processes.replica import Replica
     from server.front import run
 
     recorder = Recorder()
@@ -312,7 +312,7 @@ def follow(route: str, bodies: tuple[dict[str, Any], dict[str, Any]]) -> Recorde
     threading.Thread(target=ask, name="client", daemon=True).start()
     ThreadChild.profile = recorder
     in_threads = partial(Replica, start_child=cast("Any", ThreadChild))
-    with mock.patch("runtime.client.host.Replica", in_threads):
+    with mock.patch("runtime.processes.engine_processes.Replica", in_threads):
         sys.setprofile(recorder)
         arguments = ["--port", str(port), "--log-level", "error", "--skip-server-warmup"]
         run([*arguments, "--grammar-backend", "none", "--device", "cpu"])

@@ -27,8 +27,7 @@ from torch import Tensor
 from benchmarks.h200.timing import graph_us
 from headrace.bench.environment import describe_environment, write_json
 from kernels.linear.triton import TritonLinear
-from runtime.distributed.group import TensorGroup
-from runtime.distributed.one_shot import OneShotAllReduce
+from runtime.distributed.group import OneShotAllReduce, TensorGroup
 
 NUM_SUMS = 64
 WIDTHS = (896, 4096)

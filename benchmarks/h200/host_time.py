@@ -26,9 +26,9 @@ import zmq
 from headrace.bench.environment import describe_environment, write_json
 from headrace.bench.shapes import SHAPES, write_shape
 from runtime.executor.model_runner import ModelRunner, PendingStep
-from runtime.executor.step_plan import StepPlan, StepResult
 from runtime.ipc.messages import TokenDeltas
 from runtime.ipc.transport import Outbox
+from runtime.step.step_plan import StepPlan, StepResult
 from tests.support.engine import InProcessEngine
 
 PROMPT_LEN, STEPS = 128, 200

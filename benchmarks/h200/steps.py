@@ -28,7 +28,7 @@ from headrace.bench.shapes import SHAPES, write_shape
 from runtime.executor.graph_buckets import MIXED_SIZES
 from runtime.executor.graph_runner import GraphRunner
 from runtime.executor.model_runner import ModelRunner, PendingStep
-from runtime.executor.step_plan import StepPlan, StepResult
+from runtime.step.step_plan import StepPlan, StepResult
 from tests.support.engine import InProcessEngine
 
 CASES = {

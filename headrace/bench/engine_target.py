@@ -19,7 +19,6 @@ from headrace.bench.record import BenchRequest, RequestRecord
 from headrace.bench.shapes import write_shape
 from runtime.client.client import EngineClient
 from runtime.client.generation_stream import GenerationInput
-from runtime.client.host import EngineHost
 from runtime.config.options import ServerConfig
 from runtime.errors import HeadraceError
 from runtime.ipc.logging import configure_logging
@@ -27,6 +26,7 @@ from runtime.ipc.messages import WorkerReady
 from runtime.launch.assemble import assemble
 from runtime.launch.command_line import parse_args
 from runtime.launch.prepare import PreparedEngine, prepare_engine
+from runtime.processes.engine_processes import EngineProcesses
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 
@@ -65,7 +65,7 @@ class EngineTarget:
     """
 
     def __init__(
-        self, host: EngineHost, client: EngineClient, prepared: PreparedEngine, stream: bool
+        self, host: EngineProcesses, client: EngineClient, prepared: PreparedEngine, stream: bool
     ) -> None:
         """Wrap a host that is started."""
         self.vocab_size = prepared.model.vocab_size

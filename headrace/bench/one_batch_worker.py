@@ -17,7 +17,6 @@ import zmq
 
 from headrace.bench.one_batch_job import BatchJob, BatchResult, BatchTimes
 from runtime.errors import HeadraceError
-from runtime.executor.step_plan import Int32Array
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import GenerateRequest, TokenDeltas
 from runtime.ipc.process import run_child
@@ -25,9 +24,10 @@ from runtime.ipc.shared_state import SharedState
 from runtime.models.registry import read_model_spec
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
-from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.scheduler import Scheduler
-from runtime.scheduler.worker import build_worker
+from runtime.step.step_plan import Int32Array
+from runtime.worker.build_worker import build_worker
+from runtime.worker.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from runtime.client.expected import did_you_mean, explain
 from runtime.errors import InvalidRequest
+from runtime.eventloop.body_errors import did_you_mean, explain
 from runtime.requests.sampling_params import SamplingFields
 from runtime.service.generate_request import GenerateBody
 

@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 
 from headrace.engine.engine_errors import EngineDeadError, EngineError, translated
 from headrace.engine.loop_thread import LoopClosed, LoopThread
-from runtime.client.background import Background
-from runtime.client.host import EngineHost
-from runtime.client.watchdog import watch
 from runtime.config.options import ServerConfig
 from runtime.errors import EngineDead
+from runtime.eventloop.background import Background
 from runtime.launch.assemble import assemble
 from runtime.launch.prepare import prepare_engine
+from runtime.processes.engine_processes import EngineProcesses, watch
 from runtime.service.context import ServiceContext
 
 T = TypeVar("T")
@@ -51,7 +50,7 @@ class EngineCore:
             raise RuntimeError(_REIMPORTED)
         with translated():
             prepared = prepare_engine(config)
-        self.host: EngineHost
+        self.host: EngineProcesses
         self.context: ServiceContext
         self.host, self.context = assemble(prepared, restarts=False)
         self._owner_pid = os.getpid()

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from runtime.client.expected import did_you_mean
 from runtime.config.options import (
     HttpArgs,
     KernelArgs,
@@ -27,6 +26,7 @@ from runtime.config.options import (
     SchedulingArgs,
     ServerConfig,
 )
+from runtime.eventloop.body_errors import did_you_mean
 from runtime.launch.command_line import add_options, option_name, sections
 from runtime.launch.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES
 

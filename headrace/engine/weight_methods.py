@@ -16,8 +16,8 @@ from headrace.engine.core import EngineCore
 from headrace.engine.engine_errors import translated
 from headrace.engine.on_loop import awaited, waiting
 from headrace.trainer import CudaTensors, SharedTensors
-from runtime.client.expected import explain
 from runtime.errors import InvalidRequest
+from runtime.eventloop.body_errors import explain
 from runtime.ipc.weight_messages import CheckWeights, LeaveGroup, MemoryTag, ReadWeight
 from runtime.service.context import ServiceContext
 from runtime.weights.weight_control import Outcome, WeightControl

@@ -1,1 +1,1 @@
-"""Endpoints: one file each, one line in `openai_api.router`."""
+"""Endpoints: one file each, one line in `openai_api.routes`."""

@@ -13,8 +13,8 @@ from openai_api.endpoints.completions import create_completion
 from openai_api.endpoints.embeddings import create_embeddings
 from openai_api.endpoints.responses import create_response
 from openai_api.openai_context import OpenAIContext
-from runtime.client.ignored_fields import IGNORED, IgnoredFields
-from runtime.client.json_pieces import all_pieces
+from runtime.eventloop.ignored_fields import IGNORED, IgnoredFields
+from runtime.eventloop.json_pieces import all_pieces
 
 _HANDLERS = dict(
     zip(

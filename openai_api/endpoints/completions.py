@@ -37,11 +37,11 @@ from openai_api.schemas.completions import (
 )
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.generation_stream import GenerationInput
-from runtime.client.json_body import let_go
-from runtime.client.json_pieces import list_of
-from runtime.client.router import wanted_rank
+from runtime.client.replica_router import wanted_rank
 from runtime.client.tokenization import decode_texts, encode_prompts
 from runtime.errors import InvalidRequest
+from runtime.eventloop.json_body import let_go
+from runtime.eventloop.json_pieces import list_of
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.messages import FinishReason

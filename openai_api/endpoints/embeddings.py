@@ -11,8 +11,8 @@ from openai_api.call import Call, Whole
 from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
 from openai_api.schemas.embeddings import DECODER
-from runtime.client.json_pieces import JsonList
 from runtime.errors import InvalidRequest
+from runtime.eventloop.json_pieces import JsonList
 from runtime.service.text_embeddings import TextInput, TextOptions, embed
 
 

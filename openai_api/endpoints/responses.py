@@ -33,9 +33,9 @@ from openai_api.schemas.responses import (
     refuse_unsupported_items,
     tools_added_by,
 )
-from runtime.client.heavy_work import aside
 from runtime.client.tenant import TENANT
 from runtime.errors import HeadraceError, InvalidRequest, TooLong
+from runtime.eventloop.heavy_work import aside
 from runtime.requests.random_hex import random_hex
 from runtime.requests.sampling_params import INT64_MAX
 from runtime.service.generation import Chunk, joined, named_event

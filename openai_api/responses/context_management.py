@@ -7,8 +7,8 @@ from openai_api.openai_context import OpenAIContext
 from openai_api.responses.compaction import Compaction, NoSummary, spoken, summarised
 from openai_api.responses.truncation import Items, MakeChat, prompt_within
 from openai_api.schemas.responses import ResponseRequest
-from runtime.client.heavy_work import aside
 from runtime.errors import TooLong
+from runtime.eventloop.heavy_work import aside
 
 # What stays of what a summary stands for.
 _KEPT_ROLES = ("user", "system", "developer")

@@ -11,8 +11,8 @@ import msgspec
 from openai_api.custom_tools import custom_function
 from openai_api.responses import local_shell
 from openai_api.schemas.chat import AllowedTools, CustomGrammar, NamedFunction, NamedToolChoice
-from runtime.client.absent_nulls import convert
 from runtime.errors import InvalidRequest
+from runtime.eventloop.absent_nulls import convert
 
 # Between a name space and a function's name, which chat knows as one.
 _JOINT = "__"

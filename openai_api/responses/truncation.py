@@ -8,8 +8,8 @@ from typing import Any
 from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
 from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest, check_chat_request
-from runtime.client.heavy_work import aside
 from runtime.errors import TooLong
+from runtime.eventloop.heavy_work import aside
 
 Items = list[dict[str, Any]]
 MakeChat = Callable[[Items], ChatCompletionRequest]

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from openai_api.logprobs import MAX_CHAT_TOP
-from openai_api.operation import described_as
 from openai_api.schemas.common import (
     GenerationFields,
     Rid,
@@ -15,13 +14,14 @@ from openai_api.schemas.common import (
     refuse_unsupported,
 )
 from openai_api.schemas.neutral import neutral
-from runtime.client.absent_nulls import convert
-from runtime.client.expected import fields_of_type
 from runtime.errors import InvalidRequest
+from runtime.eventloop.absent_nulls import convert
+from runtime.eventloop.body_errors import fields_of_type
 from runtime.grammar.schema_check import check_well_formed
 from runtime.media.image_source import ImageUrl
 from runtime.requests.bounds import within
 from runtime.requests.sampling_params import INT64_MAX
+from runtime.service.operation import described_as
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 # An assistant may have called tools instead of saying something, and a tool may return nothing.

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from openai_api.schemas.neutral import neutral
-from runtime.client.sessions import SessionParams
+from runtime.client.session_store import SessionParams
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.front import LAST, NAME, HiddenSwitch, check_offered
 from runtime.requests.bounds import at_most

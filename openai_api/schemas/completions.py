@@ -13,8 +13,8 @@ from openai_api.schemas.common import (
     check_stream_options,
     refuse_unsupported,
 )
-from runtime.client.expected import fields_of_type
 from runtime.errors import InvalidRequest
+from runtime.eventloop.body_errors import fields_of_type
 from runtime.extras.logprobs.front import MAX_TOP_LOGPROBS
 from runtime.requests.bounds import within
 from runtime.requests.sampling_params import MAX_SAMPLES, NumSamples, NumTokens

@@ -12,9 +12,9 @@ from openai_api.responses.local_shell import ShellAction
 from openai_api.schemas.chat import ThinkingSwitch
 from openai_api.schemas.common import Salt
 from openai_api.schemas.neutral import neutral
-from runtime.client.absent_nulls import convert
-from runtime.client.expected import fields_of_type
 from runtime.errors import InvalidRequest
+from runtime.eventloop.absent_nulls import convert
+from runtime.eventloop.body_errors import fields_of_type
 from runtime.requests.bounds import within
 from runtime.requests.sampling_params import (
     INT64_MAX,

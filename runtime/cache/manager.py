@@ -22,7 +22,7 @@ from runtime.cache.page_pool import EMPTY_PAGES, PagePool, Pages
 from runtime.cache.radix_tree import CommonPrefix, PrefixMatch, RadixNode, RadixTree, Tokens
 
 
-class PageHold:
+class BlockTable:
     """The pages of one request.
 
     Attributes:
@@ -121,7 +121,7 @@ class CacheManager:
         """See `RadixTree.common_prefix`."""
         return self.tree.common_prefix(tokens, namespace)
 
-    def attach_prefix(self, hold: PageHold, tokens: Tokens, namespace: str) -> int:
+    def attach_prefix(self, hold: BlockTable, tokens: Tokens, namespace: str) -> int:
         """Give an empty `hold` the longest cached prefix of `tokens`, locked; returns its tokens.
 
         At least one token is left to compute, since its logits are needed.
@@ -139,7 +139,7 @@ class CacheManager:
 
     def allocate(
         self,
-        hold: PageHold,
+        hold: BlockTable,
         prefix: Tokens,
         namespace: str,
         num_tokens: int,
@@ -172,7 +172,7 @@ class CacheManager:
         assert extended, "pages were counted before"
         return num_cached
 
-    def extend(self, hold: PageHold, num_tokens: int) -> bool:
+    def extend(self, hold: BlockTable, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens in all; false, with nothing changed, when it cannot."""
         missing = self.pages_for(num_tokens) - hold.num_pages
         if missing <= 0:
@@ -182,7 +182,7 @@ class CacheManager:
         hold.append(self.pool.take(missing))
         return True
 
-    def extend_each(self, holds: list[PageHold]) -> Pages | None:
+    def extend_each(self, holds: list[BlockTable]) -> Pages | None:
         """Give each of `holds` one more page; none, with nothing changed, when there are too few.
 
         Returns:
@@ -206,7 +206,7 @@ class CacheManager:
             self.pool.give_back(evicted)
         return True
 
-    def share(self, hold: PageHold, tokens: Tokens, namespace: str) -> None:
+    def share(self, hold: BlockTable, tokens: Tokens, namespace: str) -> None:
         """Let other requests find what `hold` has computed of `tokens`; the request goes on."""
         if not self.enable_prefix_cache or hold.num_dropped:
             return
@@ -222,7 +222,7 @@ class CacheManager:
         hold.node = match.node
         hold.version += 1
 
-    def drop_behind(self, hold: PageHold, first_seen: int) -> int:
+    def drop_behind(self, hold: BlockTable, first_seen: int) -> int:
         """Let go of the pages that lie wholly before token `first_seen`: no later query sees them.
 
         What the tree shares is let go as a whole, once all of it lies behind: it stays cached.
@@ -242,7 +242,7 @@ class CacheManager:
         hold.num_dropped, hold.num_shared, hold.node = max(num_behind, first), 0, None
         return hold.num_dropped + 1
 
-    def release(self, hold: PageHold, tokens: Tokens, namespace: str) -> None:
+    def release(self, hold: BlockTable, tokens: Tokens, namespace: str) -> None:
         """Free what `hold` has; full pages of `tokens`, all computed, stay cached in the tree."""
         num_kept = hold.num_shared
         if self.enable_prefix_cache and len(tokens) and not hold.num_dropped:
@@ -257,7 +257,9 @@ class CacheManager:
         hold.num_pages = hold.num_shared = hold.num_dropped = 0
         hold.version += 1
 
-    def _insert(self, hold: PageHold, tokens: Tokens, num_full: int, namespace: str) -> PrefixMatch:
+    def _insert(
+        self, hold: BlockTable, tokens: Tokens, num_full: int, namespace: str
+    ) -> PrefixMatch:
         known = tokens[: num_full * self.page_size]
         match = self.tree.insert(known, hold.held()[:num_full], namespace)
         # Another request computed part of the same prefix first: its pages stay, ours go.
@@ -270,7 +272,7 @@ class CacheManager:
         """Drop every cached prefix that no request holds."""
         self.pool.give_back(self.tree.evict(self.tree.num_pages))
 
-    def recover(self, holds: list[PageHold]) -> None:
+    def recover(self, holds: list[BlockTable]) -> None:
         """Free every page that neither the tree nor one of `holds` has, and undo every other lock.
 
         For when something raised half-way: whatever it had taken for a request that is not among
@@ -280,7 +282,7 @@ class CacheManager:
         own = [hold.own() for hold in holds]
         self.pool.reset(np.concatenate([self.tree.all_pages(), *own]))
 
-    def check_invariants(self, holds: list[PageHold]) -> None:
+    def check_invariants(self, holds: list[BlockTable]) -> None:
         """Assert that every page is in exactly one place.
 
         Raises:

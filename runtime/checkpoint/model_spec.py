@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from runtime.checkpoint.pooling_config import Pooling
 from runtime.checkpoint.score_activation import ScoreActivation
-from runtime.checkpoint.text_prompts import TextPrompts
+from runtime.checkpoint.sentence_transformers import Pooling, TextPrompts
 from runtime.checkpoint.vision_spec import VisionSpec
 
 # What comes out of a model: logits of the next token, a vector for a text, a score for each class.

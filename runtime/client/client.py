@@ -17,14 +17,13 @@ from runtime.client.admission import EngineLimits, admit, check_images
 from runtime.client.answer_size import check_answer_size
 from runtime.client.control_calls import ControlCalls
 from runtime.client.front_extras import check_extras, check_kind
-from runtime.client.gate import RequestGate
 from runtime.client.generation_stream import GenerationInput, GenerationStream, StreamState
 from runtime.client.grammar_client import GrammarCompiler
-from runtime.client.loaded import LoadedWeights
 from runtime.client.recorder import Recording, RecordSink
 from runtime.client.replica_link import ReplicaLink
-from runtime.client.router import Router
+from runtime.client.replica_router import Router
 from runtime.client.tenant import TENANT, tenants_namespace
+from runtime.client.weight_gate import RequestGate, WeightState
 from runtime.errors import (
     EngineDead,
     EngineNotReady,
@@ -91,7 +90,7 @@ class EngineClient:
         self.links = tuple(ReplicaLink(rank) for rank in range(dp_size))
         self._router = Router(self.links, load_balance_method)
         self.gate = RequestGate()
-        self.loaded = LoadedWeights()
+        self.loaded = WeightState()
         self.grammars: GrammarCompiler | None = None
         self.why_no_grammars = ""
         # Requests whose grammar is being compiled.

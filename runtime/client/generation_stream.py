@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from runtime.client.replica_link import ReplicaLink
-from runtime.client.sessions import Turn
+from runtime.client.session_store import Turn
 from runtime.errors import HeadraceError, InvalidRequest, Overloaded
 from runtime.ipc.messages import BeginTimes, FinishReason
 from runtime.requests.extra_spec import ExtraBlock

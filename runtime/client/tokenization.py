@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from runtime.client.admission import EngineLimits, check_prompt_length, check_text_size
-from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest
+from runtime.eventloop.offload import OffloadPool
 from runtime.text.tokenizer import Tokenizer
 
 # Of all texts of a request together: some eight million tokens.

@@ -17,8 +17,8 @@ from torch import Tensor
 from runtime.executor.rope_rows import RopeRows
 from runtime.executor.row_extras import RowExtras
 from runtime.executor.staging import to_device
-from runtime.executor.step_plan import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
 from runtime.requests.sampling_params import SamplingParams
+from runtime.step.step_plan import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
 
 _NO_PLACES: Int64Array = np.zeros(0, dtype=np.int64)
 _NO_BIASES = (_NO_PLACES, np.zeros(0, dtype=np.float32))

@@ -22,11 +22,16 @@ from runtime.executor.kv_pool import allocate_kv, pool_bytes_per_token
 from runtime.executor.memory import Budget, PoolSize, cpu_budget, cuda_budget, size_pool
 from runtime.executor.model_runner import ModelRunner, StepRunner
 from runtime.executor.out_of_memory import memory_for
-from runtime.executor.sampling.compile_ahead import warm_up_sampling
-from runtime.executor.warmup_steps import Prompts, compute_prompts, prompts_to_compile, warm_up
+from runtime.executor.warmup_steps import (
+    Prompts,
+    compute_prompts,
+    prompts_to_compile,
+    warm_up,
+    warm_up_sampling,
+)
 from runtime.ipc.messages import Phase
 from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
-from runtime.models.forward_batch import KVCache
+from runtime.models.attention.forward_batch import KVCache
 from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.model import CausalLM, Model
 from runtime.models.vision.model import SeeingDecoder

@@ -15,11 +15,27 @@ from torch import Tensor
 
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.image_store import ImageStore
-from runtime.executor.key_ends import key_ends
 from runtime.executor.staging import to_device
-from runtime.executor.step_plan import Int64Array, StepPlan
 from runtime.models.attention.backend import AttentionBackend
-from runtime.models.forward_batch import ForwardBatch, HostLengths, KVCache
+from runtime.models.attention.forward_batch import ForwardBatch, HostLengths, KVCache
+from runtime.step.step_plan import Int32Array, Int64Array, StepPlan
+
+
+def key_ends(plan: StepPlan, known: NDArray[np.intp], indptr: NDArray[Any]) -> Int32Array:
+    """Return `[num_tokens]`, see `ForwardBatch.key_ends`.
+
+    Args:
+        plan: the step; of an image that it computes it has all tokens up to the last.
+        known: place in the step of each of `plan.chunk_tokens`.
+        indptr: `[num_seqs + 1]`, bounds of each sequence's tokens.
+    """
+    ahead = np.repeat(plan.start_lens - indptr[:-1], plan.query_lens)
+    ends = (np.arange(1, plan.num_tokens + 1) + ahead).astype(np.int32)
+    for span in plan.image_spans:
+        places = known[span.first : span.first + span.length]
+        ends[places] = ends[places[-1]]
+    return ends
+
 
 _NO_IDS: Int64Array = np.zeros(0, dtype=np.int64)
 

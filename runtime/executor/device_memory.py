@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from runtime.executor.model_runner import StepRunner
-from runtime.models.forward_batch import KVCache
+from runtime.models.attention.forward_batch import KVCache
 
 
 class DeviceMemory:

@@ -7,13 +7,13 @@ import torch
 
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.model_runner import Computed, StepRunner
-from runtime.executor.shared_texts import shared_beginnings
 from runtime.executor.staging import to_device
-from runtime.executor.step_plan import Int64Array, MaskSource, StepPlan
 from runtime.extras.pooled.device import Numbers
 from runtime.models.attention.backend import AttentionBackend
 from runtime.models.encoder_batch import EncoderBatch, SharedBeginnings
 from runtime.models.model import TextEncoder
+from runtime.step.shared_texts import shared_beginnings
+from runtime.step.step_plan import Int64Array, MaskSource, StepPlan
 
 
 class EncoderRunner(StepRunner):

@@ -19,8 +19,8 @@ from torch import Tensor
 from runtime.config.options import RecorderMode
 from runtime.errors import InvalidRequest
 from runtime.executor.staging import to_device
-from runtime.executor.step_plan import StepPlan
 from runtime.models.layers.expert_counts import ExpertCounts
+from runtime.step.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from runtime.executor.graph_capture import GraphPool
-from runtime.executor.step_plan import StepPlan
+from runtime.step.step_plan import StepPlan
 
 TOKEN_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 # A prompt or a few alone.

@@ -18,9 +18,9 @@ from kernels.decode_step import decode_inputs
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.build_batch import FlatStep, as_batch, flatten
 from runtime.executor.graph_buckets import Bucket
-from runtime.executor.step_plan import Int64Array, StepPlan
 from runtime.models.attention.backend import AttentionBackend
-from runtime.models.forward_batch import ForwardBatch, KVCache
+from runtime.models.attention.forward_batch import ForwardBatch, KVCache
+from runtime.step.step_plan import Int64Array, StepPlan
 
 # Lines in turn: with two steps in flight the third oldest is no longer being read.
 NUM_LINES = 4

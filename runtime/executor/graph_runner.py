@@ -31,10 +31,10 @@ from runtime.executor.graph_inputs import (
 )
 from runtime.executor.memory import GIB
 from runtime.executor.prefix_groups import MIN_BATCH, PrefixGroups
-from runtime.executor.step_plan import Int64Array, StepPlan
 from runtime.models.attention.backend import AttentionBackend, SharesPrefixes
-from runtime.models.forward_batch import KVCache
+from runtime.models.attention.forward_batch import KVCache
 from runtime.models.model import CausalLM
+from runtime.step.step_plan import Int64Array, StepPlan
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from runtime.checkpoint.vision_spec import VisionSpec
 from runtime.executor.staging import to_device
-from runtime.executor.step_plan import StepPlan
-from runtime.models.forward_batch import ImageTokens
+from runtime.models.attention.forward_batch import ImageTokens
 from runtime.models.vision.model import SeeingDecoder
 from runtime.models.vision.tower import Tower
 from runtime.requests.image_input import PreparedImage
+from runtime.step.step_plan import StepPlan
 
 # Pixels of the images that the tower takes together.
 PACK_PIXELS = 2**21

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.checkpoint.model_spec import ModelSpec, PagedState, SharedState
 from runtime.executor.memory import PoolSize
-from runtime.models.forward_batch import KVCache
+from runtime.models.attention.forward_batch import KVCache
 from runtime.models.layers.build_context import BuildContext
 
 

@@ -26,9 +26,13 @@ from runtime.executor.image_store import ImageStore
 from runtime.executor.out_of_memory import step_failure
 from runtime.executor.profiler import Profiler
 from runtime.executor.row_extras import Named, reported
-from runtime.executor.sampling.sampler import Sampler
+from runtime.executor.sampler import Sampler
 from runtime.executor.staging import to_device
-from runtime.executor.step_plan import (
+from runtime.models.attention.backend import AttentionBackend
+from runtime.models.attention.forward_batch import KVCache
+from runtime.models.model import CausalLM
+from runtime.models.vision.model import SeeingDecoder
+from runtime.step.step_plan import (
     Int32Array,
     Int64Array,
     MaskSource,
@@ -36,10 +40,6 @@ from runtime.executor.step_plan import (
     StepResult,
     TokenMasks,
 )
-from runtime.models.attention.backend import AttentionBackend
-from runtime.models.forward_batch import KVCache
-from runtime.models.model import CausalLM
-from runtime.models.vision.model import SeeingDecoder
 
 logger = logging.getLogger(__name__)
 

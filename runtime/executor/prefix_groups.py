@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from kernels.paged_attention.prefix_group import MAX_GROUPS, PrefixGroup
 from runtime.executor.batch_rows import BatchRows
-from runtime.executor.step_plan import Int64Array
 from runtime.models.attention.backend import SharesPrefixes
+from runtime.step.step_plan import Int64Array
 
 # Smaller batches never share: their attention is a small part of a step.
 MIN_BATCH = 8

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.executor.step_plan import Int64Array, RowImage, StepPlan
+from runtime.step.step_plan import Int64Array, RowImage, StepPlan
 
 _NO_PLACES: Int64Array = np.zeros((3, 0), dtype=np.int64)
 

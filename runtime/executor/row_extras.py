@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from runtime.executor.staging import to_device
-from runtime.executor.step_plan import BoolArray, Int64Array, Reported, StepPlan
-from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Reads, Samples
+from runtime.extras.device import DeviceExtra, Gathered, PromptPart, Reads, Samples
 from runtime.requests.extra_spec import ExtraSpec, load_half
+from runtime.step.step_plan import BoolArray, Int64Array, Reported, StepPlan
 
 # Gathered by the extra of that name.
 Named = tuple[str, Gathered]

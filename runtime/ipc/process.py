@@ -27,8 +27,8 @@ from runtime.config.registry import Registry
 CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
     "child process",
     {
-        "scheduler": "runtime.scheduler.worker_process:main",
-        "rank": "runtime.scheduler.rank:main",
+        "scheduler": "runtime.worker.worker_process:main",
+        "rank": "runtime.worker.rank_process:main",
         "detokenizer": "runtime.text.detokenizer_process:main",
         "grammar": "runtime.grammar.compiler:main",
     },

@@ -9,9 +9,9 @@ from importlib import metadata
 
 from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
-from runtime.client.host import EngineHost
 from runtime.launch.prepare import PreparedEngine
 from runtime.media.image_loader import ImageLoader
+from runtime.processes.engine_processes import EngineProcesses
 from runtime.service.changes import Changes
 from runtime.service.context import ServiceContext
 from runtime.weights.weight_control import WeightControl
@@ -19,12 +19,12 @@ from runtime.weights.weight_control import WeightControl
 
 def assemble(
     prepared: PreparedEngine, *, restarts: bool = True
-) -> tuple[EngineHost, ServiceContext]:
+) -> tuple[EngineProcesses, ServiceContext]:
     """Build everything that starts nothing yet; `host.start()` does.
 
     Args:
         prepared: what was checked and settled.
-        restarts: whether a child that dies is started again; see `EngineHost`.
+        restarts: whether a child that dies is started again; see `EngineProcesses`.
     """
     resolved, config = prepared.resolved, prepared.resolved.config
     limits = EngineLimits(
@@ -50,7 +50,7 @@ def assemble(
     )
     client.why_no_grammars = resolved.why_no_grammars
     run_folder = prepared.folders.run
-    host = EngineHost(
+    host = EngineProcesses(
         resolved.worker,
         resolved.detokenizer,
         client,

@@ -27,11 +27,14 @@ from runtime.config.options import (
     WorkerConfig,
 )
 from runtime.errors import InvalidRequest, StartupError
-from runtime.launch.automatic import Choices
-from runtime.launch.check_experts import check_experts
-from runtime.launch.grammar_choice import choose_grammars
+from runtime.launch.choices import (
+    Choices,
+    check_experts,
+    choose_dtype,
+    choose_grammars,
+    rounds_products,
+)
 from runtime.launch.hardware import Hardware
-from runtime.launch.number_types import choose_dtype, rounds_products
 from runtime.requests.sampling_params import SamplingFields, resolve_sampling
 
 DEFAULT_PAGE_SIZE = 16

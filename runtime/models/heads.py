@@ -10,7 +10,7 @@ from dataclasses import replace
 from runtime.checkpoint.config_keys import MAX_WIDTH
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import ModelSpec
-from runtime.checkpoint.pooling_config import HeadLayer, Mode, Pooling
+from runtime.checkpoint.sentence_transformers import HeadLayer, Mode, Pooling
 from runtime.models.bert.spec import ACTIVATIONS
 
 _MAX_LABELS = 2**16

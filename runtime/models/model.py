@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from runtime.checkpoint.model_spec import ModelSpec
+from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.encoder_batch import EncoderBatch
-from runtime.models.forward_batch import ForwardBatch
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.parameter import WeightHolder
 from runtime.models.layers.text_head import TextHead

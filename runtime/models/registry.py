@@ -16,11 +16,14 @@ from runtime.checkpoint.gguf.config import gguf_configs
 from runtime.checkpoint.gguf.files import is_gguf
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import ModelSpec
-from runtime.checkpoint.pooling_config import Pooling, read_pooling
 from runtime.checkpoint.preprocessor_config import read_preprocessor
 from runtime.checkpoint.score_activation import read_score_activation
-from runtime.checkpoint.text_limit import read_text_limit
-from runtime.checkpoint.text_prompts import read_prompts
+from runtime.checkpoint.sentence_transformers import (
+    Pooling,
+    read_pooling,
+    read_prompts,
+    read_text_limit,
+)
 from runtime.checkpoint.tied_head import with_head_of_files
 from runtime.config.registry import load_object
 from runtime.errors import StartupError

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.executor.shared_texts import SharedTexts
 from runtime.requests.image_input import PreparedImage
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import Request
 from runtime.scheduler.step_images import TowerTime, whole_images
+from runtime.step.shared_texts import SharedTexts
 
 # What a GPU's matrix units give in practice (an H200's, in bf16; others are within a small factor).
 _MATRIX_FLOPS = 600e12

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from runtime.config.options import GRAMMAR_CACHE_BYTES
-from runtime.executor.step_plan import Int32Array, Int64Array, TokenMasks
 from runtime.grammar.cache import ByteCache, loaded_size
 from runtime.grammar.grammar_backend import (
     BackendFactory,
@@ -27,6 +26,7 @@ from runtime.grammar.grammar_backend import (
 from runtime.ipc.messages import FinishReason, internal_error
 from runtime.scheduler.request import GrammarState, Request
 from runtime.scheduler.table import RequestTable
+from runtime.step.step_plan import Int32Array, Int64Array, TokenMasks
 
 logger = logging.getLogger(__name__)
 

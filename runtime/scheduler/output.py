@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.executor.step_plan import BoolArray, Int32Array, Int64Array, Reported, StepResult
 from runtime.ipc.messages import (
     FinishReason,
     StreamEnd,
@@ -19,6 +18,7 @@ from runtime.scheduler.planner import PlannedStep, Planner
 from runtime.scheduler.request import Request
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
+from runtime.step.step_plan import BoolArray, Int32Array, Int64Array, Reported, StepResult
 
 
 class OutputBuffer:

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime.cache.manager import CacheManager
-from runtime.executor.step_plan import (
+from runtime.requests.fault_domain import FaultDomains
+from runtime.scheduler.budget import StepBudget, TokenBudget
+from runtime.scheduler.grammars import StepMasks
+from runtime.scheduler.image_cache import ImageCache
+from runtime.scheduler.request import PromptReport, Request
+from runtime.scheduler.step_images import add_images
+from runtime.scheduler.table import RequestTable
+from runtime.scheduler.waiting import WaitingQueue
+from runtime.step.step_plan import (
     BoolArray,
     EmbedSpan,
     Int32Array,
@@ -21,14 +29,6 @@ from runtime.executor.step_plan import (
     RowJoin,
     StepPlan,
 )
-from runtime.requests.fault_domain import FaultDomains
-from runtime.scheduler.budget import StepBudget, TokenBudget
-from runtime.scheduler.grammars import StepMasks
-from runtime.scheduler.image_cache import ImageCache
-from runtime.scheduler.request import PromptReport, Request
-from runtime.scheduler.step_images import add_images
-from runtime.scheduler.table import RequestTable
-from runtime.scheduler.waiting import WaitingQueue
 
 logger = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from runtime.cache.manager import PageHold
+from runtime.cache.manager import BlockTable
 from runtime.cache.radix_tree import Tokens
 from runtime.grammar.grammar_backend import Matcher
 from runtime.ipc.messages import FinishReason, GenerateRequest, StreamStart
 from runtime.requests.image_input import ImageInput
 from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.image_cache import cache_keys
-from runtime.scheduler.thinking import Thinking
+from runtime.scheduler.thinking_state import Thinking
 
 # So many prompt tokens let the detokenizer give the first output token its left context.
 PROMPT_TAIL_TOKENS = 8
@@ -146,7 +146,7 @@ class Request:
         self.namespace = spec.cache_namespace
         self.priority = spec.priority
         self.arrival = message.arrival
-        self.hold = PageHold()
+        self.hold = BlockTable()
         self.row = -1
         self.num_computed = 0
         self.admitted_at = 0.0

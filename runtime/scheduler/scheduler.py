@@ -42,14 +42,13 @@ from runtime.scheduler.grammars import Grammars, StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.output import OutputBuffer, OutputProcessor
 from runtime.scheduler.planner import PlannedStep, Planner
-from runtime.scheduler.prefix_report import report_prefix
 from runtime.scheduler.request import Request
-from runtime.scheduler.runner import Pending, Runner, WeightHandler
 from runtime.scheduler.scheduler_options import SchedulerOptions
-from runtime.scheduler.stats import SchedulerStats
+from runtime.scheduler.stats import SchedulerStats, report_prefix
 from runtime.scheduler.step_images import why_not_seen
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
+from runtime.step.executor import Pending, Runner, WeightHandler
 
 logger = logging.getLogger(__name__)
 
@@ -77,14 +76,14 @@ class Scheduler:
         send_tokens: Callable[[TokenDeltas], None],
         send_front: Callable[[FrontInbound], None],
         grammars: Grammars | None = None,
-        obey: Callable[[WorkerCommand], ControlReply] | None = None,
+        execute: Callable[[WorkerCommand], ControlReply] | None = None,
         weights: WeightHandler | None = None,
         images: ImageCache | None = None,
     ) -> None:
         """Put the parts together.
 
         Without `grammars` there is no structured output, without `images` prompts hold none;
-        `obey` carries out what is no request.
+        `execute` carries out what is no request.
         """
         self._images = images
         self._runner = runner
@@ -98,7 +97,7 @@ class Scheduler:
         self._stats = stats
         self._send_tokens = send_tokens
         self._send_front = send_front
-        self._obey = obey or _refuse
+        self._obey = execute or _refuse
         self._max_queued = options.max_queued_requests
         self._max_req_len = min(options.context_len, cache.pool.num_pages * cache.page_size)
         self._overlap = options.overlap

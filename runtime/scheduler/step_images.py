@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runtime.executor.step_plan import ImageSpan, StepPlan
 from runtime.requests.image_input import ImageInput, PreparedImage
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import Request
+from runtime.step.step_plan import ImageSpan, StepPlan
 
 
 def why_not_seen(request: Request, cache: ImageCache | None) -> str | None:

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.cache.radix_tree import Tokens
-from runtime.executor.step_plan import Int64Array
 from runtime.grammar.grammar_backend import Matcher
 from runtime.scheduler.request import GrammarState, Request
+from runtime.step.step_plan import Int64Array
 
 # More tokens than any row has.
 NEVER = 2**62

@@ -10,11 +10,11 @@ from functools import cached_property, partial
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.client.client import EngineClient
 from runtime.client.generation_stream import GenerationInput, GenerationStream
-from runtime.client.sessions import SessionParams, Sessions
-from runtime.client.status import EngineStatus
+from runtime.client.session_store import SessionParams, Sessions
 from runtime.config.options import ServerConfig
 from runtime.media.image_loader import ImageLoader
 from runtime.media.media_policy import MediaPolicy
+from runtime.processes.status import EngineStatus
 from runtime.service.changes import Changes
 from runtime.service.input_embeds import Features
 from runtime.text.token_pieces import TokenPieces

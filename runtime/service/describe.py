@@ -13,8 +13,8 @@ from typing import Any, TypedDict, get_type_hints
 
 import msgspec
 
-from runtime.client.status import ReplicaStatus
 from runtime.config.options import ServerConfig
+from runtime.processes.status import ReplicaStatus
 from runtime.service.context import ServiceContext
 
 _SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})

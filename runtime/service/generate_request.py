@@ -8,12 +8,12 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from runtime.client.expected import fields_of_type
 from runtime.client.front_extras import Asked, front_extras
-from runtime.client.json_body import work_out
-from runtime.client.router import wanted_rank
-from runtime.client.sessions import SessionParams
+from runtime.client.replica_router import wanted_rank
+from runtime.client.session_store import SessionParams
 from runtime.errors import InvalidRequest
+from runtime.eventloop.body_errors import fields_of_type
+from runtime.eventloop.json_body import work_out
 from runtime.extras.hidden_states.front import HiddenSwitch
 from runtime.extras.logprobs.front import MAX_TOP_LOGPROBS
 from runtime.media.image_loader import NO_VISION, NamedItem

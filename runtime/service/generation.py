@@ -20,11 +20,11 @@ import msgspec
 from runtime.client.answer_size import check_answer_size
 from runtime.client.front_extras import AnsweredSample, ExtraAnswer, answers_of
 from runtime.client.generation_stream import GenerationChunk, GenerationInput, GenerationStream
-from runtime.client.json_pieces import INLINE_COST, JsonItems, Pieces, encode
-from runtime.client.sessions import SessionParams
+from runtime.client.session_store import SessionParams
 from runtime.client.tokenization import encode_prompts
-from runtime.client.turns import SLICE_S, Slices
 from runtime.errors import InvalidRequest
+from runtime.eventloop.json_pieces import INLINE_COST, JsonItems, Pieces, encode
+from runtime.eventloop.time_slices import SLICE_S, Slices
 from runtime.ipc.messages import FinishReason
 from runtime.requests.random_hex import random_hex
 from runtime.requests.sampling_params import SamplingParams

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.client.generation_stream import GenerationChunk, GenerationInput
-from runtime.client.json_body import work_out
 from runtime.errors import HeadraceError, InvalidRequest
+from runtime.eventloop.json_body import work_out
 from runtime.extras.logprobs.positions import (
     NAME,
     LogprobRows,

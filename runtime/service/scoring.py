@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from runtime.client.expected import fields_of_type
-from runtime.client.json_body import work_out
-from runtime.client.large_body import MAX_NUMBERS
 from runtime.client.tokenization import check_num_chars, encode_prompts
-from runtime.client.turns import Slices
 from runtime.errors import InvalidRequest
+from runtime.eventloop.body_errors import fields_of_type
+from runtime.eventloop.json_body import work_out
+from runtime.eventloop.large_body import MAX_NUMBERS
+from runtime.eventloop.time_slices import Slices
 from runtime.extras.logprobs.front import MAX_TOKEN_IDS
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.service.classes import require_scores

@@ -12,8 +12,8 @@ import orjson
 
 from runtime.client.front_extras import check_kind
 from runtime.client.generation_stream import GenerationChunk
-from runtime.client.json_pieces import BATCH, Pieces
 from runtime.errors import InvalidRequest
+from runtime.eventloop.json_pieces import BATCH, Pieces
 from runtime.extras.token_vectors.front import OF_ALL, TokenAnswer
 from runtime.requests.sampling_params import check_priority
 from runtime.service.context import ServiceContext

@@ -27,7 +27,7 @@ from runtime.requests.extra_spec import ExtraBlock, add_block
 from runtime.requests.fault_domain import FaultDomains
 from runtime.text.decoder_choice import DecoderFactory
 from runtime.text.decoders import TextDecoder
-from runtime.text.stop_patterns import StopSearch, stop_search
+from runtime.text.stop_search import StopSearch, stop_search
 from runtime.text.thoughts import ThoughtScan
 from runtime.text.tokenizer import Tokenizer
 

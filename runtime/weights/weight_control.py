@@ -22,10 +22,9 @@ from runtime.checkpoint.hub import RepositoryNotFound, resolve_model_folder
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.checkpoint.tied_head import with_head_of_files
 from runtime.checkpoint.weight_roots import WeightRoots
-from runtime.client.gate import PAUSE, SESSION, UPDATE
-from runtime.client.host import EngineHost
-from runtime.client.offload import OffloadPool
+from runtime.client.weight_gate import PAUSE, SESSION, UPDATE
 from runtime.errors import HeadraceError, InvalidRequest, StartupError
+from runtime.eventloop.offload import OffloadPool
 from runtime.ipc.messages import ControlReply, SchedulerInbound
 from runtime.ipc.weight_messages import (
     MEMORY_TAGS,
@@ -48,6 +47,7 @@ from runtime.ipc.weight_messages import (
     WeightUpdate,
 )
 from runtime.models.registry import read_model_spec
+from runtime.processes.engine_processes import EngineProcesses
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class WeightControl:
 
     def __init__(
         self,
-        host: EngineHost,
+        host: EngineProcesses,
         model: ModelSpec,
         load_format: str,
         on_renamed: Callable[[str], None],

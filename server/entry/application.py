@@ -12,9 +12,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runtime.client.ignored_fields import HEADER, IGNORED, IgnoredFields
 from runtime.client.tenant import TENANT
 from runtime.config.options import HttpArgs
+from runtime.eventloop.ignored_fields import HEADER, IGNORED, IgnoredFields
 from runtime.requests.random_hex import random_hex
 from runtime.service.context import Lifecycle
 from server.access import Access

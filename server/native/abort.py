@@ -6,11 +6,11 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.operation import operation
-from runtime.client.json_body import read_json
 from runtime.client.tenant import TENANT
 from runtime.errors import HeadraceError
+from runtime.eventloop.json_body import read_json
 from runtime.service.context import ServiceContext
+from runtime.service.operation import operation
 from server.access import Access, AccessRouter
 from server.error_responses import KeyRefused
 

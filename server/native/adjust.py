@@ -11,13 +11,13 @@ import msgspec
 from fastapi import Request
 from starlette.responses import PlainTextResponse, Response
 
-from openai_api.operation import json_of, operation, text
-from runtime.client.json_body import read_json
 from runtime.errors import HeadraceError, InvalidRequest
+from runtime.eventloop.json_body import read_json
 from runtime.ipc.messages import FreezeGarbage, SetLogLevel, SlowDown
 from runtime.requests.bounds import within
 from runtime.service.context import ServiceContext
 from runtime.service.live_options import change_options
+from runtime.service.operation import json_of, operation, text
 from server.access import Access, AccessRouter
 from server.error_responses import json_response
 from server.request_log import LEVELS, RequestLog

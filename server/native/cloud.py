@@ -1,6 +1,6 @@
 """What clouds call: SageMaker's `/ping`, Vertex AI's route.
 
-SageMaker's `/invocations` is an alias of chat in `openai_api.router`.
+SageMaker's `/invocations` is an alias of chat in `openai_api.routes`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.operation import json_of, operation
-from runtime.client.absent_nulls import convert
-from runtime.client.expected import InvalidBody, explain
-from runtime.client.json_body import read_json, work_out
 from runtime.errors import InvalidRequest
+from runtime.eventloop.absent_nulls import convert
+from runtime.eventloop.body_errors import InvalidBody, explain
+from runtime.eventloop.json_body import read_json, work_out
 from runtime.service.context import ServiceContext
 from runtime.service.generate_answer import GenerateAnswer
 from runtime.service.generate_request import GenerateBody
 from runtime.service.generation import as_pieces, generate_native
+from runtime.service.operation import json_of, operation
 from server.access import Access, AccessRouter
 from server.error_responses import json_response
 from server.event_stream import json_answer, unless_disconnected

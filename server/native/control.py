@@ -10,10 +10,10 @@ from typing import Annotated
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.operation import Query, operation, text
 from runtime.errors import InvalidRequest
 from runtime.requests.bounds import within
 from runtime.service.context import ServiceContext
+from runtime.service.operation import Query, operation, text
 from server.access import Access, AccessRouter
 
 MAX_FLUSH_WAIT_S = 300.0

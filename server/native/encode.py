@@ -6,12 +6,12 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.operation import json_of, operation
-from runtime.client.json_body import read_json
-from runtime.client.json_pieces import JsonList
 from runtime.errors import InvalidRequest
+from runtime.eventloop.json_body import read_json
+from runtime.eventloop.json_pieces import JsonList
 from runtime.requests.sampling_params import Int64
 from runtime.service.context import ServiceContext
+from runtime.service.operation import json_of, operation
 from runtime.service.text_embeddings import (
     Embedding,
     EmbeddingAnswer,

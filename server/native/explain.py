@@ -16,14 +16,14 @@ from openai_api.chat_prompt import build_chat_prompt
 from openai_api.chat_run import settled
 from openai_api.endpoints.responses import prompt_of_response
 from openai_api.openai_context import OpenAIContext
-from openai_api.operation import json_of, operation
 from openai_api.request_body import read_body
 from openai_api.responses.chat_of_items import set_generation
 from openai_api.schemas.chat import DECODER, ChatCompletionRequest, check_chat_request
 from openai_api.schemas.common import cache_namespace
 from openai_api.schemas.responses import DECODER as RESPONSE_DECODER
-from runtime.client.heavy_work import aside
+from runtime.eventloop.heavy_work import aside
 from runtime.service.cache_break import CacheBreak, cached_prefix, check_reported
+from runtime.service.operation import json_of, operation
 from server.access import Access, AccessRouter
 from server.event_stream import json_answer
 from server.request_body import check_media_type, read_raw

@@ -8,13 +8,13 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.operation import events_of, json_of, operation
-from runtime.client.json_body import let_go, read_json
 from runtime.errors import TooLong
+from runtime.eventloop.json_body import let_go, read_json
 from runtime.service.context import ServiceContext
 from runtime.service.generate_answer import GenerateAnswer
 from runtime.service.generate_request import GenerateBody
 from runtime.service.generation import DONE, Chunk, event, generate_native
+from runtime.service.operation import events_of, json_of, operation
 from server.access import Access, AccessRouter
 from server.error_responses import StreamErrorBody, stream_error
 from server.event_stream import EventStream, json_answer, unless_disconnected, with_errors

@@ -10,13 +10,13 @@ from typing import Literal, TypedDict
 
 from starlette.responses import Response
 
-from openai_api.operation import json_of, operation
 from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
 from runtime.ipc.messages import Ping
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.service.context import ServiceContext
+from runtime.service.operation import json_of, operation
 from runtime.service.text_embeddings import vector_input
 from server.access import Access, AccessRouter
 from server.error_responses import json_response

@@ -9,8 +9,8 @@ from typing import TypedDict
 from starlette.responses import Response
 
 from openai_api.openai_context import OpenAIContext
-from openai_api.operation import json_of, operation
 from runtime.service.describe import ModelInfo, ServerInfo, describe_model, describe_server
+from runtime.service.operation import json_of, operation
 from server.access import Access, AccessRouter
 from server.error_responses import json_response
 

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.operation import Query, json_of, operation, text
-from runtime.client.status import ReplicaStatus
 from runtime.errors import InvalidRequest
+from runtime.processes.status import ReplicaStatus
 from runtime.requests.bounds import within
 from runtime.service.context import ServiceContext
+from runtime.service.operation import Query, json_of, operation, text
 from server.access import Access, AccessRouter
 from server.error_responses import json_response
 

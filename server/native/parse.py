@@ -11,7 +11,6 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.operation import json_of, operation
 from openai_api.output_parser import (
     Call,
     ContentText,
@@ -23,11 +22,12 @@ from openai_api.output_parser import (
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.schemas.chat import MAX_TOOLS, FunctionTool
 from openai_api.tool_parsers.registry import TOOL_PARSERS
-from runtime.client.json_body import read_json
-from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest, Overloaded
+from runtime.eventloop.json_body import read_json
+from runtime.eventloop.offload import OffloadPool
 from runtime.requests.bounds import at_most
 from runtime.service.context import ServiceContext
+from runtime.service.operation import json_of, operation
 from server.access import Access, AccessRouter
 from server.error_responses import json_response
 from server.event_stream import unless_disconnected

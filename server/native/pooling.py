@@ -11,16 +11,16 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.endpoints.embeddings import text_inputs, written
-from openai_api.operation import json_of, operation
 from openai_api.schemas.answers import EmbeddingUsage
 from runtime.checkpoint.model_spec import ModelSpec
-from runtime.client.json_body import read_json
-from runtime.client.json_pieces import JsonItems
 from runtime.errors import InvalidRequest
+from runtime.eventloop.json_body import read_json
+from runtime.eventloop.json_pieces import JsonItems
 from runtime.requests.sampling_params import Int64
 from runtime.service.classes import classify, require_scores
 from runtime.service.context import ServiceContext
 from runtime.service.generation import new_id
+from runtime.service.operation import json_of, operation
 from runtime.service.text_embeddings import TextInput, TextOptions, embed
 from runtime.service.token_vectors import TokenVectorsJson, embed_tokens
 from server.access import Access, AccessRouter

@@ -6,9 +6,9 @@ import msgspec
 from fastapi import Request
 from starlette.responses import PlainTextResponse, Response
 
-from openai_api.operation import operation, text
-from runtime.client.json_body import read_json
+from runtime.eventloop.json_body import read_json
 from runtime.service.context import ServiceContext
+from runtime.service.operation import operation, text
 from runtime.service.profiling import ProfileBody, start_profile, stop_profile
 from server.access import Access, AccessRouter
 

@@ -7,9 +7,9 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.chat_template import ChatTemplate
-from openai_api.operation import json_of, operation
-from runtime.client.json_body import read_json
+from runtime.eventloop.json_body import read_json
 from runtime.service.context import ServiceContext
+from runtime.service.operation import json_of, operation
 from runtime.service.reranking import (
     AskPrompt,
     Ranked,

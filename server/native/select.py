@@ -6,11 +6,11 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.operation import json_of, operation
-from runtime.client.json_body import read_json
-from runtime.client.json_pieces import JsonList
+from runtime.eventloop.json_body import read_json
+from runtime.eventloop.json_pieces import JsonList
 from runtime.service.choices import Choices, SelectBody, select
 from runtime.service.context import ServiceContext
+from runtime.service.operation import json_of, operation
 from server.access import Access, AccessRouter
 from server.event_stream import json_answer, unless_disconnected
 from server.request_body import check_media_type, read_raw

@@ -8,11 +8,11 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.operation import json_of, operation
-from runtime.client.json_body import read_json
-from runtime.client.sessions import MAX_ID_CHARS, MAX_TIMEOUT_S
+from runtime.client.session_store import MAX_ID_CHARS, MAX_TIMEOUT_S
+from runtime.eventloop.json_body import read_json
 from runtime.requests.bounds import at_most, within
 from runtime.service.context import ServiceContext
+from runtime.service.operation import json_of, operation
 from server.access import Access, AccessRouter
 from server.error_responses import json_response
 

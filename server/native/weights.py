@@ -9,14 +9,14 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.operation import Content, Query, json_of, operation
 from runtime.checkpoint.weight_roots import WeightRoots, own_names
-from runtime.client.expected import InvalidBody
-from runtime.client.json_body import read_json
 from runtime.errors import InvalidRequest
+from runtime.eventloop.body_errors import InvalidBody
+from runtime.eventloop.json_body import read_json
 from runtime.ipc.weight_messages import CheckWeights, LeaveGroup, ReadWeight
 from runtime.requests.bounds import within
 from runtime.service.context import ServiceContext
+from runtime.service.operation import Content, Query, json_of, operation
 from runtime.weights.weight_control import Outcome
 from runtime.weights.weight_requests import (
     ByNameBody,

@@ -119,7 +119,7 @@ def test_a_refused_question_is_taken_back(fake_api: Any) -> None:
 def test_import_is_light() -> None:
     code = (
         "import sys, headrace, headrace.cli, headrace.chat;"
-        "import openai_api.router, openai_api.openai_context;"
+        "import openai_api.routes, openai_api.openai_context;"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -21,7 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from runtime.errors import InvalidRequest
-from runtime.service.profile_folder import make_folder
+from runtime.service.profiling import make_folder
 from tests.faults.test_kill import children_by_name
 from tests.support.server import ServerProcess, running_server
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model

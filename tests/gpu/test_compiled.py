@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.executor.sampling.compile_ahead import warm_up_sampling
+from runtime.executor.warmup_steps import warm_up_sampling
 from tests.support.engine import InProcessEngine
 from tests.support.fake_checkpoint import write_config
 from tests.support.gpu import on_gpu

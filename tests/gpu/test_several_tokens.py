@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from runtime.executor.graph_buckets import Bucket
-from runtime.executor.step_plan import PageUpdate, RowJoin, StepPlan
 from runtime.requests.request_spec import RowSpec
 from runtime.requests.sampling_params import SamplingParams
+from runtime.step.step_plan import PageUpdate, RowJoin, StepPlan
 from tests.support.engine import InProcessEngine
 from tests.support.gpu import graph_runner, in_both_precisions, prompt, small_engine
 from tests.support.tiny_models import tiny_model

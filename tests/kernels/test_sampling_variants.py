@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import kernels.sampling
-from runtime.executor.sampling.compile_ahead import warm_up_sampling
+from runtime.executor.warmup_steps import warm_up_sampling
 from runtime.extras.logprobs import device as logprobs
 from tests.support.sampling_steps import sample_in_steps
 

@@ -11,8 +11,8 @@ from kernels.paged_attention.prefix_group import MAX_GROUPS, PrefixGroup
 from kernels.paged_attention.shared_prefix import ITEM_FIELDS, KEY_GRAIN, SharedPrefixes
 from kernels.paged_attention.triton import AttentionWorkspace, plan_attention, run_attention
 from runtime.models.attention.backend import AttentionLayer, StepLimits
+from runtime.models.attention.forward_batch import ForwardBatch, KVCache
 from runtime.models.attention.triton import TritonAttention
-from runtime.models.forward_batch import ForwardBatch, KVCache
 
 HEADS, KV_HEADS, DIM, PAGE = 6, 2, 32, 16
 

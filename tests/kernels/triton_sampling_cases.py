@@ -8,7 +8,7 @@ import torch
 
 import kernels.sampling
 from kernels.sampling import SamplingRows, reference, triton, triton_edit, triton_rows
-from runtime.executor.sampling.compile_ahead import warm_up_sampling
+from runtime.executor.warmup_steps import warm_up_sampling
 
 SETTINGS = [  # temperature, top_k, top_p, min_p
     (0.0, -1, 1.0, 0.0),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels.linear import LINEAR
-from runtime.checkpoint.pooling_config import Pooling
+from runtime.checkpoint.sentence_transformers import Pooling
 from runtime.errors import StartupError
 from runtime.extras.pooled.parts import VECTOR, behind_prompt, of_pair
 from runtime.models.layers.build_context import BuildContext

@@ -9,8 +9,8 @@ import pytest
 from torch import Tensor
 
 from runtime.extras.logprobs.positions import LogprobSpec
+from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.decoder.model import DecoderAttention, DecoderLayer, DecoderMLP
-from runtime.models.forward_batch import ForwardBatch
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
 

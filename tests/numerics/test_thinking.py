@@ -11,7 +11,7 @@ import pytest
 
 from runtime.models.registry import read_model_spec
 from runtime.requests.sampling_params import GrammarSpec, ThinkingSpec
-from runtime.scheduler.thinking import Thinking
+from runtime.scheduler.thinking_state import Thinking
 from runtime.text.tokenizer import Tokenizer
 from tests.support.engine import InProcessEngine
 from tests.support.grammar_backends import BACKENDS, needs_grammars

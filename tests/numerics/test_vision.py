@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from runtime.executor.image_store import ImageStore, see_the_largest
-from runtime.executor.step_plan import ImageSpan, StepPlan
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.weight_messages import LoadFolder, ReleaseMemory, ResumeMemory
+from runtime.step.step_plan import ImageSpan, StepPlan
 from tests.support.engine import DEVICE, InProcessEngine
 from tests.support.tiny_vision import (
     DOT,

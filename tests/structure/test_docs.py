@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client import answer_size, large_body, tokenization
+from runtime.client import answer_size, tokenization
+from runtime.eventloop import large_body
 from runtime.requests.sampling_params import SamplingFields
 from runtime.service import choices, prefills
 from server.native import tokenize

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import kernels.activation
-import openai_api.router
+import openai_api.routes
 from kernels.activation import ACTIVATION, Activation, act_and_mul
 from kernels.table import Entry
 from openai_api.chat_template import ChatTemplate
@@ -153,10 +153,10 @@ def test_an_unknown_parser_is_refused_with_the_known_ones() -> None:
 async def test_an_endpoint(follow: Any, make_front: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = follow("add-an-endpoint.md")
     assert (await make_front().post("/v1/count", {"texts": ["Hi"]})).status_code == 404
-    names = {**vars(openai_api.router), **vars(sys.modules["openai_api.schemas.count"])}
+    names = {**vars(openai_api.routes), **vars(sys.modules["openai_api.schemas.count"])}
     added = eval(f"({lines['ENDPOINTS']})", names)
-    endpoints = (*openai_api.router.ENDPOINTS, *added)
-    monkeypatch.setattr(openai_api.router, "ENDPOINTS", endpoints)
+    endpoints = (*openai_api.routes.ENDPOINTS, *added)
+    monkeypatch.setattr(openai_api.routes, "ENDPOINTS", endpoints)
     front = make_front()
     answer = await front.post("/v1/count", {"texts": ["Hi", "Hello"]})
     assert answer.status_code == 200

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
-from runtime.models.forward_batch import ForwardBatch, KVCache
+from runtime.models.attention.forward_batch import ForwardBatch, KVCache
 from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.model import CausalLM
 from runtime.models.registry import read_model_spec

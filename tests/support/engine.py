@@ -31,13 +31,13 @@ from runtime.ipc.messages import (
 )
 from runtime.ipc.shared_state import SharedState
 from runtime.ipc.weight_messages import WeightCall, WeightOp
-from runtime.models.forward_batch import ForwardBatch
+from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.registry import read_model_spec
 from runtime.requests.extra_spec import ExtraBlock, ExtraSpec
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import GrammarSpec, SamplingParams
-from runtime.scheduler.ranks import Ranks
-from runtime.scheduler.worker import build_grammars, build_rank, build_scheduler
+from runtime.worker.build_worker import build_grammars, build_rank, build_scheduler
+from runtime.worker.ranks import Ranks
 
 Forward = Callable[[ForwardBatch], Any]
 HiddenMode = Literal["", "last", "all"]

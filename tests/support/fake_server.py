@@ -10,7 +10,6 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from openai_api.openai_context import make_context
-from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config.options import (
     HttpArgs,
     LoggingArgs,
@@ -21,6 +20,7 @@ from runtime.config.options import (
 )
 from runtime.ipc.messages import WorkerReady
 from runtime.ipc.shared_state import SharedState
+from runtime.processes.status import EngineStatus, ReplicaStatus
 from server.app import create_app
 from server.entry.application import Application
 from tests.support.fake_engine import FakeEngine

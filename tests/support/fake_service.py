@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from runtime.client.status import EngineStatus
 from runtime.config.options import ModelArgs, ServerConfig
+from runtime.processes.status import EngineStatus
 from runtime.service.changes import Changes
 from runtime.service.context import Lifecycle, ServiceContext
 from runtime.weights.weight_control import WeightControl

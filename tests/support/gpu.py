@@ -15,8 +15,8 @@ import torch
 from runtime.executor.graph_buckets import Bucket
 from runtime.executor.graph_capture import Graph
 from runtime.executor.graph_runner import GraphRunner
-from runtime.executor.step_plan import Int64Array, StepPlan
 from runtime.extras.logprobs.positions import LogprobSpec
+from runtime.step.step_plan import Int64Array, StepPlan
 from tests.support.engine import InProcessEngine
 
 ASKED = os.environ.get("HEADRACE_TEST_DEVICE")

@@ -25,14 +25,14 @@ from runtime.executor.batch_rows import BatchRows
 from runtime.executor.graph_buckets import GraphLimits
 from runtime.executor.graph_capture import Graph, GraphPool
 from runtime.executor.model_runner import ModelRunner
-from runtime.executor.step_plan import Int32Array, Int64Array
 from runtime.models.attention.backend import (
     ATTENTION_BACKENDS,
     DEFAULT_ATTENTION,
     AttentionLayer,
     StepLimits,
 )
-from runtime.models.forward_batch import ForwardBatch
+from runtime.models.attention.forward_batch import ForwardBatch
+from runtime.step.step_plan import Int32Array, Int64Array
 
 
 class EagerGraph:

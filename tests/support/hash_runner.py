@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from runtime.executor.step_plan import MaskSource, StepPlan, StepResult
+from runtime.step.step_plan import MaskSource, StepPlan, StepResult
 
 
 def next_token(sequence: np.ndarray, vocab_size: int = 1000) -> int:

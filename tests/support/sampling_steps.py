@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from runtime.executor.batch_rows import BatchRows
-from runtime.executor.sampling.sampler import Sampler
+from runtime.executor.sampler import Sampler
 from runtime.executor.staging import to_device
-from runtime.executor.step_plan import RowJoin, TokenMasks
-from runtime.extras.device_extras import PromptPart
+from runtime.extras.device import PromptPart
 from runtime.extras.logprobs.device import Logprobs
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.requests.request_spec import RowSpec
 from runtime.requests.sampling_params import SamplingParams
+from runtime.step.step_plan import RowJoin, TokenMasks
 
 _PENALTIES: dict[str, Any] = {
     "frequency_penalty": 0.5,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from runtime.client.background import MAX_FAILURES, Background
+from runtime.eventloop.background import MAX_FAILURES, Background
 
 
 async def test_work_without_an_end_goes_on_after_a_failure(

@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 from runtime.extras.logprobs.positions import LogprobRows, LogprobSpec
-from runtime.service.choice_plan import ChoicePlan
+from runtime.service.choices import ChoicePlan
 from runtime.service.prefills import Prefill
 
 

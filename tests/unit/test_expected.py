@@ -5,8 +5,8 @@ from typing import Literal
 import msgspec
 import pytest
 
-from runtime.client.expected import InvalidBody, explain
-from runtime.client.json_body import decode_body
+from runtime.eventloop.body_errors import InvalidBody, explain
+from runtime.eventloop.json_body import decode_body
 
 Tag = Literal["kv_cache", "weights"]
 

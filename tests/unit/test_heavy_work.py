@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime.client.heavy_work import aside, free_politely, is_light, take_apart
+from runtime.eventloop.heavy_work import aside, free_politely, is_light, take_apart
 from tests.support.waiting import until_in_loop
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.client.expected import InvalidBody
-from runtime.client.json_body import decode_body
+from runtime.eventloop.body_errors import InvalidBody
+from runtime.eventloop.json_body import decode_body
 from runtime.service.generate_request import GenerateBody
 
 ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()

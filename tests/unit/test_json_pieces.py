@@ -6,7 +6,7 @@ import time
 import orjson
 import pytest
 
-from runtime.client.json_pieces import (
+from runtime.eventloop.json_pieces import (
     INLINE_COST,
     GrowingJson,
     JsonItems,
@@ -14,7 +14,7 @@ from runtime.client.json_pieces import (
     all_pieces,
     encode,
 )
-from runtime.client.turns import SLICE_S, Slices, in_turns
+from runtime.eventloop.time_slices import SLICE_S, Slices, in_turns
 
 # What an encoder must not mistake for a place that is left open.
 TEXT = "a \0 null, \x01 and \\u0000"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.client import json_body
-from runtime.client.expected import InvalidBody
-from runtime.client.json_body import decode_large, let_go, read_json
+from runtime.eventloop import json_body
+from runtime.eventloop.body_errors import InvalidBody
+from runtime.eventloop.json_body import decode_large, let_go, read_json
 
 
 class Part(msgspec.Struct):

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest, Overloaded
+from runtime.eventloop.offload import OffloadPool
 
 
 class Held:
@@ -106,7 +106,7 @@ async def test_a_caller_who_leaves_takes_a_queued_job_along() -> None:
 def test_the_interpreter_does_not_wait_for_a_thread() -> None:
     code = """
 import asyncio, time
-from runtime.client.offload import OffloadPool
+from runtime.eventloop.offload import OffloadPool
 from runtime.errors import InvalidRequest
 async def main():
     pool = OffloadPool("naps", workers=1, max_queued=1, timeout_s=0.1)

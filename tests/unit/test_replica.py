@@ -14,14 +14,14 @@ import msgspec
 import pytest
 import zmq
 
-from runtime.client.replica import Replica
-from runtime.client.status import ReplicaStatus
 from runtime.config.options import ServerConfig
 from runtime.ipc.messages import DetokenizerReady, Progress, WorkerReady
 from runtime.ipc.shared_state import SharedState
 from runtime.ipc.transport import Outbox, front_address
 from runtime.launch.hardware import Hardware
 from runtime.launch.resolve import Folders, resolve
+from runtime.processes.replica import Replica
+from runtime.processes.status import ReplicaStatus
 from tests.support.fake_engine import FakeEngine, fake_model_config
 from tests.support.fake_server import WORKER
 from tests.support.waiting import until_in_loop

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.client.prefix_index import PrefixIndex, prefix_hashes
 from runtime.client.replica_link import ReplicaLink
-from runtime.client.router import MAX_SURPLUS, TOKENS_PER_REQUEST, Router, wanted_rank
+from runtime.client.replica_router import MAX_SURPLUS, TOKENS_PER_REQUEST, Router, wanted_rank
 from runtime.requests.image_input import ImageInput, PreparedImage
 
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from runtime.errors import InvalidRequest
 from runtime.executor.batch_rows import BatchRows
-from runtime.executor.step_plan import RowJoin
 from runtime.requests.request_spec import RowSpec
 from runtime.requests.sampling_params import (
     SamplingFields,
@@ -16,6 +15,7 @@ from runtime.requests.sampling_params import (
     parse_logit_bias,
     resolve_sampling,
 )
+from runtime.step.step_plan import RowJoin
 
 VOCAB_SIZE = 300
 NUMBERS = {

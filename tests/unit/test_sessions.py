@@ -2,8 +2,8 @@
 
 import pytest
 
-from runtime.client import sessions as module
-from runtime.client.sessions import SessionParams, Sessions
+from runtime.client import session_store as module
+from runtime.client.session_store import SessionParams, Sessions
 from runtime.client.tenant import TENANT, acting_for
 from runtime.errors import InvalidRequest, Overloaded
 

@@ -10,7 +10,7 @@ import orjson
 
 from runtime.client.front_extras import ExtraAnswer
 from runtime.client.generation_stream import GenerationChunk
-from runtime.client.json_pieces import Pieces
+from runtime.eventloop.json_pieces import Pieces
 
 _BYTES = 4
 

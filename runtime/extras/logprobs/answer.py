@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypedDict
 
 from runtime.client.front_extras import AnsweredSample, ExtraAnswer
 from runtime.client.generation_stream import GenerationChunk
-from runtime.client.json_pieces import BATCH, GrowingJson
+from runtime.eventloop.json_pieces import BATCH, GrowingJson
 from runtime.extras.logprobs.positions import (
     NAME,
     LogprobRows,

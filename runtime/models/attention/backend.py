@@ -13,7 +13,7 @@ from runtime.config.registry import Registry
 
 if TYPE_CHECKING:
     from kernels.paged_attention.prefix_group import PrefixGroup
-    from runtime.models.forward_batch import ForwardBatch
+    from runtime.models.attention.forward_batch import ForwardBatch
 
 
 @dataclass

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from runtime.models.attention.backend import AttentionLayer, StepLimits
+from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.attention.triton import TritonAttention
-from runtime.models.forward_batch import ForwardBatch
 
 # Of sequences that are split: their parts, with 16 query heads a key head on most GPUs.
 WORKSPACE_BYTES = 384 * 2**20

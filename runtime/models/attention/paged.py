@@ -8,8 +8,8 @@ from kernels.paged_attention import PAGED_ATTENTION, PagedAttentionKernels
 from kernels.rope import ROPE, RopeKernels
 from kernels.table import Choice
 from runtime.models.attention.backend import AttentionLayer, StepLimits
+from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.attention.rotation import rotate_and_write
-from runtime.models.forward_batch import ForwardBatch
 
 Chosen = tuple[Choice[RopeKernels], Choice[PagedAttentionKernels]]
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels.rope import RopeKernels
 from runtime.models.attention.backend import AttentionLayer
-from runtime.models.forward_batch import ForwardBatch
+from runtime.models.attention.forward_batch import ForwardBatch
 
 
 def rotate_and_write(

@@ -16,8 +16,8 @@ from kernels.paged_attention.triton_invariant import (
 from kernels.rope import ROPE
 from kernels.table import Choice
 from runtime.models.attention.backend import AttentionLayer, StepLimits
+from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.attention.rotation import rotate_and_write
-from runtime.models.forward_batch import ForwardBatch
 
 
 class InvariantTritonAttention:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from runtime.checkpoint.config_keys import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, common_fields
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import Gives, LayerState, ModelSpec, NoState, WeightSpec
-from runtime.checkpoint.pooling_config import BlockActivation
 from runtime.checkpoint.rope_json import MAX_POSITIONS
+from runtime.checkpoint.sentence_transformers import BlockActivation
 from runtime.models.decoder.weight_map import linear_weights
 
 ACTIVATIONS: dict[str, BlockActivation] = {

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from runtime.models.attention.backend import AttentionLayer
+from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.decoder.spec import DecoderSpec
-from runtime.models.forward_batch import ForwardBatch
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.embedding import Embedding
 from runtime.models.layers.experts import SharedExpert, SparseMLP

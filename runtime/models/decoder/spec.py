@@ -21,7 +21,7 @@ from runtime.models.decoder.weight_map import decoder_weights, is_old_buffer
 
 if TYPE_CHECKING:
     from kernels.activation import Activation
-    from runtime.models.experts_spec import ExpertsSpec
+    from runtime.models.decoder.experts_spec import ExpertsSpec
 
 # Places of a layer's norms, with their names in Llama's checkpoints: each half behind its norm.
 PRE_NORMS = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from runtime.models.attention.backend import AttentionBackend, AttentionLayer
+from runtime.models.attention.forward_batch import ForwardBatch, KVCache
 from runtime.models.attention.packed import attend_packed
 from runtime.models.decoder.model import Decoder
 from runtime.models.decoder.spec import DecoderSpec
 from runtime.models.encoder_batch import EncoderBatch
-from runtime.models.forward_batch import ForwardBatch, KVCache
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.parameter import WeightHolder
 from runtime.models.layers.text_head import TextHead

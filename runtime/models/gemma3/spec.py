@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from runtime.checkpoint.config_keys import MAX_LAYERS, MAX_WIDTH
 from runtime.checkpoint.json_file import Keys
-from runtime.checkpoint.pooling_config import Pooling
 from runtime.checkpoint.rope_json import MAX_POSITIONS, read_rope
+from runtime.checkpoint.sentence_transformers import Pooling
 from runtime.models.decoder.spec import (
     DecoderSpec,
     DecoderTraits,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.activation import Activation
 from kernels.experts import PackedExperts, pack_experts
-from runtime.models.experts_spec import ExpertsSpec
+from runtime.models.decoder.experts_spec import ExpertsSpec
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.linear import Linear, column
 from runtime.models.layers.parameter import Parameter, Stored, WeightHolder, WeightShard

@@ -4,16 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.checkpoint.pooling_config import HeadLayer, Pooling
+from runtime.checkpoint.sentence_transformers import HeadLayer, Mode, Pooling
 from runtime.models.encoder_batch import EncoderBatch
 from runtime.models.layers.build_context import BuildContext
-from runtime.models.layers.layer_norm import LayerNorm
 from runtime.models.layers.linear import Linear
+from runtime.models.layers.norm import LayerNorm
 from runtime.models.layers.parameter import WeightHolder
-from runtime.models.layers.pooling import pool
+
+
+def pool(hidden: Tensor, batch: EncoderBatch, mode: Mode) -> Tensor:
+    """Make one vector of each text.
+
+    Args:
+        hidden: `[num_tokens, hidden_size]`, of all of the batch's tokens.
+        batch: whose texts they are.
+        mode: how.
+
+    Returns:
+        `[num_texts, hidden_size]` float32.
+    """
+    starts, ends = batch.indptr[:-1], batch.indptr[1:]
+    skipped = batch.prompt_lens
+    if mode == "cls":
+        if skipped is not None:
+            starts = torch.minimum(starts + starts.new_tensor(skipped), ends - 1)
+        return hidden.index_select(0, starts).float()
+    if mode == "last":
+        return hidden.index_select(0, ends - 1).float()
+    # Text by text, so that a text's sum does not depend on its neighbours.
+    parts = hidden.float().split(list(batch.lengths))
+    if skipped is not None:
+        # One that was cut within its prompt has its last token.
+        parts = tuple(
+            part[min(skip, len(part) - 1) :] for part, skip in zip(parts, skipped, strict=True)
+        )
+    return torch.stack([part.mean(dim=0) for part in parts])
 
 
 class TextHead:

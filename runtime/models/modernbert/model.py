@@ -12,8 +12,8 @@ from runtime.models.attention.packed import attend_packed
 from runtime.models.encoder_batch import EncoderBatch
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.embedding import Embedding
-from runtime.models.layers.layer_norm import LayerNorm
 from runtime.models.layers.linear import Linear, column, heads
+from runtime.models.layers.norm import LayerNorm
 from runtime.models.layers.parameter import WeightHolder
 from runtime.models.layers.rope import RopeTables
 from runtime.models.layers.text_head import TextHead

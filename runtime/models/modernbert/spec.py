@@ -18,8 +18,8 @@ from runtime.checkpoint.model_spec import (
     WeightKind,
     WeightSpec,
 )
-from runtime.checkpoint.pooling_config import BlockActivation
 from runtime.checkpoint.rope_json import MAX_POSITIONS, RopeConfig, read_rope
+from runtime.checkpoint.sentence_transformers import BlockActivation
 from runtime.models.bert.spec import ACTIVATIONS, uneven
 from runtime.models.decoder.spec import read_layer_types
 from runtime.models.decoder.weight_map import linear_weights

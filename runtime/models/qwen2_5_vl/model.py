@@ -13,12 +13,12 @@ from runtime.models.layers.norm import RMSNorm
 from runtime.models.layers.parameter import WeightHolder
 from runtime.models.qwen2_5_vl.spec import Qwen2_5_VLSpec, Qwen2_5_VLVision
 from runtime.models.vision.model import SeeingDecoder
-from runtime.models.vision.one_thread import one_thread
 from runtime.models.vision.qwen_tower import (
     Grid,
     Patches,
     Run,
     TowerAttention,
+    one_thread,
     patch_places,
     start_run,
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runtime.checkpoint.json_file import Keys
+from runtime.models.decoder.experts_spec import read_qwen_experts
 from runtime.models.decoder.spec import DecoderSpec, read_decoder
-from runtime.models.experts_spec import read_qwen_experts
 from runtime.models.qwen2.spec import TRAITS
 
 

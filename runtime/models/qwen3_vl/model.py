@@ -9,17 +9,17 @@ from torch import Tensor
 
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.embedding import Embedding
-from runtime.models.layers.layer_norm import LayerNorm
 from runtime.models.layers.linear import Linear
+from runtime.models.layers.norm import LayerNorm
 from runtime.models.layers.parameter import WeightHolder
 from runtime.models.qwen3_vl.spec import Qwen3VLSpec, Qwen3VLVision
 from runtime.models.vision.model import SeeingDecoder
-from runtime.models.vision.one_thread import one_thread
 from runtime.models.vision.qwen_tower import (
     Grid,
     Patches,
     Run,
     TowerAttention,
+    one_thread,
     patch_places,
     start_run,
 )

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.decoder.model import DecoderForCausalLM
 from runtime.models.decoder.spec import DecoderSpec
-from runtime.models.forward_batch import ForwardBatch
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.parameter import WeightHolder
 from runtime.models.vision.tower import Tower

@@ -10,8 +10,8 @@ from torch import Tensor
 from kernels.encoder_attention import encoder_attention
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.embedding import Embedding
-from runtime.models.layers.layer_norm import LayerNorm
 from runtime.models.layers.linear import Linear, Output
+from runtime.models.layers.norm import LayerNorm
 from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard, whole
 from runtime.models.vision.siglip_config import SiglipVision
 from runtime.models.vision.tower import Normalize

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.cache.manager import CacheManager, PageHold
+from runtime.cache.manager import BlockTable, CacheManager
 
 
 def tokens(*values: int) -> np.ndarray:
@@ -14,13 +14,13 @@ def tokens(*values: int) -> np.ndarray:
 
 def test_second_request_reuses_the_pages_of_the_first() -> None:
     manager = CacheManager(8, 2)
-    first = PageHold()
+    first = BlockTable()
     prompt = tokens(1, 2, 3, 4, 5)
     assert manager.attach_prefix(first, prompt, "") == 0
     assert manager.extend(first, 5)
     pages = first.held().copy()
     manager.release(first, prompt, "")
-    second = PageHold()
+    second = BlockTable()
     assert manager.attach_prefix(second, prompt, "") == 4
     assert second.held().tolist() == pages[:2].tolist()
     manager.check_invariants([second])
@@ -29,7 +29,7 @@ def test_second_request_reuses_the_pages_of_the_first() -> None:
 @pytest.mark.parametrize("fault", ["lost", "doubled", "both", 0, -1, 9])
 def test_lost_and_doubled_pages_are_noticed(fault: str | int) -> None:
     manager = CacheManager(8, 2)
-    hold = PageHold()
+    hold = BlockTable()
     assert manager.extend(hold, 16)
     manager.check_invariants([hold])
     pages = hold.held()
@@ -45,18 +45,18 @@ def test_lost_and_doubled_pages_are_noticed(fault: str | int) -> None:
 
 def test_a_whole_cached_prompt_leaves_one_token_to_compute() -> None:
     manager = CacheManager(8, 2)
-    first = PageHold()
+    first = BlockTable()
     prompt = tokens(1, 2, 3, 4)
     manager.attach_prefix(first, prompt, "")
     manager.extend(first, 4)
     manager.release(first, prompt, "")
-    second = PageHold()
+    second = BlockTable()
     assert manager.attach_prefix(second, prompt, "") == 2
 
 
 def test_name_spaces_share_nothing() -> None:
     manager = CacheManager(8, 2)
-    first = PageHold()
+    first = BlockTable()
     prompt = tokens(1, 2, 3, 4, 5)
     manager.attach_prefix(first, prompt, "a")
     manager.extend(first, 5)
@@ -68,7 +68,7 @@ def test_name_spaces_share_nothing() -> None:
 def test_concurrent_duplicates_are_given_back_and_swapped() -> None:
     manager = CacheManager(8, 2)
     prompt = tokens(1, 2, 3, 4, 5)
-    one, two = PageHold(), PageHold()
+    one, two = BlockTable(), BlockTable()
     for hold in (one, two):
         manager.attach_prefix(hold, prompt, "")
         assert manager.extend(hold, 5)
@@ -81,12 +81,12 @@ def test_concurrent_duplicates_are_given_back_and_swapped() -> None:
 def test_eviction_takes_the_least_recently_used_and_only_as_much_as_needed() -> None:
     manager = CacheManager(6, 2)
     for start in (10, 20):
-        hold = PageHold()
+        hold = BlockTable()
         prompt = np.arange(start, start + 6, dtype=np.int32)
         manager.attach_prefix(hold, prompt, "")
         manager.extend(hold, 6)
         manager.release(hold, prompt, "")
-    hold = PageHold()
+    hold = BlockTable()
     assert manager.extend(hold, 2)
     assert manager.match_length(np.arange(20, 26, dtype=np.int32), "") == 6
     assert manager.match_length(np.arange(10, 16, dtype=np.int32), "") == 4
@@ -95,14 +95,14 @@ def test_eviction_takes_the_least_recently_used_and_only_as_much_as_needed() -> 
 
 def test_locked_prefixes_are_not_evicted() -> None:
     manager = CacheManager(3, 2)
-    hold = PageHold()
+    hold = BlockTable()
     prompt = tokens(1, 2, 3, 4, 5)
     manager.attach_prefix(hold, prompt, "")
     assert manager.extend(hold, 5)
     manager.share(hold, prompt, "")
-    assert not manager.extend(PageHold(), 2)
+    assert not manager.extend(BlockTable(), 2)
     manager.release(hold, prompt, "")
-    assert manager.extend(PageHold(), 6)
+    assert manager.extend(BlockTable(), 6)
 
 
 @settings(max_examples=150, deadline=None)
@@ -119,11 +119,11 @@ def test_locked_prefixes_are_not_evicted() -> None:
 def test_invariants_hold_over_random_histories(history: list[tuple[str, int, int]]) -> None:
     page_size = 4
     manager = CacheManager(24, page_size)
-    holds: dict[int, tuple[PageHold, np.ndarray, int]] = {}
+    holds: dict[int, tuple[BlockTable, np.ndarray, int]] = {}
     for action, key, number in history:
         if action == "start" and key not in holds:
             sequence = (np.arange(60, dtype=np.int32) // (1 + number % 3)) + (number % 2)
-            hold = PageHold()
+            hold = BlockTable()
             manager.attach_prefix(hold, sequence[: 4 + number], "")
             holds[key] = (hold, sequence, hold.num_pages * page_size)
         elif action == "grow" and key in holds:
@@ -149,7 +149,7 @@ def test_invariants_hold_over_random_histories(history: list[tuple[str, int, int
 @pytest.mark.parametrize("enable_prefix_cache", [True, False])
 def test_pages_behind_a_window_are_free_for_others(enable_prefix_cache: bool) -> None:
     manager = CacheManager(8, 2, enable_prefix_cache=enable_prefix_cache, window=4)
-    hold, prompt = PageHold(), tokens(*range(6))
+    hold, prompt = BlockTable(), tokens(*range(6))
     manager.attach_prefix(hold, prompt, "")
     assert manager.extend(hold, 12)
     manager.share(hold, prompt, "")
@@ -164,7 +164,7 @@ def test_pages_behind_a_window_are_free_for_others(enable_prefix_cache: bool) ->
     assert manager.num_available_pages == 6
     manager.check_invariants([hold])
     # What was shared before it was let go is still found.
-    other = PageHold()
+    other = BlockTable()
     assert manager.attach_prefix(other, tokens(*range(7)), "") == 6 * enable_prefix_cache
     manager.release(hold, tokens(*range(12)), "")
     manager.release(other, prompt[:0], "")
@@ -174,12 +174,12 @@ def test_pages_behind_a_window_are_free_for_others(enable_prefix_cache: bool) ->
 
 def test_a_tree_that_is_evicted_beneath_a_window_harms_nobody() -> None:
     manager = CacheManager(8, 2, window=4)
-    hold, prompt = PageHold(), tokens(*range(8))
+    hold, prompt = BlockTable(), tokens(*range(8))
     manager.attach_prefix(hold, prompt, "")
     assert manager.extend(hold, 12)
     manager.share(hold, prompt, "")
     manager.drop_behind(hold, 8)
-    other = PageHold()
+    other = BlockTable()
     assert manager.extend(other, 12)
     assert manager.tree.num_pages == 0
     manager.check_invariants([hold, other])

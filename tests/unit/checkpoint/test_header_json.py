@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.checkpoint.header_json import MAX_ENTRY_CHARS, entries
-from runtime.checkpoint.headers import MAX_TENSORS, read_header
+from runtime.checkpoint.headers import MAX_ENTRY_CHARS, MAX_TENSORS, entries, read_header
 from runtime.errors import StartupError
 
 values = st.recursive(

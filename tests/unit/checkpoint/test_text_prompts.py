@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.checkpoint.pooling_config import Pooling, read_pooling
-from runtime.checkpoint.text_limit import read_text_limit
-from runtime.checkpoint.text_prompts import TextPrompts, read_prompts
+from runtime.checkpoint.sentence_transformers import (
+    Pooling,
+    TextPrompts,
+    read_pooling,
+    read_prompts,
+    read_text_limit,
+)
 from runtime.errors import StartupError
 
 

@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.distributed.group import TensorGroup
-from runtime.distributed.one_shot import MAX_BYTES, OneShotAllReduce
+from runtime.distributed.group import MAX_BYTES, OneShotAllReduce, TensorGroup
 
 
 @pytest.fixture

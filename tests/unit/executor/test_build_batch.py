@@ -7,8 +7,8 @@ import torch
 
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.build_batch import build_batch
-from runtime.executor.step_plan import EmbedSpan, StepPlan
 from runtime.models.attention.paged import ReferenceAttention
+from runtime.step.step_plan import EmbedSpan, StepPlan
 
 PAGE = 4
 

@@ -9,7 +9,7 @@ import torch
 from runtime.errors import DeviceLost
 from runtime.executor.device_errors import losing_device, lost_device
 from runtime.executor.model_runner import Computed, PendingStep
-from runtime.executor.step_plan import StepPlan
+from runtime.step.step_plan import StepPlan
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
 

@@ -12,7 +12,7 @@ import torch
 
 from runtime.executor import model_runner
 from runtime.executor.model_runner import Computed, ModelRunner
-from runtime.executor.step_plan import StepPlan
+from runtime.step.step_plan import StepPlan
 
 
 @pytest.mark.parametrize("bad", [(), (1,), (1, 2), (0, 1, 2, 3)], ids=str)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from runtime.executor.expert_recorder import FOLDER_VARIABLE, ExpertRecorder
-from runtime.executor.step_plan import StepPlan
 from runtime.extras.pooled.parts import VECTOR
 from runtime.models.layers.expert_counts import ExpertCounts
+from runtime.step.step_plan import StepPlan
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from kernels.paged_attention import reference
 from runtime.models.attention import flashinfer as backend
 from runtime.models.attention.backend import AttentionLayer, StepLimits
+from runtime.models.attention.forward_batch import ForwardBatch, HostLengths, KVCache
 from runtime.models.attention.triton import TritonAttention
-from runtime.models.forward_batch import ForwardBatch, HostLengths, KVCache
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 8, 4
 

@@ -28,7 +28,7 @@ from runtime.executor.model_runner import ModelRunner
 from runtime.executor.out_of_memory import is_out_of_memory, memory_for, require_room, step_failure
 from runtime.models.decoder.model import DecoderForCausalLM
 from runtime.models.layers.build_context import BuildContext
-from runtime.scheduler import worker
+from runtime.worker import build_worker
 from tests.support.engine import InProcessEngine
 from tests.support.fake_checkpoint import write_config
 from tests.support.fake_engine import fake_model_config
@@ -110,7 +110,7 @@ def no_memory_of_the_system(*_: Any, **__: Any) -> Any:
 
 
 PLACES = [
-    (worker, "load_model", "the weights", "--tp-size"),
+    (build_worker, "load_model", "the weights", "--tp-size"),
     (build, "cpu_budget", "the largest step", "--chunked-prefill-size or --max-running-requests"),
     (build, "allocate_kv", "the KV pool", "--mem-fraction-static or --max-total-tokens"),
     (build, "BatchRows", "request state and warm-up steps", "--max-running-requests"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime.executor.model_runner import Computed, PendingStep
-from runtime.executor.step_plan import StepPlan
+from runtime.step.step_plan import StepPlan
 
 
 class Event:

@@ -8,7 +8,7 @@ import pytest
 from kernels.paged_attention.prefix_group import MAX_GROUPS, PrefixGroup
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.prefix_groups import PrefixGroups, find_groups
-from runtime.executor.step_plan import PageUpdate
+from runtime.step.step_plan import PageUpdate
 
 PAGE = 16
 

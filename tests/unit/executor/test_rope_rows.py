@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtime.executor.rope_rows import RopeRows
-from runtime.executor.step_plan import RowImage, StepPlan
+from runtime.step.step_plan import RowImage, StepPlan
 
 CELL = 8
 IMAGE_ID = 500

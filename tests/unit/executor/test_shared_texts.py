@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from runtime.executor.shared_texts import shared_beginnings
+from runtime.step.shared_texts import shared_beginnings
 
 QUERY = list(range(100, 140))
 

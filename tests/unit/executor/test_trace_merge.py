@@ -3,7 +3,7 @@
 import gzip
 import json
 
-from runtime.executor.trace_merge import merge, merge_when_written
+from runtime.executor.profiler import merge, merge_when_written
 
 
 def event(**fields):

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from runtime.client.generation_stream import GenerationChunk
-from runtime.client.json_pieces import all_pieces
+from runtime.eventloop.json_pieces import all_pieces
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.requests.extra_spec import ExtraBlock
 

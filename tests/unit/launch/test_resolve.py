@@ -9,7 +9,6 @@ from types import ModuleType
 
 import pytest
 
-from runtime.client.host import config_of_replica
 from runtime.config.options import (
     HttpArgs,
     KernelArgs,
@@ -29,6 +28,7 @@ from runtime.launch.hardware import (
 )
 from runtime.launch.resolve import Folders, preferred_sampling, resolve
 from runtime.models.registry import read_model_spec
+from runtime.processes.engine_processes import config_of_replica
 from tests.support.fake_engine import fake_model_config
 
 CPU = Hardware(num_gpus=0, torch_has_cuda=False, cpu_has_bf16=False, num_cores=6)

@@ -9,8 +9,8 @@ import pytest
 
 from runtime.config.options import MediaArgs
 from runtime.errors import InvalidRequest, StartupError
+from runtime.media.image_loader import read_file
 from runtime.media.image_source import MAX_IMAGE_BYTES, FileImage, read_item
-from runtime.media.local_image import read_file
 from runtime.media.media_policy import MediaPolicy, read_policy
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.media.public_address import is_public
+from runtime.media.remote_image import is_public
 
 REFUSED = """
     127.0.0.1 127.255.255.254 0.0.0.0 0.1.2.3 10.0.0.1 172.16.0.1 172.31.255.255 192.168.1.1

@@ -12,8 +12,7 @@ import pytest
 from runtime.errors import InvalidRequest, Overloaded
 from runtime.media.image_source import MAX_IMAGE_BYTES
 from runtime.media.media_policy import MediaPolicy
-from runtime.media.public_address import is_public
-from runtime.media.remote_image import MAX_FETCHES, Fetcher
+from runtime.media.remote_image import MAX_FETCHES, Fetcher, is_public
 
 # All of 127.0.0.0/8 is this machine: one address stands for a public one, another for ours.
 PUBLIC, PRIVATE = "127.0.0.2", "127.0.0.1"

@@ -21,7 +21,7 @@ from runtime.extras.logprobs.positions import LogprobArrays
 from runtime.ipc.messages import FinishReason
 from runtime.requests.extra_spec import ExtraBlock
 from runtime.text.decoder_choice import DecoderFactory
-from runtime.text.stop_strings import StopMatcher
+from runtime.text.stop_search import StopMatcher
 from runtime.text.thoughts import ThoughtScan
 from runtime.text.token_pieces import TokenPieces
 from runtime.text.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from runtime.cache.manager import CacheManager, PageHold
+from runtime.cache.manager import BlockTable, CacheManager
 from runtime.cache.page_pool import Pages
 from runtime.cache.radix_tree import Tokens
 from runtime.ipc.messages import AbortRequests, FlushCache
@@ -52,7 +52,7 @@ class FaultyCache(CacheManager):
             raise PlantedError(name)
         return result
 
-    def attach_prefix(self, hold: PageHold, tokens: Tokens, namespace: str) -> int:
+    def attach_prefix(self, hold: BlockTable, tokens: Tokens, namespace: str) -> int:
         def work() -> int:
             return CacheManager.attach_prefix(self, hold, tokens, namespace)
 
@@ -61,21 +61,21 @@ class FaultyCache(CacheManager):
             self.guilty = {*getattr(self, "guilty", set()), hold}
         return found
 
-    def extend(self, hold: PageHold, num_tokens: int) -> bool:
+    def extend(self, hold: BlockTable, num_tokens: int) -> bool:
         is_guilty = hold in getattr(self, "guilty", set()) and hold.num_pages >= self.from_page
         done: bool = self._around(
             "extend", is_guilty, lambda: CacheManager.extend(self, hold, num_tokens)
         )
         return done
 
-    def share(self, hold: PageHold, tokens: Tokens, namespace: str) -> None:
+    def share(self, hold: BlockTable, tokens: Tokens, namespace: str) -> None:
         self._around(
             "share",
             namespace == GUILTY,
             lambda: CacheManager.share(self, hold, tokens, namespace),
         )
 
-    def release(self, hold: PageHold, tokens: Tokens, namespace: str) -> None:
+    def release(self, hold: BlockTable, tokens: Tokens, namespace: str) -> None:
         self._around(
             "release",
             namespace == GUILTY,
@@ -260,7 +260,7 @@ class LeakyCache(CacheManager):
 
     fails = False
 
-    def extend_each(self, holds: list[PageHold]) -> Pages | None:
+    def extend_each(self, holds: list[BlockTable]) -> Pages | None:
         if self.fails:
             self.pool.take(3)
             raise PlantedError("all")

@@ -4,12 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from runtime.executor.step_plan import EmbedSpan, PageUpdate, ReportSpan, RowJoin, StepPlan
 from runtime.ipc.array_codec import decode_array, encode_array
 from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.request_spec import RowSpec
 from runtime.requests.sampling_params import SamplingParams
-from runtime.scheduler.ranks import LeadingRunner
+from runtime.step.step_plan import EmbedSpan, PageUpdate, ReportSpan, RowJoin, StepPlan
+from runtime.worker.ranks import BroadcastRunner
 
 
 def plan() -> StepPlan:
@@ -93,10 +93,10 @@ class _Runner:
 def test_every_plan_is_sent_before_it_is_launched():
     ranks = _Ranks()
     one = plan()
-    assert LeadingRunner(_Runner(), ranks).launch(one) is one
+    assert BroadcastRunner(_Runner(), ranks).launch(one) is one
     assert ranks.sent == [one]
 
 
 def test_a_failed_step_ends_the_worker():
     with pytest.raises(SystemExit, match="rank 0"):
-        LeadingRunner(_Runner(RuntimeError("lost")), _Ranks()).launch(plan())
+        BroadcastRunner(_Runner(RuntimeError("lost")), _Ranks()).launch(plan())

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from runtime.cache.manager import CacheManager
-from runtime.executor.step_plan import StepPlan
 from runtime.ipc.shared_state import SharedState
 from runtime.scheduler.stats import SchedulerStats
 from runtime.scheduler.table import RequestTable
+from runtime.step.step_plan import StepPlan
 
 STEP_S = 0.05
 LINE = re.compile(r"Decode: \d+ running, \d+ waiting, .* used, ([\d.]+) tokens/s")

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from runtime.client import ignored_fields
+from runtime.eventloop import ignored_fields
 from server.entry.body_limit import BodyLimit
 from server.error_responses import SlowBody
 from tests.support.fake_server import FakeServer

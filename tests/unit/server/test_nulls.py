@@ -14,10 +14,10 @@ from fastapi.routing import APIRoute
 from msgspec import inspect
 
 from openai_api.chat_tools import CustomSpec
-from openai_api.operation import JSON, OPERATION_KEY, Operation
 from openai_api.schemas.chat import FunctionTool
 from openai_api.schemas.responses import Item
-from runtime.client.json_body import decode_body
+from runtime.eventloop.json_body import decode_body
+from runtime.service.operation import JSON, OPERATION_KEY, Operation
 from tests.support.fake_server import FakeServer
 from tests.unit.server.test_openapi import NEEDED
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.ipc.shared_state import SharedState
+from runtime.processes.status import EngineStatus, ReplicaStatus
 from server.progress_log import ProgressLog
 
 

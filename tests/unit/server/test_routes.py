@@ -10,7 +10,7 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.client.gate import PAUSE, UPDATE
+from runtime.client.weight_gate import PAUSE, UPDATE
 from runtime.config.options import LoggingArgs, SchedulingArgs
 from runtime.ipc.messages import ControlReply, FinishReason
 from tests.support.fake_server import FakeServer, scrape

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.client.sessions import MAX_SESSIONS
+from runtime.client.session_store import MAX_SESSIONS
 from runtime.client.tenant import acting_for
 from server.entry.keys import read_tenants
 from tests.support.fake_server import FakeServer

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runtime.ipc.messages import StreamStart
 from runtime.requests.stop_regex import MAX_STATES, InvalidPattern, compile_patterns
-from runtime.text.stop_patterns import RegexStopMatcher, stop_search
+from runtime.text.stop_search import RegexStopMatcher, stop_search
 from tests.support.growth import assert_linear
 
 PROPERTY = settings(max_examples=300, deadline=None, derandomize=True, database=None)

@@ -7,7 +7,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.text.stop_strings import StopMatcher
+from runtime.text.stop_search import StopMatcher
 
 PROPERTY = settings(max_examples=400, deadline=None, derandomize=True, database=None)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime.ipc.weight_messages import RankReply, WeightPart
-from runtime.models.experts_spec import ExpertsSpec
+from runtime.models.decoder.experts_spec import ExpertsSpec
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.experts import Experts
 from runtime.weights.weight_updates import join_parts

@@ -1,0 +1,108 @@
+"""Holds new requests back while weights change or generation is paused; nobody gets an error."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runtime.ipc.weight_messages import MemoryTag
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class WeightState:
+    """Labels, and memory that was given back.
+
+    Attributes:
+        version: label of the weights that are loaded now.
+        restart_version: label of those that a worker which is started again loads.
+        released: memory that the workers gave back, by tag; no request can be served meanwhile.
+    """
+
+    version: str = "default"
+    restart_version: str = "default"
+    released: frozenset[MemoryTag] = frozenset()
+
+    @property
+    def why_refused(self) -> str | None:
+        """Why a request cannot be taken, `None` when it can."""
+        if not self.released:
+            return None
+        return (
+            f"The engine's memory is released ({', '.join(sorted(self.released))}); "
+            "/resume_memory_occupation brings it back."
+        )
+
+    def restarted(self) -> None:
+        """A worker was started again: it has its memory, and the weights that lie on disk."""
+        self.released = frozenset()
+        if self.version != self.restart_version:
+            logger.error(
+                "The weights of version %r died with their worker; it loads those of %r.",
+                self.version,
+                self.restart_version,
+            )
+            self.version = self.restart_version
+
+
+# Why requests may be held back.
+PAUSE, SESSION, UPDATE = "pause", "session", "update"
+
+
+class RequestGate:
+    """Requests that are admitted but not sent yet, in order.
+
+    It is closed for as long as anybody has a reason to keep it so.
+    """
+
+    def __init__(self) -> None:
+        """Open."""
+        # With when each of them came.
+        self._reasons: dict[str, float] = {}
+        self._held: dict[int, Callable[[], None]] = {}
+
+    @property
+    def reasons(self) -> frozenset[str]:
+        """Why it is closed; empty when it is open."""
+        return frozenset(self._reasons)
+
+    def closed_for_s(self, reason: str) -> float:
+        """Seconds since somebody has had this reason; 0 when nobody has."""
+        since = self._reasons.get(reason)
+        return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether requests are held back."""
+        return bool(self._reasons)
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait here."""
+        return len(self._held)
+
+    def held(self) -> set[int]:
+        """Ids of the requests that wait here."""
+        return set(self._held)
+
+    def hold(self, request_id: int, send: Callable[[], None]) -> None:
+        """Call `send` when the gate opens; it must be closed."""
+        self._held[request_id] = send
+
+    def drop(self, request_id: int) -> bool:
+        """Forget a request; whether it was here."""
+        return self._held.pop(request_id, None) is not None
+
+    def close(self, reason: str) -> None:
+        """Hold newcomers back."""
+        self._reasons.setdefault(reason, time.monotonic())
+
+    def open(self, reason: str) -> None:
+        """Take a reason back; when it was the last, everything held is sent."""
+        self._reasons.pop(reason, None)
+        while self._held and not self._reasons:
+            request_id = next(iter(self._held))
+            self._held.pop(request_id)()

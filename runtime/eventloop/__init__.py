@@ -1,0 +1,1 @@
+"""Tools of the event loop: bodies as JSON, long work in slices, tasks in the background."""

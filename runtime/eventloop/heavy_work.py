@@ -1,0 +1,180 @@
+"""Work in Python that grows with a request: on the event loop where it is short, else on a thread.
+
+A thread shares the GIL with the loop, which gets it back within a switch interval, so the loop
+stands still for that long and not for as long as the work takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import sys
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from typing import Any, ParamSpec, TypeVar, cast
+
+import msgspec
+import msgspec.inspect
+
+from runtime.eventloop.offload import OffloadPool
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Worked on at once: what has so many values takes some two milliseconds to check and convert.
+_LIGHT_VALUES = 512
+# Characters that count as much as a value.
+_CHARS_PER_VALUE = 4096
+# Children that are looked at, or let go, at a time.
+_AT_ONCE = 1024
+_FREED_AFTER_S = 1.0
+_LEAVES = frozenset({str, int, float, bool, bytes, type(None)})
+_LEAF_INFOS = (
+    *(msgspec.inspect.NoneType, msgspec.inspect.BoolType, msgspec.inspect.IntType),
+    *(msgspec.inspect.FloatType, msgspec.inspect.StrType, msgspec.inspect.LiteralType),
+)
+# References to a value that nobody else has: where it is held, and the argument of `getrefcount`.
+_OWN_REFERENCES = 2
+
+# One pool for reading and checking: each thread more that wants the GIL makes the loop wait longer.
+PREPARING = OffloadPool("reading of the request", workers=2, max_queued=4096, timeout_s=120.0)
+_freeing: set[asyncio.Task[None]] = set()
+_FREEING = OffloadPool("freeing of requests", workers=1, max_queued=1 << 20, timeout_s=3600.0)
+
+
+async def aside(weighed: object, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `work`: at once where `weighed` is light, else on a thread.
+
+    Args:
+        weighed: what the time of `work` grows with.
+        work: plain Python that reads no context variable.
+        *args: for `work`.
+        **kwargs: for `work`.
+
+    Raises:
+        Overloaded: too much of such work waits.
+        Exception: whatever `work` raises.
+    """
+    if is_light(weighed):
+        return work(*args, **kwargs)
+    return await PREPARING.run(work, *args, **kwargs)
+
+
+def is_light(value: object, most: int = _LIGHT_VALUES) -> bool:
+    """Whether `value` is made of up to `most` values; takes no longer where it is made of more.
+
+    Args:
+        value: structs, dicts, lists and plain values; long texts count as several values.
+        most: values.
+    """
+    num_values = 0
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        num_values += 1
+        if isinstance(part, str | bytes):
+            num_values += len(part) // _CHARS_PER_VALUE
+        elif isinstance(part, msgspec.Struct):
+            # Not counted: most fields of a request are absent.
+            stack += [each for each in _fields(part) if each is not None]
+        elif isinstance(part, dict | list | tuple):
+            num_values += len(part) if len(part) > most else 0
+            if num_values <= most:
+                stack += part.values() if isinstance(part, dict) else part
+        if num_values > most:
+            return False
+    return True
+
+
+def free_politely(value: object, after_s: float = _FREED_AFTER_S) -> None:
+    """Have a large value freed piece by piece on a thread, once nobody else refers to it.
+
+    Python frees what a request was made of at once, where its last reference goes: on the event
+    loop, tens of milliseconds for some 100,000 objects. The memory goes back to the system: the C
+    library's allocator would keep hundreds of MiB for the threads that read such requests.
+
+    Args:
+        value: of a request.
+        after_s: seconds between two looks at whether it is still in use.
+    """
+    loop = asyncio.get_running_loop()
+    held = [value]
+    del value
+
+    def look() -> None:
+        # In use for as long as the request is answered, which may take minutes.
+        if sys.getrefcount(held[0]) > _OWN_REFERENCES:
+            loop.call_later(after_s, look)
+        else:
+            task = loop.create_task(_FREEING.run(_free, held))
+            _freeing.add(task)
+            task.add_done_callback(_freeing.discard)
+
+    loop.call_later(after_s, look)
+
+
+def _free(held: list[Any]) -> None:
+    take_apart(held)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def take_apart(held: list[Any]) -> None:
+    """Free what `held` holds piece by piece; what others refer to stays as it is.
+
+    Args:
+        held: gets empty.
+    """
+    while held:
+        value = held.pop()
+        if sys.getrefcount(value) > _OWN_REFERENCES:
+            continue
+        if isinstance(value, dict):
+            while value:
+                values = [value.popitem()[1] for _ in range(min(len(value), _AT_ONCE))]
+                held += [each for each in values if type(each) not in _LEAVES]
+        elif isinstance(value, list):
+            while value:
+                held += _nested(value[-_AT_ONCE:])
+                del value[-_AT_ONCE:]
+        else:
+            fields = [getattr(value, name) for name in _nesting_fields(_kind(value))]
+            held += [each for each in fields if type(each) not in _LEAVES]
+
+
+def _nested(values: list[Any]) -> list[Any]:
+    """Those of some values that hold others; none where the first does not, as a rule a number."""
+    if type(values[0]) in _LEAVES:
+        return []
+    return [each for each in values if type(each) not in _LEAVES and _nesting_fields(_kind(each))]
+
+
+@lru_cache(maxsize=256)
+def _nesting_fields(kind: Any) -> tuple[str, ...]:
+    """Fields of a struct that may hold lists and objects; the type's own name for these."""
+    if kind in (list, dict):
+        return (kind.__name__,)
+    if not issubclass(kind, msgspec.Struct):
+        return ()
+    return tuple(
+        field.name
+        for field in msgspec.structs.fields(kind)
+        if not _holds_leaves_only(msgspec.inspect.type_info(field.type))
+    )
+
+
+def _holds_leaves_only(info: msgspec.inspect.Type) -> bool:
+    if isinstance(info, msgspec.inspect.UnionType):
+        return all(map(_holds_leaves_only, info.types))
+    if isinstance(info, msgspec.inspect.Metadata):
+        return _holds_leaves_only(info.type)
+    return isinstance(info, _LEAF_INFOS)
+
+
+def _kind(value: object) -> Hashable:
+    return cast("Hashable", type(value))
+
+
+def _fields(struct: msgspec.Struct) -> list[Any]:
+    return [getattr(struct, name) for name in struct.__struct_fields__]

@@ -1,0 +1,128 @@
+"""What was left to us, as lines of the log."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.config.options import ServerConfig
+from runtime.errors import StartupError
+from runtime.launch.hardware import Hardware
+
+
+def check_experts(config: ServerConfig, model: ModelSpec) -> None:
+    """Refuse what asks for experts where there are none.
+
+    Raises:
+        StartupError: the first option that does.
+    """
+    if model.num_experts:
+        return
+    recorder = config.logging.expert_distribution_recorder_mode
+    for option, is_given in (
+        (f"--expert-distribution-recorder-mode {recorder}", recorder is not None),
+        ("--enable-return-routed-experts", config.scheduling.enable_return_routed_experts),
+    ):
+        if is_given:
+            raise StartupError(f"{option}: {model.architecture} has no experts.")
+
+
+_NO_OUTPUT = "the model gives no tokens"
+_NO_LIBRARY = "no library for it is installed; run pip install llguidance"
+
+
+class GrammarChoice(NamedTuple):
+    """The back end of structured output.
+
+    Attributes:
+        backend: its name, `none` for none.
+        reason: of an automatic choice, for the log; empty where it was asked for.
+        why_none: why there is none, and how to mend it; empty where there is one.
+    """
+
+    backend: str
+    reason: str = ""
+    why_none: str = ""
+
+
+def choose_grammars(config: ServerConfig, model: ModelSpec) -> GrammarChoice:
+    """Choose by what was asked for, what is installed, and what the model can use.
+
+    Raises:
+        StartupError: the library that was asked for is not installed.
+    """
+    asked = config.kernels.grammar_backend
+    if config.model.skip_tokenizer_init:
+        why = "it was started with --skip-tokenizer-init"
+        return GrammarChoice("none", "there is no tokenizer", why)
+    if model.gives != "tokens":
+        return GrammarChoice("none", _NO_OUTPUT, _NO_OUTPUT)
+    if asked == "none":
+        return GrammarChoice("none", why_none="it was started with --grammar-backend none")
+    if asked == "auto":
+        for name in ("xgrammar", "llguidance"):
+            if find_spec(name) is not None:
+                return GrammarChoice(name, "installed")
+        return GrammarChoice("none", _NO_LIBRARY, f"{_NO_LIBRARY}, then start it again")
+    if find_spec(asked) is None:
+        package = "'headrace[grammar]'" if asked == "xgrammar" else asked
+        raise StartupError(
+            f"--grammar-backend {asked}: it is not installed; pip install {package}."
+        )
+    return GrammarChoice(asked)
+
+
+_DTYPES = {"half": "float16", "float": "float32"}
+
+
+def choose_dtype(
+    config: ServerConfig, model: ModelSpec, device: str, hardware: Hardware, choices: Choices
+) -> str:
+    """The type of weights and activations."""
+    asked = config.model.dtype
+    if asked != "auto":
+        return _DTYPES.get(asked, asked)
+    stored = model.dtype
+    if device == "cpu":
+        if stored == "float32":
+            return str(choices.pick("dtype", "float32", "the checkpoint's"))
+        if hardware.cpu_has_bf16:
+            why = "the checkpoint's" if stored == "bfloat16" else f"for {stored} on this CPU"
+            return str(choices.pick("dtype", "bfloat16", f"{why}; it has bfloat16 instructions"))
+        return str(choices.pick("dtype", "float32", f"this CPU has no fast {stored}"))
+    if stored == "float32":
+        return str(choices.pick("dtype", "bfloat16", "GPUs are slow at the checkpoint's float32"))
+    return str(choices.pick("dtype", stored, "the checkpoint's"))
+
+
+def rounds_products(
+    config: ServerConfig,
+    model: ModelSpec,
+    device: str,
+    dtype: str,
+    hardware: Hardware,
+    choices: Choices,
+) -> bool:
+    """Whether float32 is multiplied as bfloat16; never where the type was asked for by name."""
+    wide = device == "cpu" and dtype == "float32" and config.model.dtype == "auto"
+    if not wide or model.gives != "vectors" or not hardware.cpu_has_bf16:
+        return False
+    why = "vectors keep their direction to 1e-4, at twice the speed; not with --dtype float32"
+    choices.pick("products", "bfloat16, summed in float32", why)
+    return True
+
+
+class Choices:
+    """Values that were picked, each with its reason."""
+
+    def __init__(self) -> None:
+        """Nothing is picked yet."""
+        self.lines: list[str] = []
+
+    def pick(self, name: str, value: Any, reason: str) -> Any:
+        """Return `value`; a line says why, where there is a reason."""
+        # What was asked for is no choice of ours.
+        if reason:
+            self.lines.append(f"{name}: {value} ({reason})")
+        return value

@@ -1,0 +1,1 @@
+"""The engine's processes, seen from the front: started, watched, started again."""

@@ -1,0 +1,259 @@
+"""The owner of the engine's processes: its replicas, and what they are together.
+
+A dead worker or detokenizer never takes the front along: the port stays open, and readiness turns
+false while no replica is left that takes requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import zmq
+
+from runtime.client.client import EngineClient
+from runtime.client.grammar_client import GrammarCompiler
+from runtime.config.options import DetokenizerConfig, GrammarConfig, WorkerConfig
+from runtime.errors import StartupError
+from runtime.eventloop.background import Background
+from runtime.ipc.messages import GrammarInbound
+from runtime.ipc.shared_state import SHARED_STATE_FILE, SharedState
+from runtime.ipc.transport import (
+    AsyncInbox,
+    create_replica_folder,
+    front_address,
+    remove_run_folder,
+)
+from runtime.processes.replica import Replica, stop_child
+from runtime.processes.status import EngineStatus, ReplicaStatus
+
+_PERIOD_S = 1.0
+
+
+def still_for(replica: ReplicaStatus) -> tuple[float, str]:
+    """Seconds since the last turn of the slower child, since all were ready at most; its name."""
+    age, name = replica.shared.oldest_beat()
+    now = time.monotonic()
+    return min(age, now - (replica.ready_at or now)), name
+
+
+def stuck_for(client: EngineClient, replica: ReplicaStatus) -> tuple[float, str]:
+    """Like `still_for` while there is work; 0 seconds when there is none, or the worker loads."""
+    # A worker that froze while idle never says that it has work; our own requests do.
+    in_flight = client.links[replica.rank].num_in_flight
+    has_work = replica.is_ready and (replica.shared["has_work"] or in_flight)
+    return still_for(replica) if has_work else (0.0, "")
+
+
+async def watch(host: EngineProcesses, timeout_s: float) -> None:
+    """End a worker or detokenizer whose loop stands still so long although there is work."""
+    while True:
+        await asyncio.sleep(_PERIOD_S)
+        for replica in host.status.replicas:
+            stuck_s, name = stuck_for(host.client, replica)
+            if stuck_s > timeout_s:
+                why = f"no turn of its loop for {stuck_s:.0f} s while requests wait"
+                await host.kill_stuck(replica.rank, name, why)
+
+
+logger = logging.getLogger(__name__)
+
+
+class EngineProcesses:
+    """All replicas of one engine, on the caller's event loop.
+
+    Attributes:
+        status: kept current by the replicas.
+        on_change: called after every change of it.
+        restarts: see `__init__`.
+        random_seed: of dummy weights.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerConfig,
+        detokenizer: DetokenizerConfig,
+        client: EngineClient,
+        run_folder: Path,
+        *,
+        grammar: GrammarConfig | None = None,
+        restarts: bool = True,
+    ) -> None:
+        """Prepare one replica for each link of `client`; nothing starts before `start`.
+
+        Args:
+            worker: configuration of a scheduler's process; the same for all but for its folder.
+            detokenizer: configuration of a detokenizer's process, likewise.
+            client: told of every message and every death.
+            run_folder: private, removed by `stop`.
+            grammar: configuration of the grammar compiler's process, `None` for none.
+            restarts: start a dead child again. Else its death ends the engine: `status.phase`
+                becomes `failed` and `status.last_failure` holds the child's last words.
+        """
+        self.client = client
+        self.random_seed = worker.random_seed
+        self.restarts = restarts
+        self.run_folder = run_folder
+        self.on_change: list[Callable[[EngineStatus], None]] = []
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # Where the grammar compiler, which serves all replicas, answers.
+        self._inbox: AsyncInbox[GrammarInbound] | None = None
+        self._background = Background(self.ended)
+        if grammar is not None:
+            client.grammars = GrammarCompiler(grammar, self._context)
+        self._first_ready: asyncio.Future[None] | None = None
+        self._replicas: list[Replica] = []
+        statuses = []
+        for link in client.links:
+            folder = create_replica_folder(run_folder, link.rank)
+            shared = SharedState(folder / SHARED_STATE_FILE, create=True)
+            status = ReplicaStatus(rank=link.rank, shared=shared)
+            statuses.append(status)
+            self._replicas.append(
+                Replica(
+                    status,
+                    config_of_replica(worker, link.rank, folder),
+                    dataclasses.replace(detokenizer, run_folder=str(folder)),
+                    client,
+                    self._context,
+                    self,
+                )
+            )
+        self.status = EngineStatus(statuses)
+
+    async def start(self) -> None:
+        """Start all children; returns at once."""
+        self._first_ready = asyncio.get_running_loop().create_future()
+        # Nobody may be waiting for it; its error is also in `status.fatal`.
+        self._first_ready.add_done_callback(lambda future: future.cancelled() or future.exception())
+        if self.client.grammars is not None:
+            self._inbox = AsyncInbox(self._context, front_address(self.run_folder), GrammarInbound)
+            receive = partial(self._receive, self._inbox, self.client.grammars)
+            self._background.keep(receive, "Receiving compiled grammars")
+        for replica in self._replicas:
+            replica.start()
+
+    async def wait_ready(self) -> None:
+        """Wait until every replica has been ready once.
+
+        Raises:
+            StartupError: the first start failed; the message is one line.
+        """
+        assert self._first_ready is not None, "start() comes first"
+        await self._first_ready
+
+    async def stop(self) -> None:
+        """End the children, close the sockets, remove the run folder."""
+        grammars = self.client.grammars
+        stops = [replica.stop() for replica in self._replicas]
+        # After `end_children` nothing is left to end, and no thread may be started for it.
+        if grammars is not None and grammars.pid is not None:
+            stops.append(stop_child(grammars))
+        await asyncio.gather(*stops)
+        self.client.fail_all("The server was stopped.")
+        await self._background.stop()
+        if grammars is not None:
+            grammars.close()
+        if self._inbox is not None:
+            self._inbox.close()
+        self._context.destroy(linger=0)
+        for status in self.status.replicas:
+            status.shared.close()
+        remove_run_folder(self.run_folder)
+
+    def end_children(self) -> None:
+        """End the children and remove the run folder without the event loop.
+
+        For the end of the interpreter, when no thread may be started any more.
+        """
+        for replica in self._replicas:
+            replica.end_children()
+        if self.client.grammars is not None:
+            self.client.grammars.stop()
+        remove_run_folder(self.run_folder)
+
+    async def kill_stuck(self, rank: int, name: str, why: str) -> None:
+        """End a replica's `worker` or `detokenizer` that hangs; it is started again.
+
+        The log says first where its threads stand; that takes 2 s at most.
+        """
+        await self._replicas[rank].kill_stuck(name, why)
+
+    def restart_workers(self, why: str) -> None:
+        """End every worker: all start again with the same weights and their memory."""
+        for replica in self._replicas:
+            replica.kill("worker", why)
+
+    def restart_with(self, folder: Path) -> None:
+        """Load the weights of `folder` whenever a worker has to be started again."""
+        for replica in self._replicas:
+            replica.restart_with(folder)
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the living children: `scheduler`, `scheduler.1` of replica 1, ..."""
+        pids = {
+            f"{name}.{rank}" if rank else name: pid
+            for rank, replica in enumerate(self._replicas)
+            for name, pid in replica.pids().items()
+        }
+        grammars = self.client.grammars
+        if grammars is not None and grammars.pid is not None:
+            pids["grammar"] = grammars.pid
+        return pids
+
+    @staticmethod
+    async def _receive(inbox: AsyncInbox[GrammarInbound], grammars: GrammarCompiler) -> None:
+        while True:
+            reply = await inbox.receive()
+            try:
+                grammars.on_reply(reply)
+            except Exception:
+                logger.exception("A compiled grammar failed")
+
+    # ---- called by the replicas ----
+
+    def changed(self) -> None:
+        """A replica's status has changed."""
+        workers = [each.worker for each in self.status.replicas if each.worker is not None]
+        if workers:
+            # What is admitted must fit wherever it goes.
+            capacity = min(worker.max_total_num_tokens for worker in workers)
+            self.client.limits = dataclasses.replace(
+                self.client.limits, max_total_num_tokens=capacity
+            )
+        if not self.status.has_started and all(each.is_ready for each in self.status.replicas):
+            self.status.has_started = True
+            if self._first_ready is not None and not self._first_ready.done():
+                self._first_ready.set_result(None)
+        for callback in self.on_change:
+            # One draws on a terminal, which may be gone: that is no reason to restart no child.
+            try:
+                callback(self.status)
+            except Exception:
+                logger.exception("A change of the status could not be told")
+
+    def worker_died(self) -> None:
+        """A worker died and will be started again: with its memory, which the others may lack."""
+        if len(self._replicas) > 1 and self.client.loaded.released:
+            self.client.loaded.restarted()
+            self.restart_workers("memory was released, and another one has it again")
+
+    def ended(self, why: str) -> None:
+        """A replica will not come back, so the engine has ended."""
+        self.status.fatal = why
+        self.client.ready = False
+        self.client.fail_all(why)
+        if self._first_ready is not None and not self._first_ready.done():
+            self._first_ready.set_exception(StartupError(why))
+
+
+def config_of_replica(worker: WorkerConfig, rank: int, folder: Path) -> WorkerConfig:
+    """The worker's configuration for one replica: its folder, and the GPUs of its ranks alone."""
+    first = rank * worker.tp_size
+    gpu_ids = worker.gpu_ids[first : first + worker.tp_size]
+    return dataclasses.replace(worker, run_folder=str(folder), dp_rank=rank, gpu_ids=gpu_ids)

@@ -1,0 +1,235 @@
+"""Stop patterns: found as soon as they are complete, and nothing that may become one is shown."""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+from runtime.ipc.messages import StreamStart
+from runtime.requests.stop_regex import Match, compile_patterns
+
+
+class StopMatcher:
+    """Looks for several stop strings in a text that arrives in pieces.
+
+    The match that is complete first wins, so the answer does not depend on how the text was cut;
+    of two that end at the same character the longer one wins, so that none of it is shown.
+    """
+
+    __slots__ = ("_first_chars", "_held", "_keep_match", "_stops", "matched")
+
+    def __init__(self, stops: list[str], *, keep_match: bool) -> None:
+        """Look for `stops`; with `keep_match` the text up to and with the match is shown."""
+        self._stops = [stop for stop in stops if stop]
+        firsts = "".join(sorted({re.escape(stop[0]) for stop in self._stops}))
+        self._first_chars = re.compile(f"[{firsts}]" if firsts else "(?!)")
+        self._keep_match = keep_match
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str, *, may_match: bool = True) -> str:
+        """Add `text`; what may be shown now. After a match `matched` is set and nothing follows.
+
+        Args:
+            text: more of it.
+            may_match: whether a stop string that is complete with it counts.
+        """
+        if not text or self.matched is not None:
+            return ""
+        held_len = len(self._held)
+        text = self._held + text
+        match = self._first_match(text, held_len) if may_match else None
+        if match is not None:
+            start, end, self.matched = match
+            self._held = ""
+            return text[: end if self._keep_match else start]
+        keep_from = self._possible_start(text)
+        self._held = text[keep_from:]
+        return text[:keep_from]
+
+    def finish(self, *, may_match: bool = True) -> str:  # noqa: ARG002  # all ends were seen
+        """The text that was held back for a stop string that did not come."""
+        held, self._held = self._held, ""
+        return held
+
+    def let_go(self) -> str:
+        """What is held back: the text breaks off here, and something else follows."""
+        return self.finish()
+
+    def _first_match(self, text: str, held_len: int) -> tuple[int, int, str] | None:
+        best: tuple[int, int, str] | None = None
+        for stop in self._stops:
+            # What is held was searched before: a match must end in the new part.
+            start = text.find(stop, max(0, held_len - len(stop) + 1))
+            if start < 0:
+                continue
+            end = start + len(stop)
+            if best is None or end < best[1] or (end == best[1] and start < best[0]):
+                best = (start, end, stop)
+        return best
+
+    def _possible_start(self, text: str) -> int:
+        # The start only moves forward as text comes, so each position is judged about once.
+        for candidate in self._first_chars.finditer(text):
+            start = candidate.start()
+            tail_len = len(text) - start
+            if any(
+                len(stop) > tail_len and text.startswith(stop[:tail_len], start)
+                for stop in self._stops
+            ):
+                return start
+        return len(text)
+
+
+class StopSearch(Protocol):
+    """Looks for the end of a text that arrives in pieces.
+
+    Attributes:
+        matched: the stop string or pattern that was found.
+    """
+
+    matched: str | None
+
+    def push(self, text: str, *, may_match: bool = True) -> str:
+        """Add `text`; what may be shown now. A match counts only where it `may_match`."""
+        ...
+
+    def let_go(self) -> str:
+        """What is held back: the text breaks off here, and something else follows."""
+        ...
+
+    def finish(self, *, may_match: bool = True) -> str:
+        """The text is over: what may be shown of the rest; it may be a match only now."""
+        ...
+
+
+class RegexStopMatcher:
+    """Looks for several patterns at once.
+
+    The match that is complete first wins, of those the one that begins first: the answer does not
+    depend on how the text was cut.
+    """
+
+    __slots__ = (
+        "_before",
+        "_held",
+        "_held_len",
+        "_keep_match",
+        "_patterns",
+        "_program",
+        "_threads",
+        "matched",
+    )
+
+    def __init__(self, patterns: list[str], *, keep_match: bool) -> None:
+        """Look for `patterns`; with `keep_match` the text up to and with the match is shown."""
+        self._patterns = patterns
+        self._program = compile_patterns(tuple(patterns))
+        self._keep_match = keep_match
+        # What is held back, in pieces: joined only when some of it goes out. Places count from its
+        # beginning.
+        self._held: list[str] = []
+        self._held_len = 0
+        self._before = ""
+        self._threads: dict[int, int] = {}
+        self.matched: str | None = None
+
+    def push(self, text: str, *, may_match: bool = True) -> str:
+        """Add `text`; what may be shown now. After a match `matched` is set and nothing follows.
+
+        Args:
+            text: more of it.
+            may_match: whether a pattern that is complete with it counts.
+        """
+        if not text or self.matched is not None:
+            return ""
+        advance, threads, before = self._program.advance, self._threads, self._before
+        idle = self._program.idle
+        self._held.append(text)
+        for place, char in enumerate(text, self._held_len):
+            if threads or char not in idle:
+                threads, match = advance(threads, place, before, char)
+                if match is not None and may_match:
+                    return self._found(match)
+            before = char
+        self._before = before
+        self._held_len += len(text)
+        # Threads are in order of their starts.
+        start = next(iter(threads.values()), self._held_len)
+        if not start:
+            self._threads = threads
+            return ""
+        self._threads = {index: each - start for index, each in threads.items()}
+        held = "".join(self._held)
+        self._held = [held[start:]]
+        self._held_len -= start
+        return held[:start]
+
+    def let_go(self) -> str:
+        """What is held back: the text breaks off here, and something else follows."""
+        held, self._held, self._held_len = "".join(self._held), [], 0
+        self._threads, self._before = {}, ""
+        return held
+
+    def finish(self, *, may_match: bool = True) -> str:
+        """What was held back; a pattern that asks for the end of the text matches now."""
+        if self.matched is None and may_match:
+            match = self._program.finish(self._threads, self._held_len, self._before)
+            if match is not None:
+                return self._found(match)
+        held, self._held = "".join(self._held), []
+        return held
+
+    def _found(self, match: Match) -> str:
+        self.matched = self._patterns[match.pattern]
+        held, self._held = "".join(self._held), []
+        return held[: match.end if self._keep_match else match.start]
+
+
+class _Both:
+    """Stop strings first; patterns look at what these let through."""
+
+    __slots__ = ("_num_early", "_num_passed", "_patterns", "_strings", "matched")
+
+    def __init__(self, strings: StopMatcher, patterns: RegexStopMatcher) -> None:
+        self._strings = strings
+        self._patterns = patterns
+        # Characters that came before a match counts, and those that the strings let through.
+        self._num_early = 0
+        self._num_passed = 0
+        self.matched: str | None = None
+
+    def push(self, text: str, *, may_match: bool = True) -> str:
+        if not may_match:
+            self._num_early += len(text)
+        shown = self._pass(self._strings.push(text, may_match=may_match))
+        if self._patterns.matched is None and self._strings.matched is not None:
+            shown += self._patterns.finish()
+        self.matched = self._patterns.matched or self._strings.matched
+        return shown
+
+    def let_go(self) -> str:
+        shown = self._pass(self._strings.let_go()) + self._patterns.let_go()
+        self.matched = self._patterns.matched
+        return shown
+
+    def finish(self, *, may_match: bool = True) -> str:
+        shown = self._pass(self._strings.finish()) + self._patterns.finish(may_match=may_match)
+        self.matched = self._patterns.matched
+        return shown
+
+    def _pass(self, text: str) -> str:
+        num_early = max(self._num_early - self._num_passed, 0)
+        self._num_passed += len(text)
+        shown = self._patterns.push(text[:num_early], may_match=False)
+        return shown + self._patterns.push(text[num_early:])
+
+
+def stop_search(start: StreamStart) -> StopSearch | None:
+    """What a stream has to look for, if anything."""
+    keep_match = start.no_stop_trim
+    strings = StopMatcher(start.stop, keep_match=keep_match) if any(start.stop) else None
+    if not start.stop_regex:
+        return strings
+    patterns = RegexStopMatcher(start.stop_regex, keep_match=keep_match)
+    return patterns if strings is None else _Both(strings, patterns)

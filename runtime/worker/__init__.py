@@ -1,0 +1,1 @@
+"""The worker process: its parts put together, its ranks, its commands."""

@@ -1,0 +1,329 @@
+"""Builds the worker's parts from its configuration: the only place that knows them all."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime.cache.manager import CacheManager
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.config.options import WorkerConfig
+from runtime.distributed.group import TensorGroup
+from runtime.errors import StartupError
+from runtime.executor.build import (
+    Executor,
+    Report,
+    build_executor,
+    chunk_tokens,
+    image_token_bytes,
+)
+from runtime.executor.build_encoder import build_encoder
+from runtime.executor.device_memory import DeviceMemory
+from runtime.executor.expert_recorder import ExpertRecorder
+from runtime.executor.invariance import require_invariance
+from runtime.executor.kernel_choices import choose_attention, choose_experts, rounds_products
+from runtime.executor.memory import GIB
+from runtime.executor.out_of_memory import TOO_LARGE, memory_for, require_room
+from runtime.executor.profiler import Profiler
+from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS, GrammarBackend
+from runtime.ipc.messages import (
+    ControlReply,
+    FrontInbound,
+    TokenDeltas,
+    WorkerCommand,
+    WorkerReady,
+)
+from runtime.ipc.shared_state import SharedState
+from runtime.models.layers.build_context import BuildContext, parse_dtype
+from runtime.models.layers.expert_counts import ExpertCounts
+from runtime.models.model import CausalLM, Model, TextEncoder
+from runtime.models.registry import read_model_spec
+from runtime.scheduler.budget import TokenBudget, smooth_tokens
+from runtime.scheduler.grammars import Grammars
+from runtime.scheduler.image_cache import ImageCache
+from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.scheduler_options import SchedulerOptions
+from runtime.scheduler.stats import SchedulerStats
+from runtime.step.executor import Runner
+from runtime.weights.live_weights import LiveWeights
+from runtime.weights.load_model import load_model, parameter_bytes
+from runtime.weights.rank_weights import RankWeights
+from runtime.weights.weight_files import WeightFiles
+from runtime.weights.weight_updates import WeightUpdates
+from runtime.worker.commands import Commands
+from runtime.worker.ranks import BroadcastRunner, Ranks
+
+logger = logging.getLogger(__name__)
+
+
+def build_worker(
+    config: WorkerConfig,
+    shared: SharedState,
+    send_tokens: Callable[[TokenDeltas], None],
+    send_front: Callable[[FrontInbound], None],
+    report: Report,
+    ranks: Ranks | None = None,
+) -> tuple[Scheduler, WorkerReady]:
+    """Load the model and put scheduler, cache and executor around it.
+
+    Args:
+        config: the worker's.
+        shared: gauges.
+        send_tokens: to the detokenizer.
+        send_front: to the front.
+        report: where start-up is.
+        ranks: the processes that share each layer, already starting; needed when `tp_size > 1`.
+
+    Raises:
+        StartupError: the model or the memory does not allow it; one line.
+    """
+    grammars = build_grammars(config)
+    executor = build_rank(config, 0, report)
+    return build_scheduler(config, executor, grammars, shared, send_tokens, send_front, ranks)
+
+
+def build_scheduler(
+    config: WorkerConfig,
+    executor: Executor,
+    grammars: Grammars,
+    shared: SharedState,
+    send_tokens: Callable[[TokenDeltas], None],
+    send_front: Callable[[FrontInbound], None],
+    ranks: Ranks | None = None,
+) -> tuple[Scheduler, WorkerReady]:
+    """Put scheduler and cache around an executor; see `build_worker`."""
+    shared["engine_load_weights_time"] = executor.load_seconds
+    runner: Runner = executor.runner
+    execute: Callable[[WorkerCommand], ControlReply] = build_commands(executor, config, 0).execute
+    if ranks is not None:
+        runner = BroadcastRunner(runner, ranks)
+        execute = ranks.before(execute)
+        ranks.started()
+    size, spec = executor.size, executor.model.spec
+    images = _image_cache(config, spec)
+    scheduler = Scheduler(
+        runner,
+        CacheManager(
+            size.num_pages,
+            config.page_size,
+            enable_prefix_cache=spec.keeps_state and not config.disable_radix_cache,
+            window=spec.max_window,
+        ),
+        SchedulerStats(shared, config.decode_log_interval, images),
+        SchedulerOptions(
+            max_running_requests=config.max_running_requests,
+            max_queued_requests=config.max_queued_requests,
+            context_len=config.context_len,
+            token_budget=_token_budget(config, spec, _shared_grain(executor.model, config)),
+            policy=config.schedule_policy,
+            eos_token_ids=config.eos_token_ids,
+            stream_interval=config.stream_interval,
+            overlap=config.overlap,
+        ),
+        send_tokens=send_tokens,
+        send_front=send_front,
+        grammars=grammars,
+        execute=execute,
+        weights=WeightUpdates(
+            build_rank_weights(executor, config, 0, shared.beat), ranks, shared.beat
+        ),
+        images=images,
+    )
+    ready = WorkerReady(
+        max_total_num_tokens=size.num_tokens,
+        max_running_requests=config.max_running_requests,
+        page_size=config.page_size,
+        dtype=config.dtype,
+        device=config.device,
+        attention_backend=executor.attention_backend,
+        weight_bytes=executor.weight_bytes,
+        kv_bytes=size.size_bytes,
+        load_seconds=0.0,
+        pid=os.getpid(),
+    )
+    return scheduler, ready
+
+
+def _image_cache(config: WorkerConfig, spec: ModelSpec) -> ImageCache | None:
+    vision = spec.vision
+    if vision is None:
+        return None
+    return ImageCache(
+        config.image_cache_mb * 2**20,
+        image_token_bytes(config, spec),
+        step_tokens=chunk_tokens(config) if vision.is_bidirectional else None,
+    )
+
+
+def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Commands:
+    """What this rank's runner is told beside its steps."""
+    dp_rank = config.dp_rank if config.dp_size > 1 else None
+    profiler = Profiler(config.device, rank, config.tp_size, dp_rank)
+    counts, mode = executor.model.context.expert_counts, config.expert_recorder_mode
+    if counts is not None and mode is not None:
+        executor.runner.recorder = ExpertRecorder(mode, config.expert_recorder_size, rank, counts)
+    return Commands(executor.runner, profiler)
+
+
+def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
+    """Load this rank's slice of the model and make it ready to compute steps.
+
+    Ranks call this at the same time: each waits for the others where they compute together.
+
+    Raises:
+        StartupError: the model or the memory does not allow it; one line.
+    """
+    torch.set_num_threads(config.num_threads)
+    torch.set_grad_enabled(False)
+    device = _device(config, rank)
+    spec = _read_spec(config)
+    report("loading_weights")
+    group = _join_group(config, rank, device)
+    backend, linear = choose_attention(config, device.type)
+    context = _build_context(config, spec, rank, device, group, linear)
+    started = time.perf_counter()
+    with memory_for("the weights", TOO_LARGE, device):
+        require_room(spec, context)
+        model = load_model(
+            Path(config.weights_folder or config.model_folder),
+            spec,
+            context,
+            lambda fraction: report("loading_weights", fraction),
+            load_format=config.load_format,
+            seed=config.random_seed,
+        )
+    if config.deterministic and linear is not None:
+        require_invariance(model, linear, backend)
+    took_s = time.perf_counter() - started
+    logger.info("Weights: %.2f GiB on %s in %.2f s", parameter_bytes(model) / GIB, device, took_s)
+    if isinstance(model, TextEncoder):
+        return replace(build_encoder(config, model, group, backend, report), load_seconds=took_s)
+    assert isinstance(model, CausalLM), "a family gives tokens or vectors"
+    return replace(build_executor(config, model, group, backend, report), load_seconds=took_s)
+
+
+def _expert_counts(
+    config: WorkerConfig, spec: ModelSpec, device: torch.device
+) -> ExpertCounts | None:
+    if config.expert_recorder_mode is None and not config.enable_return_routed_experts:
+        return None
+    return ExpertCounts(
+        len(spec.layer_states),
+        spec.num_experts,
+        spec.num_experts_per_token,
+        spec.expert_layers,
+        most_in_graphs=config.max_running_requests,
+        device=device,
+    )
+
+
+def _build_context(
+    config: WorkerConfig,
+    spec: ModelSpec,
+    rank: int,
+    device: torch.device,
+    group: TensorGroup | None,
+    linear: str | None,
+) -> BuildContext:
+    context = BuildContext(
+        dtype=parse_dtype(config.dtype),
+        device=device,
+        max_positions=config.context_len + 1,
+        rounds_products=rounds_products(config, device.type),
+        linear=linear,
+        experts=choose_experts(config, device.type) if spec.num_experts else None,
+        expert_counts=_expert_counts(config, spec, device),
+    )
+    if group is None:
+        return context
+    return replace(
+        context,
+        tp_rank=rank,
+        tp_size=group.size,
+        all_reduce=group.sum_in_order if config.deterministic else group.all_reduce,
+        sum_place=None if config.deterministic else partial(group.place, dtype=context.dtype),
+        gather_columns=group.gather_columns,
+        splits_experts=config.ep_size > 1,
+    )
+
+
+def build_rank_weights(
+    executor: Executor, config: WorkerConfig, rank: int, beat: Callable[[], None]
+) -> RankWeights:
+    """What this rank does about weights and memory; `beat` is called often while it does."""
+    model = executor.model
+    source: WeightFiles | None = None
+    if config.load_format != "dummy":
+        source = WeightFiles.open(Path(config.weights_folder or config.model_folder), model.spec)
+    return RankWeights(
+        rank,
+        model.context.device,
+        LiveWeights(model, source, beat, Path(config.run_folder) / f"weights-{rank}"),
+        DeviceMemory(executor.runner, executor.kv, executor.allocate_kv),
+        beat,
+    )
+
+
+def _device(config: WorkerConfig, rank: int) -> torch.device:
+    """This rank's device, a GPU by its number: a new thread's own begins with 0."""
+    device = torch.device(config.device)
+    if device.type != "cuda":
+        return device
+    if config.tp_size > 1:
+        if config.tp_size > torch.cuda.device_count():
+            raise StartupError(
+                f"--tp-size {config.tp_size} needs as many GPUs; {torch.cuda.device_count()} are "
+                "visible."
+            )
+        torch.cuda.set_device(rank)
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _join_group(config: WorkerConfig, rank: int, device: torch.device) -> TensorGroup | None:
+    if config.tp_size == 1:
+        return None
+    store = Path(config.run_folder) / f"group-{config.generation}"
+    return TensorGroup(rank, config.tp_size, device, store)
+
+
+def _read_spec(config: WorkerConfig) -> ModelSpec:
+    folder = Path(config.model_folder)
+    return read_model_spec(folder, config.model_overrides, is_embedding=config.is_embedding)
+
+
+def build_grammars(config: WorkerConfig) -> Grammars:
+    """Grammars by the back end that the options name, imported while weights load."""
+    vocab_size = _read_spec(config).vocab_size
+    if config.grammar_backend == "none":
+        return Grammars(None, vocab_size, config.eos_token_ids)
+
+    def make() -> GrammarBackend[Any]:
+        return GRAMMAR_BACKENDS.load(config.grammar_backend)(
+            Path(config.tokenizer_folder), vocab_size, config.eos_token_ids
+        )
+
+    return Grammars(make, vocab_size, config.eos_token_ids)
+
+
+def _shared_grain(model: Model, config: WorkerConfig) -> int:
+    """See `TokenBudget.shared_grain`; 0 where experts may be recorded, of every token."""
+    if config.expert_recorder_mode or config.enable_return_routed_experts:
+        return 0
+    return model.shared_grain if isinstance(model, TextEncoder) else 0
+
+
+def _token_budget(config: WorkerConfig, spec: ModelSpec, shared_grain: int) -> TokenBudget:
+    alone = chunk_tokens(config)
+    if alone is None or config.device == "cpu":
+        smooth = alone
+    else:
+        smooth = smooth_tokens(spec.num_active_parameters // config.tp_size, alone)
+    return TokenBudget(alone, smooth, shared_grain, splits_prompts=spec.keeps_state)

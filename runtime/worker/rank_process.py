@@ -1,0 +1,119 @@
+"""The process of a further rank: holds its slice of the model, computes the plans of rank 0."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import zmq
+
+from runtime.config.options import RankConfig
+from runtime.errors import DeviceLost, HeadraceError
+from runtime.ipc.array_codec import decode_array
+from runtime.ipc.logging import configure_logging
+from runtime.ipc.messages import Phase, WorkerCommand
+from runtime.ipc.process import DEVICE_LOST_CODE, uncollected
+from runtime.ipc.standard_error import leave_at_once
+from runtime.ipc.transport import Inbox, Outbox, rank_address, rank_replies_address
+from runtime.ipc.weight_messages import RankCall, WeightOp
+from runtime.step.executor import Pending, Runner
+from runtime.step.step_plan import StepPlan
+from runtime.worker.commands import Commands
+from runtime.worker.ranks import DEATH_NOTICE_S, failure_file
+
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 10.0
+
+RankInbound = StepPlan | WorkerCommand | RankCall
+
+
+def main(payload: bytes) -> None:
+    """Run the rank with an encoded `RankConfig`."""
+    config = msgspec.msgpack.decode(payload, type=RankConfig)
+    worker = config.worker
+    # What is normal is said once, by rank 0.
+    level = "warning" if worker.log_level == "info" else worker.log_level
+    which = f" of worker {worker.dp_rank}" if worker.dp_size > 1 else ""
+    configure_logging(level, f"rank {config.rank}{which}")
+    try:
+        with uncollected():
+            from runtime.worker.build_worker import build_commands, build_rank, build_rank_weights
+
+        folder, context = Path(worker.run_folder), zmq.Context[zmq.Socket[bytes]]()
+        inbox: Inbox[RankInbound] = Inbox(
+            context,
+            rank_address(folder, worker.generation, config.rank),
+            RankInbound,
+            dec_hook=decode_array,
+        )
+        outbox = Outbox(context, rank_replies_address(folder, worker.generation))
+        executor = build_rank(worker, config.rank, _keep_silent)
+        commands = build_commands(executor, worker, config.rank)
+        weights = build_rank_weights(executor, worker, config.rank, lambda: None)
+    except HeadraceError as error:
+        _leave(config, error.message)
+    except MemoryError as error:
+        _leave(config, f"Out of memory while loading the model: {error}")
+    except (Exception, DeviceLost) as error:
+        # When another rank is gone its own words matter, and this process is ended with it.
+        time.sleep(DEATH_NOTICE_S)
+        logger.exception("Rank %d could not start", config.rank)
+        _leave(config, f"Rank {config.rank} could not start: {type(error).__name__}: {error}")
+    gc.collect()
+    gc.freeze()
+    try:
+        _follow(inbox, executor.runner, commands, lambda op: outbox.send(weights.run(op)))
+    except DeviceLost as lost:
+        if lost.by_others:
+            time.sleep(DEATH_NOTICE_S)
+        logger.error("A step failed", exc_info=lost.__cause__)
+        logger.critical("The device of rank %d has failed: %s", config.rank, lost)
+        leave_at_once(DEVICE_LOST_CODE)
+    except Exception:
+        time.sleep(DEATH_NOTICE_S)
+        logger.exception("A step failed on rank %d", config.rank)
+        leave_at_once(1)
+
+
+def _follow(
+    inbox: Inbox[RankInbound],
+    runner: Runner,
+    commands: Commands,
+    answer: Callable[[WeightOp], None],
+) -> None:
+    last: Pending | None = None
+    while True:
+        inbox.wait(IDLE_WAIT_S)
+        for message in inbox.drain():
+            if isinstance(message, RankCall):
+                if last is not None:
+                    last.wait()
+                    last = None
+                answer(message.op)
+                continue
+            if not isinstance(message, StepPlan):
+                commands.execute(message)
+                continue
+            pending = runner.launch(message)
+            # Never more than two steps ahead of the device, as rank 0: buffers are used in turn.
+            if last is not None:
+                last.wait()
+            last = pending
+        if inbox.num_rejected:
+            raise RuntimeError("a plan did not decode")
+
+
+def _keep_silent(phase: Phase, fraction: float = 0.0, detail: str = "") -> None:
+    """Rank 0 reports for all."""
+
+
+def _leave(config: RankConfig, message: str) -> NoReturn:
+    failure_file(config.worker, config.rank).write_text(" ".join(message.split()), encoding="utf-8")
+    # No clean-up: it would wait for ranks that may be gone.
+    leave_at_once(1)

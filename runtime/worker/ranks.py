@@ -1,0 +1,173 @@
+"""The further ranks of a tensor-parallel worker, seen from rank 0, their parent.
+
+A rank that dies takes the worker along: the front restarts all of them together. Ranks die with
+rank 0, whose end of their stdin closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import zmq
+
+from runtime.config.options import RankConfig, WorkerConfig
+from runtime.ipc.array_codec import encode_array
+from runtime.ipc.messages import ControlReply, WorkerCommand
+from runtime.ipc.process import Child, describe_exit
+from runtime.ipc.standard_error import leave_at_once
+from runtime.ipc.transport import Inbox, Outbox, rank_address, rank_replies_address
+from runtime.ipc.weight_messages import RankCall, RankReply, WeightOp
+from runtime.step.executor import Pending, Runner
+from runtime.step.step_plan import MaskSource, StepPlan
+
+logger = logging.getLogger(__name__)
+
+# A rank's death shows in the others as a broken connection, often before its exit is noticed.
+DEATH_NOTICE_S = 2.0
+_REPLY_POLL_S = 0.1
+
+
+def failure_file(config: WorkerConfig, rank: int) -> Path:
+    """Where a rank that cannot start leaves the one line that says why."""
+    return Path(config.run_folder) / f"rank-{rank}-{config.generation}.failed"
+
+
+class PlanSender(Protocol):
+    """What `BroadcastRunner` needs of the ranks."""
+
+    def send(self, plan: StepPlan) -> None:
+        """Send every rank a step."""
+        ...
+
+    def give_up(self, why: str, error: Exception) -> NoReturn:
+        """End this process, and the ranks with it."""
+        ...
+
+
+class Ranks:
+    """Starts ranks 1 to `tp_size - 1`, sends them plans, ends this process when one dies."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        config: WorkerConfig,
+        start_failed: Callable[[str], None],
+    ) -> None:
+        """Start the processes; they load while this one does.
+
+        Args:
+            context: for the sockets.
+            config: rank 0's.
+            start_failed: told why in one line, on another thread, when a rank ends during start-up;
+                this process ends as soon as it returns.
+        """
+        self._config = config
+        self._start_failed = start_failed
+        self._starting = True
+        self._ending = threading.Lock()
+        ranks = range(1, config.tp_size)
+        folder = Path(config.run_folder)
+        self._outboxes = [
+            Outbox(context, rank_address(folder, config.generation, rank), encode_array)
+            for rank in ranks
+        ]
+        self._inbox: Inbox[RankReply] = Inbox(
+            context, rank_replies_address(folder, config.generation), RankReply
+        )
+        self._children: dict[int, int] = {}
+        with self._ending:
+            for rank in ranks:
+                child = Child("rank", RankConfig(worker=config, rank=rank), self._exited)
+                self._children[child.pid] = rank
+
+    def started(self) -> None:
+        """Every rank is ready: from now on a death is one of a running server."""
+        self._starting = False
+
+    def send(self, plan: StepPlan) -> None:
+        """Send every rank a step."""
+        for outbox in self._outboxes:
+            outbox.send(plan)
+
+    def before(
+        self, execute: Callable[[WorkerCommand], ControlReply]
+    ) -> Callable[[WorkerCommand], ControlReply]:
+        """`execute` of rank 0, with every command sent on to all ranks first.
+
+        Each obeys it between the same two steps; the answer is rank 0's.
+        """
+
+        def execute_on_all(command: WorkerCommand) -> ControlReply:
+            for outbox in self._outboxes:
+                outbox.send(command)
+            return execute(command)
+
+        return execute_on_all
+
+    def ask(self, op: WeightOp) -> None:
+        """Send every rank something to do between two steps; `replies` must follow."""
+        call = RankCall(op)
+        for outbox in self._outboxes:
+            outbox.send(call)
+
+    def replies(self, beat: Callable[[], None]) -> list[RankReply]:
+        """Wait for what each rank says to the latest `ask`, in order of rank.
+
+        A rank that dies ends this process instead. `beat` is called often meanwhile.
+        """
+        found: dict[int, RankReply] = {}
+        while len(found) < len(self._outboxes):
+            beat()
+            self._inbox.wait(_REPLY_POLL_S)
+            found.update((reply.rank, reply) for reply in self._inbox.drain())
+        return [found[rank] for rank in sorted(found)]
+
+    def wait_for_a_death(self) -> None:
+        """Give the thread that notices a rank's death time to end this process with its reason."""
+        threading.Event().wait(DEATH_NOTICE_S)
+
+    def give_up(self, why: str, error: Exception) -> NoReturn:
+        """End this process, and the ranks with it."""
+        self.wait_for_a_death()
+        with self._ending:
+            logger.error("%s The worker ends.", why, exc_info=error)
+            leave_at_once(1)
+
+    def _exited(self, child: Child, code: int) -> None:
+        # Held to the end: a second death adds nothing.
+        with self._ending:
+            rank = self._children[child.pid]
+            why = f"Rank {rank} of the worker {describe_exit(code)}."
+            with contextlib.suppress(OSError):
+                why = failure_file(self._config, rank).read_text(encoding="utf-8") or why
+            if self._starting:
+                self._start_failed(why)
+            else:
+                logger.error("%s The worker ends with it.", why)
+            leave_at_once(1)
+
+
+class BroadcastRunner:
+    """Rank 0's runner: every plan goes to the other ranks first."""
+
+    def __init__(self, runner: Runner, ranks: PlanSender) -> None:
+        """Wrap rank 0's own runner."""
+        self._runner = runner
+        self._ranks = ranks
+
+    def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
+        """Start computing a step on every rank.
+
+        Masks stay here: the others take this rank's tokens, whatever they would sample themselves.
+        """
+        self._ranks.send(plan)
+        try:
+            return self._runner.launch(plan, masks)
+        except Exception as error:
+            # The others are in the middle of the step: nothing brings the ranks together again.
+            self._ranks.give_up(f"A step of {len(plan.rows)} sequences failed on rank 0.", error)

@@ -1,0 +1,105 @@
+"""The worker process: loads the model, builds every part once, then turns the scheduler's loop."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import zmq
+
+from runtime.config.options import WorkerConfig
+from runtime.errors import DeviceLost, HeadraceError
+from runtime.ipc.logging import configure_logging
+from runtime.ipc.messages import Phase, Progress, SchedulerInbound, StartupFailed
+from runtime.ipc.process import DEVICE_LOST_CODE, uncollected
+from runtime.ipc.shared_state import SHARED_STATE_FILE, SharedState
+from runtime.ipc.standard_error import leave_at_once
+from runtime.ipc.transport import (
+    Inbox,
+    Outbox,
+    detokenizer_address,
+    front_address,
+    scheduler_address,
+)
+from runtime.worker.ranks import Ranks
+
+logger = logging.getLogger(__name__)
+
+_IDLE_WAIT_S = 0.25
+
+
+def main(payload: bytes) -> None:
+    """Run the worker with an encoded `WorkerConfig`."""
+    started = time.monotonic()
+    config = msgspec.msgpack.decode(payload, type=WorkerConfig)
+    which = f" {config.dp_rank}" if config.dp_size > 1 else ""
+    configure_logging(config.log_level, f"worker{which}")
+    run_folder = Path(config.run_folder)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    front = Outbox(context, front_address(run_folder))
+
+    def report(phase: Phase, fraction: float = 0.0, detail: str = "") -> None:
+        front.send(Progress(phase, fraction, detail))
+
+    ranks: Ranks | None = None
+    try:
+        report("importing")
+        # Importing torch takes seconds: the front hears of it first.
+        if config.tp_size > 1:
+            ranks = Ranks(context, config, lambda why: _tell_start_failed(run_folder, why))
+        with uncollected():
+            from runtime.worker.build_worker import build_worker
+
+        shared = SharedState(run_folder / SHARED_STATE_FILE)
+        inbox: Inbox[SchedulerInbound] = Inbox(
+            context,
+            scheduler_address(run_folder, config.generation),
+            SchedulerInbound,
+            shared.counter("rejected_by_scheduler"),
+        )
+        tokens = Outbox(context, detokenizer_address(run_folder, config.generation))
+        scheduler, ready = build_worker(config, shared, tokens.send, front.send, report, ranks)
+    except HeadraceError as error:
+        _fail(context, front, error.message)
+    except MemoryError as error:
+        _fail(context, front, f"Out of memory while loading the model: {error}")
+    except (Exception, DeviceLost) as error:
+        if ranks is not None:
+            ranks.wait_for_a_death()
+        logger.exception("The worker could not start")
+        _fail(context, front, f"The worker could not start: {type(error).__name__}: {error}")
+    front.send(msgspec.structs.replace(ready, load_seconds=time.monotonic() - started))
+    # What start-up made lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    try:
+        while True:
+            shared.beat()
+            scheduler.turn(inbox, _IDLE_WAIT_S)
+    except DeviceLost as lost:
+        if ranks is not None and lost.by_others:
+            ranks.wait_for_a_death()
+        logger.error("A step failed", exc_info=lost.__cause__)
+        logger.critical("The device has failed, so the worker ends: %s", lost)
+        # No clean-up: it would wait for the device.
+        leave_at_once(DEVICE_LOST_CODE)
+
+
+def _fail(context: zmq.Context[zmq.Socket[bytes]], front: Outbox, message: str) -> NoReturn:
+    front.send(StartupFailed(" ".join(message.split())))
+    context.destroy(linger=1000)
+    # No clean-up of libraries: it would wait for ranks that may be gone.
+    leave_at_once(1)
+
+
+def _tell_start_failed(run_folder: Path, message: str) -> None:
+    # On another thread than the worker's sockets, so with one of its own.
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    front = Outbox(context, front_address(run_folder))
+    front.send(StartupFailed(message))
+    front.close(linger_ms=1000)
+    context.term()
