@@ -1,4 +1,4 @@
-"""The words of the language: what programs are built with."""
+"""The functions of the frontend language: what programs are built with."""
 
 from __future__ import annotations
 
@@ -55,22 +55,22 @@ _MAX_TEMPERATURE = 1e-5
 
 
 def set_default_backend(backend: Any) -> None:
-    """Use `backend` where no other is given; None for none."""
+    """Use `backend` where none is given; None removes the default."""
     global_config.default_backend = backend
 
 
 def flush_cache(backend: Any = None) -> bool:
-    """Let the back end forget what it cached; False where there is no back end.
+    """Clear the back end's cache; False without a back end.
 
     Raises:
-        BackendError: the server refuses, while requests run for example.
+        BackendError: the server refuses, for example while requests run.
     """
     found = find_backend(backend)
     return False if found is None else core().call(found.async_flush_cache())
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any] | None:
-    """What the back end's server says of itself; None where there is no back end."""
+    """What the back end's server reports about itself; None without a back end."""
     found = find_backend(backend)
     return None if found is None else core().call(found.async_get_server_info())
 
@@ -158,13 +158,13 @@ def gen(  # noqa: PLR0913  the reference's order
     schema: Any = None,
     **others: Any,
 ) -> Any:
-    """Generate text; None leaves a parameter as the program's run sets it.
+    """Generate text; None leaves a parameter at the value that the program's run sets.
 
     Args:
         name: of the variable that the text becomes; None keeps it in the text only.
         max_tokens: 0 computes the prompt only.
-        min_tokens: before which it does not end.
-        n: several answers: the variable is a list of them, and the text goes on with the first.
+        min_tokens: fewest tokens before the text may end.
+        n: number of answers: the variable is a list of them, and the text continues with the first.
         stop: strings that end it, besides the chat template's.
         stop_token_ids: likewise token ids.
         stop_regex: likewise regular expressions.
@@ -176,13 +176,12 @@ def gen(  # noqa: PLR0913  the reference's order
         presence_penalty: likewise.
         ignore_eos: likewise.
         return_logprob: put log-probabilities into the meta information.
-        logprob_start_len: from which token of the prompt on.
-        top_logprobs_num: of how many other tokens.
-        return_text_in_logprobs: with the tokens' texts.
-        dtype: int, float, bool or str: the text keeps to that form, and `state[answer]` (with
-            `answer` what this function returns) or `state.value(name)` is of that type;
-            `state[name]` is the text.
-        choices: take the most likely of these; all else but `name`, `temperature` and
+        logprob_start_len: first token of the prompt whose log-probability is returned.
+        top_logprobs_num: number of most likely tokens reported at each position.
+        return_text_in_logprobs: add the tokens' texts.
+        dtype: int, float, bool or str: the text has that form. `state[answer]` (with `answer` what
+            this function returns) and `state.value(name)` have that type; `state[name]` is text.
+        choices: take the most likely of these; everything except `name`, `temperature` and
             `choices_method` is ignored.
         choices_method: see `select`.
         regex: the text matches it.
@@ -193,7 +192,7 @@ def gen(  # noqa: PLR0913  the reference's order
 
     Raises:
         ValueError: no choices, an unknown dtype, a schema that is not JSON.
-        re.error: `regex` is none.
+        re.error: `regex` is not a regular expression.
         TypeError: an unknown parameter.
     """
     if choices is not None:
@@ -275,7 +274,7 @@ def select(
         choices: texts; the first of equals wins.
         temperature: 0 only.
         choices_method: one of `token_length_normalized`, `greedy_token_selection` and
-            `unconditional_likelihood_normalized`, or its name, or a function of your own.
+            `unconditional_likelihood_normalized`, its name, or your own function.
 
     Raises:
         ValueError: no choices, or another temperature.
@@ -304,17 +303,17 @@ def video(path: Any, num_frames: int = 16) -> ir.SglVideo:
 
 
 def system(expr: ir.SglExpr | str | None = None) -> ir.SglExprList:
-    """A whole turn of the system; without content an empty one."""
+    """A whole system turn, empty without content."""
     return turn("system", expr)
 
 
 def user(expr: ir.SglExpr | str | None = None) -> ir.SglExprList:
-    """A whole turn of the user; without content an empty one."""
+    """A whole user turn, empty without content."""
     return turn("user", expr)
 
 
 def assistant(expr: ir.SglExpr | str | None = None) -> ir.SglExprList:
-    """A whole turn of the assistant; without content an empty one."""
+    """A whole assistant turn, empty without content."""
     return turn("assistant", expr)
 
 
@@ -351,8 +350,8 @@ def assistant_end() -> ir.SglRoleEnd:
 def separate_reasoning(expr: ir.SglExpr, model_type: str | None = None) -> ir.SglExprList:
     """Take the reasoning out of the generation in `expr`.
 
-    The variable "a" then holds the answer alone and "a_reasoning_content" the reasoning; the text
-    goes on without it.
+    The variable "a" then holds the answer alone and "a_reasoning_content" the reasoning. The text
+    continues without the reasoning.
 
     Args:
         expr: holds a generation with a name.

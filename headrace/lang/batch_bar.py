@@ -7,15 +7,15 @@ class ProgressBar:
     """Counts programs that are done, on the terminal or in a notebook."""
 
     def __init__(self, total: int | None) -> None:
-        """Show an empty bar; `total` is None where nobody knows."""
+        """Show an empty bar; `total` is None if unknown."""
         from tqdm.auto import tqdm
 
         self._bar = tqdm(total=total)
 
     def advance(self) -> None:
-        """One more is done."""
+        """Count one more finished program."""
         self._bar.update()
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Stop updating the bar and leave it on screen."""
         self._bar.close()

@@ -1,6 +1,6 @@
-"""Role markup: what stands before and after a turn, by name, by a model's path, or by its template.
+"""Role markup: what stands before and after a turn. Found by name, by model path or by template.
 
-A server's own chat template comes first (`headrace.lang.role_markup`); the table here is for
+A server's own chat template has priority (`headrace.lang.role_markup`). The table here is for
 servers that do not show theirs.
 """
 
@@ -22,7 +22,7 @@ MatchingFunction = Callable[[str], str | None]
 class ChatTemplateStyle(enum.Enum):
     """Where a system turn goes.
 
-    PLAIN: a turn like others. LLAMA2: the first one lies inside the first user turn.
+    PLAIN: it is a turn like the others. LLAMA2: it lies inside the first user turn.
     """
 
     PLAIN = enum.auto()
@@ -36,7 +36,7 @@ class ChatTemplate:
     Attributes:
         name: of the template.
         default_system_prompt: for conversations that begin without a system turn; `None` for none.
-        role_prefix_and_suffix: by role; a role that is not there has no markup.
+        role_prefix_and_suffix: by role; a role that is missing has no markup.
         stop_str: texts that end the assistant's turn.
         image_token: what stands for an image in the prompt.
         audio_token: what stands for a sound.
@@ -92,12 +92,12 @@ _warned: set[str] = set()
 
 
 def register_chat_template(template: ChatTemplate) -> None:
-    """Make a template known by its name; one of the same name is replaced."""
+    """Register a template under its name; it replaces one of the same name."""
     _templates[template.name] = template
 
 
 def register_chat_template_matching_function(function: MatchingFunction) -> MatchingFunction:
-    """Ask `function`, before the table, which template a model's path needs; also a decorator.
+    """Call `function`, before the table, to find a model path's template; also a decorator.
 
     Args:
         function: takes the path and returns a template's name, or `None` to pass.
@@ -110,7 +110,7 @@ def get_chat_template(name: str) -> ChatTemplate:
     """The template of that name.
 
     Raises:
-        KeyError: there is none; the message lists those that there are.
+        KeyError: there is none; the message lists the known ones.
     """
     if name not in _templates:
         raise KeyError(
@@ -120,7 +120,7 @@ def get_chat_template(name: str) -> ChatTemplate:
 
 
 def find_chat_template(model_path: str) -> ChatTemplate | None:
-    """The template that a model's name or path asks for, if any is known."""
+    """The template for a model's name or path, if one is known."""
     for function in _matching_functions:
         name = function(model_path)
         if name is not None:
@@ -132,7 +132,7 @@ def find_chat_template(model_path: str) -> ChatTemplate | None:
 
 
 def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
-    """The template that a model's name or path asks for; `default`, with a warning, if none."""
+    """The template for a model's name or path; `default`, with a warning, if none is known."""
     found = find_chat_template(model_path)
     if found is not None:
         return found
@@ -147,7 +147,7 @@ def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
 
 
 def _alike(begin: str, end: str) -> dict[str, tuple[str, str]]:
-    """The same markup for the three roles; ROLE in `begin` is the role's name."""
+    """The same markup for all three roles; ROLE in `begin` stands for the role's name."""
     roles = ("system", "user", "assistant")
     return {role: (begin.replace("ROLE", role), end) for role in roles}
 
@@ -288,7 +288,7 @@ for _template in (
 ):
     register_chat_template(_template)
 
-# The first that is found in a model's path.
+# The first rule that matches a model's path is used.
 _RULES = tuple(
     (re.compile(pattern, re.IGNORECASE), name)
     for pattern, name in (

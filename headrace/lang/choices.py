@@ -1,4 +1,4 @@
-"""How `select` decides: three methods over the choices' log-probabilities, and room for more."""
+"""How `select` decides: three methods over the choices' log-probabilities, open to more."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class ChoicesSamplingMethod(Protocol):
             choices: the texts.
             normalized_prompt_logprobs: of each choice, the mean over its tokens.
             input_token_logprobs: of each choice, its tokens' entries.
-            output_token_logprobs: of each choice, the entries of what was generated; mostly empty.
+            output_token_logprobs: of each choice, the entries of generated tokens; mostly empty.
             unconditional_token_logprobs: of each choice, its tokens' entries without the prompt.
         """
 
 
 def mean_logprob(entries: Sequence[Entry]) -> float:
-    """The mean of the entries' log-probabilities without those that are None; 0 of none."""
+    """The mean of the entries' log-probabilities, except None; 0 without entries."""
     values = [entry[0] for entry in entries if entry[0] is not None]
     return sum(values) / len(values) if values else 0.0
 
@@ -79,9 +79,9 @@ class TokenLengthNormalized:
 
 
 class GreedyTokenSelection:
-    """Token by token, the choices with the greatest log-probability stay.
+    """Token by token, keep the choices with the greatest log-probability.
 
-    A choice that has ended goes on with its own mean.
+    A choice that has ended continues with its own mean.
     """
 
     requires_unconditional_logprobs = False
@@ -121,7 +121,7 @@ class GreedyTokenSelection:
 class UnconditionalLikelihoodNormalized:
     """The greatest mean gain of log-probability that the prompt brings.
 
-    A choice's first token has none without a prompt: it counts as 0.
+    Without a prompt a choice's first token has no log-probability; it counts as 0.
     """
 
     requires_unconditional_logprobs = True

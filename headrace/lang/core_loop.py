@@ -1,7 +1,7 @@
-"""The one event loop that executes all programs of a process, and the threads of their bodies.
+"""The event loop that executes all programs of a process, and the threads for their bodies.
 
-The loop has a thread of its own, so that callers may have any loop, or none. A body that is a plain
-function runs in its caller's thread, or in a thread from here when nobody waits for it.
+The loop has its own thread, so callers may have any loop, or none. A body that is a plain function
+runs in its caller's thread, or in a thread from here if the caller does not wait for it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _IDLE_THREAD_S = 5.0
 
 
 class Threads:
-    """Daemon threads for code that may block: made when none idles, ended when they idle.
+    """Daemon threads for code that may block: started when none is idle, ended when idle.
 
-    No limit is held here: who hands work over bounds it, as work that waits for other work in the
-    same queue would otherwise never end.
+    There is no limit here; the caller bounds the work. With a limit, work that waits for other work
+    in the same queue would never end.
     """
 
     def __init__(self, name: str) -> None:
@@ -45,7 +45,7 @@ class Threads:
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Run `work` in a thread and give its result."""
+        """Run `work` in a thread and return its result."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
@@ -63,7 +63,7 @@ class Threads:
             try:
                 result = work()
             except StopIteration as raised:
-                # A future refuses it.
+                # A future does not accept it as an exception.
                 error = RuntimeError(f"{raised!r} came out of a back end")
             except BaseException as raised:
                 error = raised
@@ -82,12 +82,12 @@ class Threads:
                     return
                 work = self._work.popleft()
             work()
-            # What it refers to need not live until the next one comes.
+            # Release what it refers to before waiting for the next work.
             del work
 
 
 class Core:
-    """The loop, and the threads for what may block."""
+    """The loop, and the threads for code that may block."""
 
     def __init__(self) -> None:
         """Start the loop's thread."""
@@ -98,28 +98,28 @@ class Core:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs on the loop's thread, where waiting would stop everything."""
+        """Whether the caller is on the loop's thread, where waiting would stop all programs."""
         return self._loop.is_current
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call on the loop's thread, from any thread."""
+        """Call `callback` on the loop's thread, from any thread."""
         self._loop.call_soon(callback, *args)
 
     def start_soon(self, start: Callable[[], object]) -> None:
-        """`call_soon`, for many at once: while the loop is busy they share one waking up."""
+        """`call_soon` for many at once: while the loop is busy they share one wake-up."""
         self._starts.append(start)
         if not self._will_start:
             self._will_start = True
             self._loop.call_soon(self._start_all)
 
     def _start_all(self) -> None:
-        # First: what is appended from here on is either seen below or wakes the loop again.
+        # Clear the flag first: what is appended later is either seen below or wakes the loop again.
         self._will_start = False
         while self._starts:
             self._starts.popleft()()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Any:
-        """Run `coroutine` on the loop; a concurrent future of its result."""
+        """Run `coroutine` on the loop; returns a concurrent future of its result."""
         return self._loop.submit(coroutine)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -132,13 +132,13 @@ class Core:
         return self._loop.call(coroutine)
 
     async def call_async(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the loop, awaited from any loop."""
+        """Run `coroutine` on the loop and await it from any loop."""
         if self.is_current:
             return await coroutine
         return await self._loop.call_async(coroutine)
 
     def refuse_to_block(self, coroutine: Coroutine[Any, Any, Any] | None = None) -> None:
-        """Raise where waiting would be a deadlock.
+        """Raise if waiting here would deadlock.
 
         Raises:
             RuntimeError: on the loop's own thread.
@@ -157,7 +157,7 @@ _lock = threading.Lock()
 
 
 def core() -> Core:
-    """The process's core; made when first asked for, and anew in a forked process."""
+    """The process's core; created at the first call, and again in a forked process."""
     global _core  # noqa: PLW0603 one loop a process is the point
     if _core is not None:
         return _core
@@ -168,7 +168,7 @@ def core() -> Core:
 
 
 def _forget() -> None:
-    """In a forked process: the loop's thread is not in it, and the lock may be held for ever."""
+    """After a fork: the loop's thread does not exist here, and the lock may be held for ever."""
     global _core, _lock
     _core, _lock = None, threading.Lock()
 

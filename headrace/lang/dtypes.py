@@ -1,4 +1,4 @@
-"""Python types as outputs: the form of the text, and the value that it stands for."""
+"""Python types as outputs: the form of the text, and how its value is parsed."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def dtype_name(dtype: Any) -> str:
 
 
 def parser_of_dtype(name: str) -> Parser:
-    """What makes the value of a generation's text."""
+    """The function that turns a generation's text into its value."""
     return _PARSERS[name]
 
 
 def schema_and_parser(schema: Any) -> tuple[str, Parser]:
-    """The JSON schema of `schema` as text, and what makes the value of a generation's text.
+    """The JSON schema of `schema` as text, and the function that parses a generation's text.
 
     Args:
         schema: a Pydantic model, any type that Pydantic describes (a dataclass, a `TypedDict`,
@@ -59,7 +59,7 @@ def schema_and_parser(schema: Any) -> tuple[str, Parser]:
 
     Raises:
         ValueError: text that is not JSON.
-        TypeError: nothing of that.
+        TypeError: none of these.
     """
     if isinstance(schema, dict):
         return json.dumps(schema), json.loads

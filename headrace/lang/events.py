@@ -1,4 +1,4 @@
-"""What a program did and when: for its usage, for explaining it, for records."""
+"""What a program did and when: for its usage, for `explain` and for records."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 @dataclass(slots=True)
 class Event:
-    """Something that was executed.
+    """One executed step.
 
     Attributes:
         kind: "text", "role_begin", "role_end", "image", "gen", "select", "cache_prefix" or "fork".
         name: of the variable, or of the role.
         start: offset in the program's text where its text begins.
-        end: offset behind its text; for the last one it grows while it streams.
-        began_s: when it was begun, in seconds of `time.perf_counter()`.
+        end: offset of the end of its text; the last one's grows while it streams.
+        began_s: when it began, in seconds of `time.perf_counter()`.
         first_s: when its first piece came, or None.
-        ended_s: when it was done, or None while it runs.
-        asked: of a generation its sampling parameters, of a choice its options by name.
+        ended_s: when it ended, or None while it runs.
+        asked: the sampling parameters of a generation, or the options of a choice by name.
         meta: the back end's meta information.
         error: what went wrong.
     """
@@ -40,20 +40,20 @@ class Event:
 
     @property
     def sampling(self) -> dict[str, Any] | None:
-        """What was asked for, by name; None where nothing is generated."""
+        """The options of the request by name; None if nothing is generated."""
         return self.asked.set_fields() if isinstance(self.asked, SglSamplingParams) else self.asked
 
 
 Mark = tuple[str, str | None, int, int, float, float]
-"""An event that is over: kind, name, start, end, when it was begun and done.
+"""A finished event: kind, name, start, end, when it began and when it ended.
 
-Most are that, and a program keeps all of its own: a tuple of plain values is nothing that the
-garbage collector walks through.
+Most events are marks, and a program keeps all of its events. The garbage collector does not
+traverse a tuple of plain values.
 """
 
 
 def as_event(one: Event | Mark) -> Event:
-    """The event of a mark."""
+    """`one` as an event."""
     if isinstance(one, Event):
         return one
     kind, name, start, end, began_s, ended_s = one
@@ -62,14 +62,14 @@ def as_event(one: Event | Mark) -> Event:
 
 @dataclass(slots=True)
 class Usage:
-    """Totals over a program's requests; 0 where a back end does not tell.
+    """Totals over a program's requests; 0 where a back end reports nothing.
 
     Attributes:
         num_requests: generations and selections.
         prompt_tokens: of the requests' prompts, cached ones included.
-        cached_tokens: of those, what was not computed anew.
+        cached_tokens: how many of those came from the cache.
         completion_tokens: generated.
-        seconds: of waiting for the back end, summed.
+        seconds: time spent waiting for the back end, summed.
     """
 
     num_requests: int = 0
@@ -92,7 +92,7 @@ class Usage:
             if not isinstance(one, dict):
                 continue
             for name in _COUNTS:
-                # The prompt of several answers is one.
+                # Several answers share one prompt: count it once.
                 if index == 0 or name == "completion_tokens":
                     value = one.get(name)
                     if isinstance(value, (int, float)):

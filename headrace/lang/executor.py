@@ -37,12 +37,12 @@ class StreamExecutor:
         images_: all images so far; `cur_images` are those of the open turn.
         error_: the first thing that went wrong.
         log: what was executed; see `events`.
-        first_request: awaited before the next request; a prefix that is being cached.
-        uncached_from: where in `text_` begins what no request has held yet.
-        fills: the parts of the open turn, where one call is to fill it.
+        first_request: awaited before the next request, such as a prefix that is being cached.
+        uncached_from: offset in `text_` of the text that no request has sent yet.
+        fills: the parts of the open turn, if one call will fill it.
     """
 
-    # Ten thousand of them may live at once.
+    # Ten thousand instances may exist at once.
     __slots__ = (
         "__weakref__",
         "_children",
@@ -135,7 +135,7 @@ class StreamExecutor:
 
         Raises:
             TypeError: neither text nor an expression.
-            ProgramError: the program has failed before.
+            ProgramError: the program has already failed.
         """
         steps = steps_of(ir.as_expression(value))
         with self.family.lock:
@@ -151,12 +151,12 @@ class StreamExecutor:
         core().start_soon(self._start)
 
     def close_quietly(self, value: ir.SglExpr) -> None:
-        """Queue what closes something; nothing where the program has failed."""
+        """Queue an expression that closes something; do nothing if the program has failed."""
         if self.error_ is None:
             self.submit(value)
 
     def cancel(self) -> None:
-        """End what runs and drop what is queued; the children's too."""
+        """Abort the running request and drop what is queued, in the children too."""
         self._end("The program was cancelled", ProgramCancelled)
 
     def end_after(self, timeout_s: float) -> None:
@@ -200,7 +200,7 @@ class StreamExecutor:
         task.add_done_callback(self._on_done)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        # Cancelled before its first line.
+        # The task was cancelled before its first line.
         if self._task is task:
             with self.family.lock:
                 self.fail(self._cancelled())
@@ -223,7 +223,7 @@ class StreamExecutor:
                     with self.family.lock:
                         self.fail(told)
         except BaseException as error:
-            # A task of the loop that is cancelled, or something that must never be lost.
+            # The loop's task was cancelled, or an error such as KeyboardInterrupt must not be lost.
             with self.family.lock:
                 self.fail(error if isinstance(error, Exception) else self._cancelled())
                 self._rest()
@@ -238,7 +238,7 @@ class StreamExecutor:
         self.family.notify()
 
     def _execute(self, part: ir.SglExpr, reasoning: str | None) -> Awaitable[None] | None:
-        """Do what needs no waiting; give what is to be awaited."""
+        """Execute `part`; returns what must be awaited, if anything."""
         match part:
             case ir.SglConstantText(value=text):
                 self._append_text("text", None, text)
@@ -314,7 +314,7 @@ class StreamExecutor:
             ]
         with self.family.lock:
             self._append_text("role_end", role, suffix)
-            # A list of its own: whoever reads the messages keeps what was read.
+            # A new list: a reader that holds the old one keeps what it read.
             self.messages_ = [*self.messages_, {"role": role, "content": content}]
             self.cur_role = None
             self.cur_images = []
@@ -340,14 +340,14 @@ class StreamExecutor:
         with self.family.lock:
             self.images_ = [*self.images_, *media]
             self.cur_images = [*self.cur_images, *media]
-            # A video is its frames, an image each.
+            # A video is its frames, one image each.
             tokens = self.chat_template.image_token * len(media)
             self._append_text("image", None, tokens, began)
 
     # ---- children ----
 
     def fork(self, size: int, position_ids_offset: list[int] | None = None) -> list[StreamExecutor]:
-        """Children that begin as copies; all that is queued must have been executed.
+        """Children that begin as copies; everything queued must have been executed.
 
         Raises:
             ProgramError: the program has failed.
@@ -389,18 +389,18 @@ class StreamExecutor:
 
     @property
     def uncached_text(self) -> str:
-        """What no request has held yet."""
+        """The text that no request has sent yet."""
         return self.text_[self.uncached_from :]
 
     # ---- readers of its streams ----
 
     def add_reader(self) -> None:
-        """Somebody begins to read a stream."""
+        """Count a new reader of a stream."""
         with self.family.lock:
             self._num_readers += 1
 
     def drop_reader(self, *, has_left: bool) -> None:
-        """A reader is done; one that left early, and was the last, ends the program."""
+        """A reader has finished; the last one cancels the program if it left early."""
         with self.family.lock:
             self._num_readers -= 1
             is_last = self._num_readers == 0
@@ -440,16 +440,16 @@ class StreamExecutor:
     # ---- waiting and reading: from any thread ----
 
     def is_idle(self, *, own_body: bool) -> bool:
-        """Whether nothing is queued, and nothing can come but by the caller; under the lock."""
+        """Whether nothing is queued and only the caller could append more; under the lock."""
         return not self.is_running and (own_body or self.family.body_done)
 
     def when_idle(self) -> Callable[[], bool]:
-        """`is_idle` for the caller."""
+        """`is_idle` as a condition for the caller."""
         own_body = self.family.is_own_body
         return lambda: self.is_idle(own_body=own_body)
 
     def when_settled(self, name: str) -> Callable[[], bool]:
-        """Whether the variable is set for good, or never will be; as the caller sees it."""
+        """A condition: the variable is set for good, or never will be, as the caller sees it."""
         own_body = self.family.is_own_body
 
         def is_settled() -> bool:

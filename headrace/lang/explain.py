@@ -16,7 +16,7 @@ _COLUMNS = ("at", "ms", "first", "prompt", "cached", "new")
 
 
 class _Row(NamedTuple):
-    """One event in numbers; `None` where the back end does not tell."""
+    """The numbers of one event; `None` where the back end does not report them."""
 
     event: Event
     text: str
@@ -53,7 +53,7 @@ def _rows(text: str, events: Sequence[Event]) -> list[_Row]:
 
 
 def _first(meta: Any) -> dict[str, Any]:
-    """Of several answers to one request, the one that the text goes on with."""
+    """The meta information of the answer that the text continues with."""
     if isinstance(meta, list):
         meta = meta[0] if meta else None
     return meta if isinstance(meta, dict) else {}
@@ -64,7 +64,7 @@ def _label(event: Event) -> str:
 
 
 def explain_text(text: str, events: Sequence[Event], usage: Usage) -> str:
-    """A timeline, one line an event.
+    """A timeline with one line for each event.
 
     Args:
         text: the program's.
@@ -72,9 +72,9 @@ def explain_text(text: str, events: Sequence[Event], usage: Usage) -> str:
         usage: of the program.
 
     Returns:
-        Columns: milliseconds since the start, milliseconds that a request took and until its first
-        piece, its prompt's tokens, those of them that were cached, those generated; then what was
-        appended.
+        Columns: milliseconds since the start, milliseconds that the request took, milliseconds to
+        its first piece, tokens of its prompt, cached ones among them, generated tokens; then the
+        appended text.
     """
     lines = [f"{'':24}" + "".join(f"{name:>9}" for name in _COLUMNS)]
     for row in _rows(text, events):
@@ -125,7 +125,7 @@ td:first-child,th:first-child,td:last-child,th:last-child{text-align:left}
 
 
 def explain_html(text: str, events: Sequence[Event], usage: Usage, *, title: str) -> str:
-    """One page that needs nothing beside it: timeline, text, tokens with their probabilities.
+    """One self-contained page: timeline, text, and the tokens with their probabilities.
 
     Args:
         text: the program's.
@@ -213,7 +213,7 @@ def _request(row: _Row) -> str:
 
 
 def _token(entry: Sequence[Any]) -> str:
-    """A token, the redder the less probable; its probability where the pointer rests."""
+    """A token: the redder, the less probable. Its tooltip shows the probability."""
     logprob, token_id, *rest = entry
     shown = rest[0] if rest and isinstance(rest[0], str) else f"[{token_id}]"
     if logprob is None:

@@ -1,8 +1,8 @@
-"""What a program and the children that `fork` makes of it share: one lock, and who waits for what.
+"""What a program and its forked children share: one lock, and the list of waiting readers.
 
-All changes happen on the core's loop, or are made by the program's author; whoever waits says what
-for, and is woken when that is so. A wait ends at the latest when the program does: what it is for
-must hold then.
+All changes happen on the core's loop, or are made by the program's author. A waiter registers a
+condition and is woken when it holds. Every wait ends at the latest when the program ends, so its
+condition must hold then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from headrace.lang.events import Usage
 from headrace.lang.waiters import Waiters
 
-# The programs whose bodies call this code, the outermost first.
+# The programs whose bodies are running this code, the outermost first.
 _bodies: ContextVar[tuple[Family, ...]] = ContextVar("headrace_bodies", default=())
 
 
@@ -27,13 +27,13 @@ class Family(Waiters):
         body_error: what it raised.
         ret_value: what it returned.
         usage: of all its generations, the children's too.
-        on_block: called before a body's thread waits, if anybody wants to know.
+        on_block: called before a thread of the body waits, if set.
     """
 
     __slots__ = ("body_done", "body_error", "name", "on_block", "ret_value", "usage")
 
     def __init__(self, name: str | None, *, has_body: bool) -> None:
-        """Begin; without a body it counts as done."""
+        """Begin a run; without a body it counts as done."""
         super().__init__()
         self.name = name
         self.body_done = not has_body
@@ -43,7 +43,7 @@ class Family(Waiters):
         self.on_block: Callable[[], None] | None = None
 
     def as_body(self) -> _AsBody:
-        """What runs in here is the program's body."""
+        """A context: code inside it is the program's body."""
         return _AsBody(self)
 
     @property
@@ -52,7 +52,7 @@ class Family(Waiters):
         return self in _bodies.get()
 
     def finish_body(self, value: Any, error: BaseException | None) -> None:
-        """The function returned or raised."""
+        """Record that the function returned or raised."""
         with self.lock:
             self.ret_value = value
             self.body_error = error

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound="_State")
 
-# A shorter text is computed again in no time.
+# Computing a shorter text again costs next to nothing.
 MIN_PREFIX_CHARS = 64
-# The children's requests wait so long for their common text to be cached: one that takes longer
-# is being computed by then, and the server lets them share it.
+# How long the children's requests wait for their common text to be cached. If it takes longer,
+# the server is computing it by then and lets the requests share it.
 _WARM_TIMEOUT_S = 0.05
 
 
 def fork_and_warm(
     executor: StreamExecutor, size: int, position_ids_offset: list[int] | None
 ) -> list[StreamExecutor]:
-    """Children of a program that rests; their common text is cached by one request.
+    """Children of an idle program; one request caches their common text.
 
     Raises:
         TypeError: `size` is not a number.
@@ -48,10 +48,10 @@ def fork_and_warm(
 
 
 class Warming:
-    """A text that is being cached, for others to wait for a moment; what goes wrong is theirs."""
+    """A text being cached, which other requests await for a short time; its errors are theirs."""
 
     def __init__(self, work: Callable[[], Awaitable[None]], timeout_s: float = _WARM_TIMEOUT_S):
-        """Begin at `start`."""
+        """Prepare; `start` begins the work."""
         self._work = work
         self._timeout_s = timeout_s
         self._started = asyncio.Event()
@@ -63,7 +63,7 @@ class Warming:
         self._started.set()
 
     async def _run(self) -> None:
-        # The children's own requests meet the same error and say so.
+        # The children's own requests meet the same error and report it.
         with contextlib.suppress(Exception):
             await self._work()
 
@@ -78,7 +78,7 @@ class Warming:
 
 class _Group(Generic[S]):
     def __init__(self, states: Sequence[S], src_state: S | None = None) -> None:
-        """Hold `states`, which `src_state` made."""
+        """Hold `states`, the children of `src_state`."""
         self.states = list(states)
         self.src_state = src_state
 
@@ -92,7 +92,7 @@ class _Group(Generic[S]):
         return self.states[index]
 
     def __setitem__(self, index: int, value: S) -> None:
-        # `group[i] += x` assigns what it got.
+        # `group[i] += x` assigns the object that it read.
         if value is not self.states[index]:
             raise ValueError("A child cannot be replaced; append to it.")
 
@@ -100,7 +100,7 @@ class _Group(Generic[S]):
         """Append to each child: text, an expression, a function of the index, or one for each.
 
         Raises:
-            ValueError: not as many values as children.
+            ValueError: the number of values differs from the number of children.
         """
         values: Sequence[Any]
         if isinstance(other, (list, tuple)):
@@ -152,14 +152,14 @@ class ProgramStateGroup(_Group["ProgramState"]):
     """Children of a program that is a plain function."""
 
     def join(self, mode: str = "gather_variable") -> None:
-        """Wait for all children, and take their variables, or their texts.
+        """Wait for all children, and take over their variables or their texts.
 
         Args:
-            mode: `gather_variable` makes of each variable that the parent lacks a list of the
-                children's; `concate_and_append` appends the children's texts in order.
+            mode: `gather_variable` collects the children's values of each variable that the parent
+                lacks into a list; `concate_and_append` appends the children's texts in order.
 
         Raises:
-            ValueError: another mode, or the parent has gone on since the fork.
+            ValueError: another mode, or the parent was appended to since the fork.
         """
         if self.src_state is not None:
             self.src_state.sync()

@@ -51,15 +51,15 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 class SglFunction(Generic[P, R]):
     """A program.
 
-    A parameter of the function that has the name of an option of `run` is the function's: it gets
-    the value, and the option keeps its default.
+    If a parameter of the function has the name of an option of `run`, the function gets the value
+    and the option keeps its default.
 
     Attributes:
         func: the function itself.
         num_api_spec_tokens: for back ends that fill a whole turn by one call.
         bind_arguments: what `bind` set.
-        arg_names: the positional parameters behind `s`.
-        arg_defaults: their defaults, of the last ones.
+        arg_names: the positional parameters after `s`.
+        arg_defaults: the defaults of the last ones.
         is_async: whether it is `async def`.
     """
 
@@ -73,7 +73,7 @@ class SglFunction(Generic[P, R]):
         bind_arguments: Mapping[str, Any] | None = None,
         owner: Any = None,
     ) -> None:
-        """Look at the parameters.
+        """Read the function's parameters.
 
         Raises:
             TypeError: the first parameter is not `s`.
@@ -101,7 +101,7 @@ class SglFunction(Generic[P, R]):
             if parameter.default is not parameter.empty
         )
         self._declared = {parameter.name for parameter in own}
-        # Keywords that need no look at the signature.
+        # Keywords that can be passed without inspecting the signature.
         self._keywords = {one.name for one in own if one.kind in _BY_KEYWORD}
         self._required = {
             one.name for one in own if one.default is one.empty and one.kind not in _VARIADIC
@@ -120,7 +120,7 @@ class SglFunction(Generic[P, R]):
     # ---- running ----
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState:
-        """`run`; inside of `trace` it is traced too."""
+        """Call `run`; inside `trace` the program is traced too."""
         scope = tracer.current()
         if scope is not None:
             return scope.trace_child(self, args, kwargs)
@@ -129,7 +129,7 @@ class SglFunction(Generic[P, R]):
     def run(self, *args: Any, **kwargs: Any) -> ProgramState:
         """Run the program.
 
-        The options below are taken from the keywords; all else goes to the function. Sampling
+        The options below are taken from the keywords; all others go to the function. Sampling
         options are defaults, which each `gen` may override.
 
         Args:
@@ -138,13 +138,13 @@ class SglFunction(Generic[P, R]):
                 `stop`, `stop_token_ids`, `stop_regex`, `temperature` 1.0, `top_p` 1.0, `top_k` -1,
                 `min_p`, `frequency_penalty`, `presence_penalty`, `ignore_eos`, `return_logprob`,
                 `logprob_start_len`, `top_logprobs_num`, `return_text_in_logprobs`; `stream`, to
-                return at once and read by `text_iter`; `timeout`, after so many seconds the
-                program is ended, and what it had not made raises `ProgramTimeout`; `backend`;
-                `use_thread`, accepted and ignored.
+                return at once and be read by `text_iter`; `timeout`, in seconds, after which the
+                program is ended and reading a variable that is not set raises `ProgramTimeout`;
+                `backend`; `use_thread`, accepted and ignored.
 
         Returns:
-            The state. The function has returned (but with `stream`), and what nobody read may
-            still be generated.
+            The state. The function has returned (except with `stream`), but variables that it did
+            not read may still be generated.
 
         Raises:
             RuntimeError: no back end.
@@ -153,7 +153,7 @@ class SglFunction(Generic[P, R]):
         call = self._call(args, kwargs)
         state = call.new_state()
         if self.is_async:
-            # Its body needs the core's loop; so it goes on by itself.
+            # The body needs the core's loop, so it runs there as a separate task.
             future = core().submit(call.run_async(state))
             if not call.stream:
                 family = state.stream_executor.family
@@ -176,13 +176,13 @@ class SglFunction(Generic[P, R]):
         An `async def` function runs as a task of the caller's loop, a plain one in a thread.
 
         Returns:
-            The state, with everything done, so that its reads do not wait; with `stream` at once.
+            The state, with everything done, so its reads do not wait; with `stream`, at once.
         """
         call = self._call(args, kwargs)
         state = call.new_state()
         body = asyncio.create_task(self._body(call, state))
         if call.stream:
-            # A task that nothing refers to may be collected.
+            # A task without a reference may be garbage collected.
             call.keep(body)
             return state
         try:
@@ -225,26 +225,26 @@ class SglFunction(Generic[P, R]):
         """Run the program once for each element.
 
         Args:
-            batch_kwargs: dictionaries of keywords, or sequences of positional arguments, also
-                mixed; an iterator is read as it is needed.
-            options: those of `run` but `stream`, `timeout` for each program, and these:
-                `num_threads`, how many programs run at once, "auto" for many; `progress_bar`;
-                `generator_style`, to get an iterator that gives the states in order, as they are
-                done; `return_exceptions`, to get what a function raised in its state's place.
+            batch_kwargs: dictionaries of keywords, sequences of positional arguments, or a mix; an
+                iterator is read only as needed.
+            options: those of `run` except `stream` (`timeout` applies to each program), and these:
+                `num_threads`, how many programs run at once, or "auto"; `progress_bar`;
+                `generator_style`, to get an iterator that yields the states in order as they are
+                done; `return_exceptions`, to get a function's exception in place of its state.
 
         Returns:
-            The states in order, with everything done. A generation that failed raises nothing:
-            its state's `error()` tells.
+            The states in order, with everything done. A generation that failed raises nothing: the
+            state's `error()` returns its error.
 
         Raises:
-            TypeError: an element is no dictionary or sequence, or does not fit the function.
-            Exception: what the first function that failed raised, its index named in a note.
+            TypeError: an element is not a dictionary or sequence, or does not fit the function.
+            Exception: of the first function that failed; a note names its index.
         """
         batch = self._batch(batch_kwargs, options)
         return batch.iterate() if batch.options.generator_style else batch.run()
 
     async def arun_batch(self, batch_kwargs: Iterable[Any], **options: Any) -> list[Any]:
-        """`run_batch` for a coroutine of any loop; `concurrency` is another name of `num_threads`.
+        """`run_batch` for a coroutine of any loop; `concurrency` is an alias of `num_threads`.
 
         The bodies of `async def` functions run on the frontend's own loop.
         """
@@ -263,7 +263,7 @@ class SglFunction(Generic[P, R]):
     # ---- binding, tracing, caching ----
 
     def bind(self, **kwargs: Any) -> SglFunction[..., R]:
-        """A program with these arguments set; the keywords of a call go before them.
+        """A program with these arguments set; keywords of a call override them.
 
         Raises:
             TypeError: the function has no such parameters.
@@ -282,7 +282,7 @@ class SglFunction(Generic[P, R]):
         return tracer.trace(self, {**self.bind_arguments, **kwargs}, backend)
 
     def cache(self, backend: Any = None) -> None:
-        """Let the server cache the constant text that the program begins with, if it is long."""
+        """Have the server cache the program's constant beginning, if it is long."""
         chosen = need_backend(backend)
         prefix = tracer.constant_prefix(self, self.bind_arguments, chosen)
         if len(prefix) > MIN_PREFIX_CHARS:
@@ -291,7 +291,7 @@ class SglFunction(Generic[P, R]):
     # ---- calls ----
 
     def call_body(self, state: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call the function itself; a coroutine of an `async def`."""
+        """Call the function itself; an `async def` function gives a coroutine."""
         first = (self._owner, state) if self._is_method else (state,)
         if self._is_method and self._owner is None:
             first, args = (args[0], state), args[1:]
@@ -343,7 +343,7 @@ class SglFunction(Generic[P, R]):
 
 
 class Call:
-    """One run: the arguments, and how it is run."""
+    """One run: its arguments and options."""
 
     def __init__(
         self,
@@ -366,7 +366,7 @@ class Call:
         self.timeout_s = timeout_s
 
     def new_state(self) -> ProgramState:
-        """The state of a program that is about to begin."""
+        """The state of a program that is about to start."""
         family = Family(self.function.__name__, has_body=True)
         executor = StreamExecutor(
             self.backend,
@@ -381,7 +381,7 @@ class Call:
         return ProgramState(executor)
 
     def run_body(self, state: ProgramState) -> None:
-        """Run a plain function; what it raises is kept."""
+        """Run a plain function; its exception is kept."""
         family = state.stream_executor.family
         value, error = None, None
         try:
@@ -390,14 +390,14 @@ class Call:
         except Exception as raised:
             error = raised
         except BaseException as raised:
-            # Ctrl-C, or a task that is cancelled: nobody will read what is on its way.
+            # Ctrl-C or a cancelled task: the pending results will not be read.
             state.cancel()
             self._finish(state, None, raised)
             raise
         self._finish(state, value, error)
 
     async def run_async(self, state: ProgramState) -> None:
-        """Run an `async def` function; what it raises is kept."""
+        """Run an `async def` function; its exception is kept."""
         family = state.stream_executor.family
         value, error = None, None
         try:
@@ -406,7 +406,7 @@ class Call:
         except Exception as raised:
             error = raised
         except BaseException as raised:
-            # Ctrl-C, or a task that is cancelled: nobody will read what is on its way.
+            # Ctrl-C or a cancelled task: the pending results will not be read.
             state.cancel()
             self._finish(state, None, raised)
             raise
@@ -419,13 +419,13 @@ class Call:
             self.backend.end_program(executor)
 
     def raise_own(self, state: ProgramState) -> None:
-        """Raise what the function raised; a generation that failed is the state's to tell."""
+        """Raise the function's exception; a failed generation is reported by the state instead."""
         error = state.stream_executor.family.body_error
         if error is not None and not is_failed_generation(error):
             raise error
 
     def keep(self, task: asyncio.Task[None]) -> None:
-        """Refer to a task until it is done."""
+        """Hold a reference to a task until it is done."""
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
 
@@ -451,12 +451,12 @@ def function(
     func: None = None, num_api_spec_tokens: int | None = None
 ) -> Callable[[Callable[..., R]], SglFunction[..., R]]: ...
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
-    """Make a program of a function whose first parameter is `s`, bare or with parentheses.
+    """Make a program of a function whose first parameter is `s`; used with or without arguments.
 
     Args:
         func: plain, or `async def`, which reads with `await s["name"]`.
-        num_api_spec_tokens: with back ends of chat APIs, fill a turn of several generations by one
-            request of so many tokens.
+        num_api_spec_tokens: with back ends of chat APIs, fill a turn of several generations with
+            one request of this many tokens.
 
     Raises:
         TypeError: the first parameter is not `s`.

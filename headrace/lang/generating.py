@@ -1,4 +1,4 @@
-"""What asks the back end: generations, selections and turns that are filled by one call.
+"""The steps that send requests: generations, selections and turns that one call fills.
 
 All of it runs on the core's loop, for one executor at a time.
 """
@@ -47,7 +47,7 @@ def _params_of(executor: StreamExecutor, part: ir.SglGen[Any]) -> SglSamplingPar
 
 
 async def generate(executor: StreamExecutor, part: ir.SglGen[Any], reasoning: str | None) -> None:
-    """Generate, and set the variable; with `reasoning` by that parser in two."""
+    """Generate and set the variable; `reasoning` names a parser that splits off the reasoning."""
     params = _params_of(executor, part)
     turn = executor.text_[executor.cur_role_begin_pos :]
     splitter = Splitter(reasoning, turn) if reasoning else None
@@ -56,7 +56,7 @@ async def generate(executor: StreamExecutor, part: ir.SglGen[Any], reasoning: st
         return
     await _wait_for_prefix(executor)
     with _Request(executor, "gen", part.name, params) as event:
-        # Several answers are no one stream.
+        # Several answers do not form one stream.
         if executor.stream and (params.n or 1) == 1:
             await _generate_stream(executor, part, params, event, splitter)
             return
@@ -76,7 +76,7 @@ def _set_generated(
     meta: Any,
     splitter: Splitter | None,
 ) -> None:
-    """Append what was generated and set its variables; under the lock."""
+    """Append the generated text and set its variables; under the lock."""
     name = part.name
     texts = [text] if isinstance(text, str) else text
     reasonings: list[str] = []
@@ -114,7 +114,7 @@ async def _generate_stream(
             meta = told
             _take_piece(executor, delta, meta, event, splitter, content, reasoning)
     finally:
-        # Not when it is collected: the request is aborted now.
+        # Close it now, not when it is garbage collected: this aborts the request.
         await _close(pieces)
     if splitter is not None:
         _take_piece(executor, None, meta, event, splitter, content, reasoning)
@@ -173,7 +173,7 @@ async def select(executor: StreamExecutor, part: ir.SglSelect, reasoning: str | 
 
 
 async def fill_and_close(executor: StreamExecutor, role: str, fills: list[Fill]) -> None:
-    """Let one call generate all that a turn holds, then end the turn."""
+    """Generate everything that a turn holds with one call, then end the turn."""
     executor.fills = None
     gens = [fill for fill in fills if fill.part is not None]
     if gens:
@@ -206,7 +206,7 @@ async def _wait_for_prefix(executor: StreamExecutor) -> None:
 
 
 class _Request:
-    """The event of a request, which is over when this is left."""
+    """The event of a request, which ends when this context is left."""
 
     __slots__ = ("_event", "_executor")
 
@@ -233,7 +233,7 @@ class _Request:
 
 
 def _end_event(executor: StreamExecutor, event: Event) -> None:
-    """A request is over; counted before anybody can read what it made."""
+    """End a request's event; counted before its result can be read."""
     with executor.family.lock:
         if event.ended_s is not None:
             return

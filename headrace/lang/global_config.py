@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass
 class GlobalConfig:
-    """What programs read when they start.
+    """Settings that programs read when they start.
 
     Attributes:
-        verbosity: from 2 on, the text of each run is printed when it is done.
-        default_backend: used where no other is given; what `as_backend` takes.
+        verbosity: at 2 or more, the text of each run is printed when it is done.
+        default_backend: used where none is given; anything that `as_backend` takes.
         skip_special_tokens_in_output: sent with each generation.
         spaces_between_special_tokens_in_out: likewise.
         enable_precache_with_tracing: whether `run_batch` sends the common prefix first.
-        enable_parallel_encoding: whether a back end may join texts by their keys and values.
+        enable_parallel_encoding: whether a back end may join texts by concatenating KV cache.
     """
 
     verbosity: int = 0

@@ -1,4 +1,4 @@
-"""The names that programs import from here; each has its own file."""
+"""The names that programs import from here; each is defined in its own file."""
 
 from __future__ import annotations
 

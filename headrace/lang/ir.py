@@ -41,7 +41,7 @@ _OURS = "headrace.lang."
 
 
 def caller() -> Source | None:
-    """The nearest line that is not the frontend's own."""
+    """The nearest line outside the frontend's own code."""
     frame = sys._getframe(1)
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(_OURS):
@@ -53,7 +53,7 @@ def caller() -> Source | None:
 
 
 def refuse(value: object) -> NoReturn:
-    """Say what may stand in an expression.
+    """Raise an error that says what an expression may hold.
 
     Raises:
         TypeError: always.
@@ -77,7 +77,7 @@ class SglExpr:
     __slots__ = ()
 
     def parts(self) -> Iterator[SglExpr]:
-        """The expressions it is made of, in order; itself where it is one."""
+        """The expressions it consists of, in order; a single expression yields itself."""
         yield self
 
     def __add__(self, other: SglExpr | str) -> SglExprList:
@@ -88,7 +88,7 @@ class SglExpr:
 
 
 class SglExprList(SglExpr):
-    """Expressions one after the other."""
+    """Expressions in sequence."""
 
     __slots__ = ("expr_list",)
 
@@ -105,7 +105,7 @@ class SglExprList(SglExpr):
 
 
 class SglConstantText(SglExpr):
-    """Text as it is."""
+    """Constant text."""
 
     __slots__ = ("value",)
 
@@ -123,7 +123,7 @@ class SglGen(SglExpr, Generic[T]):
     Attributes:
         name: of the variable, or None.
         sampling_params: what this generation sets.
-        parse: makes the value of the text.
+        parse: turns the text into the value.
         source: where it was built.
     """
 
@@ -135,7 +135,7 @@ class SglGen(SglExpr, Generic[T]):
         sampling_params: SglSamplingParams,
         parse: Callable[[str], T] | None = None,
     ) -> None:
-        """Keep what `gen` was told."""
+        """Keep the arguments of `gen`."""
         self.name = name
         self.sampling_params = sampling_params
         self.parse = parse
@@ -157,7 +157,7 @@ class SglSelect(SglExpr):
         temperature: float,
         choices_method: ChoicesSamplingMethod,
     ) -> None:
-        """Keep what `select` was told."""
+        """Keep the arguments of `select`."""
         self.name = name
         self.choices = list(choices)
         self.temperature = temperature
@@ -174,7 +174,7 @@ class SglRoleBegin(SglExpr):
     __slots__ = ("role",)
 
     def __init__(self, role: str) -> None:
-        """Keep whose turn."""
+        """Keep the role."""
         self.role = role
 
     def __repr__(self) -> str:
@@ -187,7 +187,7 @@ class SglRoleEnd(SglExpr):
     __slots__ = ("role",)
 
     def __init__(self, role: str) -> None:
-        """Keep whose turn."""
+        """Keep the role."""
         self.role = role
 
     def __repr__(self) -> str:
@@ -195,7 +195,7 @@ class SglRoleEnd(SglExpr):
 
 
 class SglVarScopeBegin(SglExpr):
-    """From here on the text is a variable's."""
+    """The text from here on becomes a variable."""
 
     __slots__ = ("name",)
 
@@ -226,7 +226,7 @@ class SglImage(SglExpr):
     __slots__ = ("path",)
 
     def __init__(self, path: Any) -> None:
-        """Keep the image; it is read when it is executed."""
+        """Keep the image; it is read at execution."""
         self.path = path
 
     def __repr__(self) -> str:
@@ -239,7 +239,7 @@ class SglVideo(SglExpr):
     __slots__ = ("num_frames", "path")
 
     def __init__(self, path: Any, num_frames: int) -> None:
-        """Keep the video; it is read when it is executed."""
+        """Keep the video; it is read at execution."""
         self.path = path
         self.num_frames = num_frames
 
@@ -251,7 +251,7 @@ class SglSeparateReasoning(SglExpr):
     """Takes the reasoning out of the generation named `name`.
 
     Attributes:
-        model_type: of the reasoning parser, `qwen3` for example.
+        model_type: name of the reasoning parser, `qwen3` for example.
         name: of the generation.
     """
 
@@ -280,7 +280,7 @@ class SglSeparateReasoning(SglExpr):
 
 
 def as_expression(value: SglExpr | str) -> SglExpr:
-    """`value`, text as an expression.
+    """`value` as an expression.
 
     Raises:
         TypeError: neither text nor an expression.
@@ -302,7 +302,7 @@ def names_set(expression: SglExpr) -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # It imports this module.
+    # `function` imports this module.
     if name == "SglFunction":
         from headrace.lang.function import SglFunction
 

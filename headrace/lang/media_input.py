@@ -1,4 +1,4 @@
-"""Images and videos as inputs of a user's own program: whatever it has, as base64 with its kind."""
+"""Images and videos as inputs of a user's program: any source, as base64 with its MIME type."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SIGNATURES = (
 )
 _DATA_URL = re.compile(r"data:(?P<kind>[\w.+/-]+)?(;[\w.+=-]+)*;base64,(?P<data>.*)", re.DOTALL)
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
-# Shorter text is a file's name.
+# Shorter text is taken as a file name.
 _MIN_BASE64_CHARS = 64
 DEFAULT_TIMEOUT_S = 3.0
-# Others are written as RGB.
+# Other modes are converted to RGB.
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 
 
@@ -35,7 +35,7 @@ class Media:
 
     Attributes:
         data: base64; `image_data` of the native API takes it.
-        mime_type: by its first bytes.
+        mime_type: found from the first bytes.
     """
 
     data: str
@@ -43,12 +43,12 @@ class Media:
 
     @property
     def data_url(self) -> str:
-        """As OpenAI's API takes it."""
+        """The data URL, as OpenAI's API takes it."""
         return f"data:{self.mime_type};base64,{self.data}"
 
 
 def mime_type_of(content: bytes) -> str:
-    """The kind of an image by its first bytes; JPEG where they are unknown."""
+    """The MIME type of an image by its first bytes; JPEG if they are unknown."""
     for signature, kind in _SIGNATURES:
         if content.startswith(signature):
             return kind
@@ -66,7 +66,7 @@ def load_media(source: Any) -> Media:
 
     Raises:
         OSError: no such file, or the address does not answer.
-        TypeError: nothing of that.
+        TypeError: none of these.
     """
     if isinstance(source, tuple):
         source = source[0]
@@ -91,7 +91,7 @@ def load_media(source: Any) -> Media:
 
 def _read(source: str) -> bytes:
     if source.startswith(("http://", "https://")):
-        # Slow to import, and few programs fetch.
+        # Slow to import, and few programs fetch images.
         import httpx
 
         timeout_s = float(os.environ.get("REQUEST_TIMEOUT", DEFAULT_TIMEOUT_S))
@@ -112,7 +112,7 @@ def _read(source: str) -> bytes:
 
 
 def _png(image: Any) -> bytes:
-    """The file of a PIL image, with what a camera said of its orientation."""
+    """A PIL image as a PNG file, with the camera's orientation tag."""
     options: dict[str, Any] = {}
     exif = image.getexif() if hasattr(image, "getexif") else None
     if exif:
@@ -128,14 +128,14 @@ def load_video(source: Any, num_frames: int) -> list[Media]:
     """Sample frames uniformly; may block, so call it in a thread.
 
     Args:
-        source: a path or bytes of a GIF, WebP or APNG, or of whatever OpenCV reads where that is
+        source: a path or bytes of a GIF, WebP or APNG, or of any file that OpenCV reads if it is
             installed; or a list of frames, each as `load_media` takes it.
         num_frames: most frames to take.
 
     Raises:
         ImportError: the library that reads videos is not installed.
         OSError: no such file, or no frames in it.
-        ValueError: fewer than one frame is asked for.
+        ValueError: `num_frames` is below one.
     """
     if num_frames < 1:
         raise ValueError(f"A video needs one frame at least, got num_frames={num_frames}.")
@@ -145,14 +145,14 @@ def load_video(source: Any, num_frames: int) -> list[Media]:
 
 
 def _sample(total: int, num_frames: int) -> list[int]:
-    """At equal distances, the first one and the last one among them."""
+    """Indices at equal distances, including the first and the last one."""
     if total <= num_frames:
         return list(range(total))
     return [round(at * (total - 1) / max(num_frames - 1, 1)) for at in range(num_frames)]
 
 
 def _animation(source: Any, num_frames: int) -> list[Media]:
-    """The frames of a file that Pillow reads; none of another one."""
+    """The frames of a file that Pillow reads; empty for any other file."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:

@@ -1,6 +1,6 @@
-"""The text that all programs of a batch begin with, sent once before the first of them.
+"""The common beginning of all programs of a batch, sent once before the first of them.
 
-Nothing runs twice for it: the first two requests of the batch wait here until both are known.
+No program runs twice for this: the first two requests of the batch wait here until both are known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headrace.lang.backend.base import BaseBackend
     from headrace.lang.executor import StreamExecutor
 
-# The second program may wait for something that the first one does.
+# The second program may be waiting for something that the first one does.
 _TIMEOUT_S = 1.0
 
 
@@ -23,18 +23,18 @@ class PrefixGate:
     """Holds the first requests of a batch until their common text is cached."""
 
     def __init__(self, backend: BaseBackend) -> None:
-        """Hold everything."""
+        """Start with the gate closed."""
         self._backend = backend
         self._opened = asyncio.Event()
         self._first: str | None = None
         self._is_sending = False
 
     def ticket(self, executor: StreamExecutor) -> _Ticket:
-        """What the executor awaits before its first request."""
+        """An awaitable for the executor's first request."""
         return _Ticket(self, executor)
 
     def open(self) -> None:
-        """Hold nothing from now on; on the core's loop."""
+        """Let all requests pass from now on; on the core's loop."""
         self._opened.set()
 
     async def arrive(self, executor: StreamExecutor) -> None:
@@ -56,7 +56,7 @@ class PrefixGate:
     async def _send(self, prefix: str) -> None:
         try:
             if len(prefix) > MIN_PREFIX_CHARS:
-                # A batch is never worse for it: its own requests tell what is wrong.
+                # An error here does not harm the batch: its own requests report what is wrong.
                 with contextlib.suppress(Exception):
                     await self._backend.async_cache_prefix(prefix)
         finally:

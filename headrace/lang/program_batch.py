@@ -1,7 +1,7 @@
-"""Many runs of one program: as many at once as the server can use, whatever their number.
+"""Many runs of one program: as many at once as the server can use.
 
-The bodies of plain functions run in one thread, one after the other, as they mostly append and
-return. Where one waits for a variable, or takes its time, another thread goes on with the next.
+The bodies of plain functions run in one thread, one after the other, because most only append and
+return. When one waits for a variable, or takes long, another thread continues with the next.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from headrace.lang.function import Call, SglFunction
     from headrace.lang.state import ProgramState
 
-# More would wait in the server's queue, or for a connection.
+# More would only wait in the server's queue, or for a connection.
 AUTO_LIVE = 512
-# An iterator is read so far ahead of whoever takes the results.
+# How far an iterator is read ahead of the consumer of the results.
 AHEAD = 200
 _SLOW_BODY_S = 0.01
-# Programs that end so soon after one another are followed by others in one go: each waking of the
-# thread of the bodies is two switches between threads that share the GIL.
+# Programs that end within this time are replaced together: each wake-up of the bodies' thread
+# costs two switches between threads that share the GIL.
 _GATHER_S = 0.002
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -52,10 +52,10 @@ class BatchOptions:
 
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> Self:
-        """Those of `options`, which are removed from it.
+        """Take its options out of `options`.
 
         Raises:
-            ValueError: not a number of threads.
+            ValueError: `num_threads` is not a valid number.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         own = cls(**{name: options.pop(name) for name in names if name in options})
@@ -71,7 +71,7 @@ class BatchOptions:
 
     @property
     def max_threads(self) -> int:
-        """How many bodies may wait or take their time at once."""
+        """How many bodies may wait or compute at once."""
         if isinstance(self.num_threads, str):
             return max(96, 16 * (os.cpu_count() or 1))
         return self.num_threads
@@ -81,7 +81,7 @@ def arguments_of(function: SglFunction[..., Any], index: int, element: Any) -> A
     """The arguments that one element of a batch holds.
 
     Raises:
-        TypeError: no dictionary, record or sequence, or it does not fit the function.
+        TypeError: not a dictionary, record or sequence, or it does not fit the function.
     """
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
@@ -89,10 +89,10 @@ def arguments_of(function: SglFunction[..., Any], index: int, element: Any) -> A
     if isinstance(element, Mapping):
         kwargs = dict(element)
     elif names:
-        # A record of NumPy.
+        # A NumPy record.
         kwargs = {name: element[name] for name in names}
     elif hasattr(element, "to_dict"):
-        # A row of pandas.
+        # A pandas row.
         kwargs = dict(element.to_dict())
     elif hasattr(element, "_asdict"):
         fields = element._asdict()
@@ -112,7 +112,7 @@ def arguments_of(function: SglFunction[..., Any], index: int, element: Any) -> A
 
 
 class Batch:
-    """One `run_batch`."""
+    """One call of `run_batch`."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Batch:
         backend: BaseBackend,
         options: BatchOptions,
     ) -> None:
-        """Look at the elements, unless they are to be read one by one.
+        """Check the elements, unless an iterator supplies them one by one.
 
         Raises:
             TypeError: an element does not fit.
@@ -165,7 +165,7 @@ class Batch:
     # ---- taking the results ----
 
     def run(self) -> list[Any]:
-        """Wait for all."""
+        """Wait for all programs."""
         try:
             self._begin()
             self._waiters.wait(self._is_over)
@@ -174,7 +174,7 @@ class Batch:
         return self._results()
 
     async def run_async(self) -> list[Any]:
-        """Wait for all, in any loop."""
+        """Wait for all programs, in any loop."""
         try:
             self._begin()
             await self._waiters.wait_async(self._is_over)
@@ -183,7 +183,7 @@ class Batch:
         return self._results()
 
     def iterate(self) -> Iterator[Any]:
-        """The states in order, as they are done; leaving early cancels the rest."""
+        """The states in order, as they are done; leaving the loop early cancels the rest."""
         try:
             self._begin()
             for index in itertools.count():
@@ -247,7 +247,7 @@ class Batch:
         return self._num_running < self.options.max_live
 
     def _next(self) -> tuple[Call, ProgramState] | None:
-        """The next program, registered; None when there is none."""
+        """The next program, registered; None when all are started."""
         from headrace.lang.function import Call
 
         with self._waiters.lock:
@@ -256,7 +256,7 @@ class Batch:
             try:
                 args, kwargs = next(self._elements)
             except BaseException as error:
-                # An iterator of the user's may raise anything.
+                # A user's iterator may raise anything.
                 self._is_exhausted = True
                 if not isinstance(error, StopIteration):
                     self._read_error = error
@@ -273,7 +273,7 @@ class Batch:
             self._num_started += 1
             self._num_running += 1
             self._states[index] = state
-            # Nothing comes after the last one, so nobody is left waiting for a thread.
+            # Known now: otherwise a thread would wait for a program after the last one.
             self._is_exhausted = self._num_started == self._total
         executor = state.stream_executor
         if self._gate is not None:
@@ -297,7 +297,7 @@ class Batch:
         asyncio.get_running_loop().call_later(_GATHER_S, self._tell)
 
     def _tell(self) -> None:
-        """Wake who waits for an end: the thread of the bodies, or who takes the results."""
+        """Wake the waiters: the thread of the bodies, and the consumer of the results."""
         with self._waiters.lock:
             self._will_tell = False
             self._waiters.notify()
@@ -337,7 +337,7 @@ class Batch:
             self._add_thread()
 
     def _look(self, num_started: int = -1) -> None:
-        """Every few milliseconds: where all threads are busy and nothing begins, add one."""
+        """Every few milliseconds: if all threads are busy and no program starts, add a thread."""
         if self._is_stopped or self._is_exhausted:
             return
         if self._num_free == 0 and self._num_started == num_started:

@@ -1,9 +1,9 @@
-"""What can go wrong in a program, said so that its author finds the place.
+"""What can go wrong in a program, described so that its author finds the place.
 
-ProgramError            a generation failed, or what it would have made is read
-`-- ProgramCancelled    the program was cancelled, or the reader of its stream left
-    `-- ProgramTimeout  it was not done in the time that `run` gave it
-BackendError            what a server or an API answered instead of a result
+ProgramError            a generation failed, or its missing variable is read
+`-- ProgramCancelled    the program was cancelled, or the reader of its stream left early
+    `-- ProgramTimeout  it was not done within the `timeout` of `run`
+BackendError            a server or an API answered with an error
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class BackendError(RuntimeError):
     """A back end could not answer.
 
     Attributes:
-        message: the server's own words.
-        status: the HTTP status, or None where there was no answer.
-        url: what was asked.
+        message: the server's own message.
+        status: the HTTP status, or None without an answer.
+        url: of the request.
     """
 
     def __init__(self, message: str, *, status: int | None = None, url: str | None = None) -> None:
-        """Keep the server's words."""
+        """Compose the message."""
         told = " ".join(part for part in (url, f"answered {status}" if status else "") if part)
         super().__init__(f"{told}: {message}" if told else message)
         self.message = message
@@ -39,15 +39,15 @@ class BackendError(RuntimeError):
 
 
 class ProgramError(KeyError, RuntimeError):
-    """A program could not do what was asked; `__cause__` is the back end's own error.
+    """A program could not do a step; `__cause__` is the back end's own error.
 
-    It is a `KeyError` too: `except KeyError` around the read of a variable goes on working.
+    It is also a `KeyError`, so `except KeyError` around the read of a variable still works.
 
     Attributes:
-        function: name of the program, where it has one.
-        variable: what the generation would have set, where it is named.
+        function: name of the program, if it has one.
+        variable: name of the variable that the generation would have set, if any.
         source: where the generation was built.
-        prompt_tail: the end of the text that it would have continued.
+        prompt_tail: the end of the text that the generation would have continued.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ProgramError(KeyError, RuntimeError):
         source: Source | None = None,
         prompt_tail: str = "",
     ) -> None:
-        """Make one message of what is known."""
+        """Compose one message of what is known."""
         super().__init__(message)
         self.message = message
         self.function = function
@@ -84,11 +84,11 @@ class ProgramCancelled(ProgramError):
 
 
 class ProgramTimeout(ProgramCancelled):
-    """The program was not done in its time, and was ended."""
+    """The program exceeded its time and was ended."""
 
 
 def is_failed_generation(error: BaseException | None) -> bool:
-    """Whether a back end's failure or a cancellation is behind it, not a mistake in the program."""
+    """Whether a back end's failure or a cancellation caused `error`, not a bug in the program."""
     return isinstance(error, ProgramError) and (
         error.__cause__ is not None or isinstance(error, ProgramCancelled)
     )

@@ -1,4 +1,4 @@
-"""Role markup read from a model's chat template: rendered on probes, split, and checked."""
+"""Role markup derived from a model's chat template: rendered on probes, split, and checked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from headrace.lang.chat_template import ChatTemplate, ChatTemplateStyle
 
 Messages = list[dict[str, Any]]
-# Messages and whether the assistant's next turn is opened; `None` where the template refuses.
+# Messages, and whether to open the assistant's next turn; `None` if the template refuses.
 Render = Callable[[Messages, bool], str | None]
 
 _SYSTEM, _QUESTION, _ANSWER, _SECOND, _REPLY, _THIRD = (
@@ -17,7 +17,7 @@ _SYSTEM, _QUESTION, _ANSWER, _SECOND, _REPLY, _THIRD = (
 
 
 class _Turns(NamedTuple):
-    """The markup of questions and answers."""
+    """The markup of user and assistant turns."""
 
     user: tuple[str, str]
     assistant: tuple[str, str]
@@ -29,11 +29,11 @@ def derive_chat_template(render: Render, name: str, *, bos_token: str = "") -> C
     Args:
         render: writes a conversation with that template.
         name: of the result.
-        bos_token: what the server's tokenizer sets before every prompt by itself; it is no part of
+        bos_token: what the server's tokenizer puts before every prompt; it does not belong to
             the markup.
 
     Returns:
-        `None` when prefixes and suffixes cannot say what the template writes: then the table in
+        `None` when prefixes and suffixes cannot express what the template writes: then the table in
         `headrace.lang.chat_template` is the better guess.
     """
 
@@ -58,7 +58,7 @@ def derive_chat_template(render: Render, name: str, *, bos_token: str = "") -> C
 
 
 def _conversation(*texts: str, system: str | None = None) -> Messages:
-    """Questions and answers in turn."""
+    """Alternating user and assistant turns."""
     first = [] if system is None else [{"role": "system", "content": system}]
     return first + [
         {"role": "assistant" if index % 2 else "user", "content": text}
@@ -67,7 +67,7 @@ def _conversation(*texts: str, system: str | None = None) -> Messages:
 
 
 def _split(text: str | None, contents: Sequence[str]) -> list[str] | None:
-    """What lies around `contents`, which must be there once each and in that order."""
+    """The parts around `contents`, each of which must occur once and in that order."""
     if text is None or any(text.count(content) != 1 for content in contents):
         return None
     parts = []
@@ -86,7 +86,7 @@ def _find_turns(write: Callable[..., str | None]) -> _Turns | None:
     if parts is None or whole is None:
         return None
     user_suffix, assistant_suffix = parts[-1], whole[-1]
-    # Some templates end the conversation otherwise than a turn in its midst.
+    # Some templates end the conversation differently from a turn in its middle.
     if not parts[1].startswith(user_suffix) or not parts[2].startswith(assistant_suffix):
         return None
     return _Turns(
@@ -109,7 +109,7 @@ def _add_system(write: Callable[..., str | None], turns: _Turns, name: str) -> C
     before = bare[0].removesuffix(user_prefix)
     parts = _split(write(_conversation(_QUESTION, system=_SYSTEM)), [_SYSTEM, _QUESTION])
     if parts is None:
-        # The template has no place for a system turn.
+        # The template does not support a system turn.
         return None if before else found
     if parts[1].endswith(user_prefix):
         markup = (parts[0], parts[1].removesuffix(user_prefix))
@@ -125,13 +125,13 @@ def _add_system(write: Callable[..., str | None], turns: _Turns, name: str) -> C
             before.startswith(prefix) and before.endswith(suffix)
         ):
             return None
-        # An empty one is a turn still: Llama 3's holds what the template itself says.
+        # An empty system turn is still a turn: Llama 3's holds the template's own text.
         found.default_system_prompt = before[len(prefix) : len(before) - len(suffix)]
     return found
 
 
 def _find_image_token(write: Callable[..., str | None]) -> str:
-    """What the template writes for an image; nothing where it has no place for one."""
+    """What the template writes for an image; empty if it does not support images."""
     content = [{"type": "image"}, {"type": "text", "text": _QUESTION}]
     plain = _split(write(_conversation(_QUESTION)), [_QUESTION])
     parts = _split(write([{"role": "user", "content": content}]), [_QUESTION])
@@ -160,10 +160,10 @@ def _writes_the_same(write: Callable[..., str | None], found: ChatTemplate) -> b
 
 
 def _opening_prefix(opening: str, plain: str) -> str:
-    """How an answer is opened where the model is to go on.
+    """How the template opens an answer for generation.
 
-    Some templates write an empty thought there, which keeps the model from thinking; it is part
-    of the prefix. One that opens a thought does not become part: the model opens it itself.
+    Some templates write an empty thought there, which keeps the model from thinking; it belongs to
+    the prefix. An opened thought does not belong to it: the model opens it itself.
     """
     thoughts = opening.count("<think>") - opening.count("</think>")
     return opening if opening.startswith(plain) and thoughts <= 0 else plain
@@ -191,12 +191,12 @@ def template_of_model(
     """The role markup of the template that a server's chat renders with.
 
     Args:
-        option: `--chat-template`, where it is given.
+        option: the value of `--chat-template`, if given.
         own: the template of the model's folder.
         special_tokens: `bos_token` and the like, for those that exist.
         name: of the result.
     """
-    # Jinja is loaded where a model shows a template, not with the language.
+    # Jinja is loaded only when a model shows a template, not with the language.
     from openai_api.chat_template import load_chat_template
     from openai_api.content_form import in_form
     from runtime.errors import InvalidRequest, StartupError

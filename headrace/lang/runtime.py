@@ -1,4 +1,4 @@
-"""`Runtime`: a server of ours in a process of its own, for programs of this one."""
+"""`Runtime`: a server in its own process, for programs of this process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _LAST_PORT = 40000
-# These do not show in the machine's list of processes.
+# These are passed by environment, so the machine's process list does not show them.
 _SECRETS = {
     name: variable
     for variable, (_, name) in ENVIRONMENT.items()
@@ -39,18 +39,18 @@ _SECRETS = {
 
 
 class _OwnEndpoint(RuntimeEndpoint):
-    """Keeps the server that it talks to, whoever else has forgotten it."""
+    """Keeps the server alive that it talks to, even without any other reference to it."""
 
     runtime: Runtime
 
 
 class Runtime:
-    """A server that ends with this object and its endpoint, or with this process.
+    """A server that ends when this object and its endpoint are released, or with this process.
 
-    It may stand wherever a back end is expected: its `endpoint` is used.
+    It can be passed wherever a back end is expected: its `endpoint` is used.
 
     Attributes:
-        server_args: every argument as it was asked for.
+        server_args: every argument as it was given.
         url: of the server.
         generate_url: of its `/generate`.
         pid: of its process.
@@ -72,13 +72,13 @@ class Runtime:
             log_level: of the server.
             launch_timeout: seconds to wait for it.
             *args: none; kept for the signature.
-            **kwargs: the server's arguments with underscores: `model_path`, `port` (the first one
-                to try; another one up to 40000 is taken when it is in use), `api_key`, ...
+            **kwargs: the server's arguments with underscores: `model_path`, `port` (the first port
+                to try; if it is in use, another one up to 40000 is taken), `api_key`, ...
 
         Raises:
-            TypeError: an argument that nobody knows.
+            TypeError: an unknown argument.
             ValueError: a wrong value, or a feature that is not supported.
-            RuntimeError: the server ended; with its last lines.
+            RuntimeError: the server ended; the message holds its last lines.
             TimeoutError: it did not answer in time.
         """
         if args:
@@ -91,7 +91,7 @@ class Runtime:
         port = _free_port(arguments.host, arguments.port)
         self.server_args = dataclasses.replace(arguments, port=port)
         process, _ = launch_server_cmd(_command(self.server_args), arguments.host, port)
-        # Runs when this is collected and before the interpreter ends, whichever is first.
+        # Runs when this object is collected, at the latest before the interpreter exits.
         self._finalizer = weakref.finalize(self, terminate_process, process)
         scheme = "https" if arguments.ssl_certfile else "http"
         host = "127.0.0.1" if arguments.host in ("0.0.0.0", "localhost") else arguments.host
@@ -123,14 +123,14 @@ class Runtime:
         lora_path: str | None = None,
         session_id: str | None = None,
     ) -> str:
-        """What the server's `/generate` answers, as JSON text.
+        """The answer of the server's `/generate`, as JSON text.
 
         Args:
             prompt: one text or several.
             sampling_params: keys as in the native API.
-            return_logprob: whether log-probabilities are told.
-            logprob_start_len: from which token of the prompt on.
-            top_logprobs_num: how many alternatives of each token.
+            return_logprob: whether log-probabilities are returned.
+            logprob_start_len: first token of the prompt whose log-probability is returned.
+            top_logprobs_num: number of most likely tokens reported at each position.
             lora_path: the adapter.
             session_id: of an open session.
 
@@ -150,7 +150,7 @@ class Runtime:
         return self._post("/generate", _without_none(body))
 
     def encode(self, prompt: str | list[str]) -> str:
-        """What the server's `/encode` answers, as JSON text.
+        """The answer of the server's `/encode`, as JSON text.
 
         Raises:
             BackendError: the server refuses.
@@ -170,12 +170,12 @@ class Runtime:
         sampling_params: Mapping[str, Any] | None = None,
         session_id: str | None = None,
     ) -> AsyncGenerator[Any, None]:
-        """What is new in the text, piece by piece; for `async for`, not for `await`.
+        """The new text, piece by piece; for `async for`, not for `await`.
 
-        With `skip_tokenizer_init` the prompt is token ids, and the server's events are given.
+        With `skip_tokenizer_init` the prompt is token ids, and the server's events are yielded.
 
         Raises:
-            BackendError: the server refuses, or fails meanwhile.
+            BackendError: the server refuses, or fails while generating.
         """
         skips = self.server_args.skip_tokenizer_init
         body: dict[str, Any] = {
@@ -215,7 +215,7 @@ class Runtime:
         return AutoTokenizer.from_pretrained(arguments.tokenizer_path or arguments.model_path)
 
     def cache_prefix(self, prefix: str) -> None:
-        """Have the server cache what requests will begin with."""
+        """Have the server cache the beginning of later requests."""
         self.endpoint.cache_prefix(prefix)
 
     def start_profile(self) -> None:
@@ -227,13 +227,13 @@ class Runtime:
         self.endpoint.stop_profile()
 
     async def get_server_info(self) -> dict[str, Any]:
-        """What the server says of itself."""
+        """What the server reports about itself."""
         from headrace.lang.core_loop import core
 
         return await core().call_async(self.endpoint.async_get_server_info()) or {}
 
     def shutdown(self) -> None:
-        """End the server and wait until it is gone; harmless when repeated."""
+        """End the server and wait until it has exited; repeated calls do nothing."""
         self._finalizer()
 
     def __enter__(self) -> Runtime:
@@ -253,7 +253,7 @@ def _free_port(host: str, first: int) -> int:
 
 
 def _command(arguments: ServerArgs) -> str:
-    """The command line without its port; secrets stand before it, for the environment."""
+    """The command line without its port; secrets precede it as environment variables."""
     before: list[str] = []
     words = [sys.executable, "-m", "server.launch"]
     for field in dataclasses.fields(arguments):

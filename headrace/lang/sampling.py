@@ -1,4 +1,4 @@
-"""How a generation is sampled: what `gen` sets over what the program's run sets."""
+"""How a generation is sampled: the parameters of `gen` override those of the program's run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Stop = str | Sequence[str] | None
 
 
 def _strings(stop: Any) -> list[str]:
-    """A list of its own: the caller's list is never changed."""
+    """A new list, so that the caller's list is never changed."""
     if stop is None:
         return []
     return [stop] if isinstance(stop, str) else list(stop)
@@ -22,9 +22,9 @@ def _strings(stop: Any) -> list[str]:
 
 @dataclass(slots=True)
 class SglSamplingParams:
-    """Sampling parameters; None means "whatever the program or the back end takes".
+    """Sampling parameters; None means the default of the program or of the back end.
 
-    The names are `gen`'s, but for `max_new_tokens` and `min_new_tokens`, which are the server's.
+    The names are `gen`'s, except `max_new_tokens` and `min_new_tokens`, which are the server's.
     """
 
     max_new_tokens: int | None = None
@@ -57,28 +57,28 @@ class SglSamplingParams:
     skip_special_tokens: bool | None = None
 
     def clone(self) -> SglSamplingParams:
-        """A copy to change."""
+        """A copy that may be changed."""
         return dataclasses.replace(self)
 
     def over(self, defaults: SglSamplingParams) -> SglSamplingParams:
-        """These, and the `defaults` where nothing is set."""
+        """These parameters, with `defaults` where nothing is set."""
         both = zip(_values(self), _values(defaults), strict=True)
         return SglSamplingParams(*[own if own is not None else other for own, other in both])
 
     @property
     def stops(self) -> list[str]:
-        """The stop strings as a new list, those of `dtype` with them."""
+        """The stop strings as a new list, including those of `dtype`."""
         own = _strings(self.stop)
         return own + [stop for stop in STOPS_OF_DTYPE.get(self.dtype or "", ()) if stop not in own]
 
     def grammar_regex(self) -> str | None:
-        """The regular expression that the output keeps to: `dtype`'s before `regex`."""
+        """The regular expression that the output matches; `dtype`'s has priority over `regex`."""
         return self.regex if self.dtype is None else REGEX_OF_DTYPE[self.dtype]
 
     def to_srt_kwargs(self) -> dict[str, Any]:
-        """`sampling_params` of the native `/generate` but for the two flags of `global_config`.
+        """`sampling_params` of the native `/generate`, except the two flags of `global_config`.
 
-        Every field of the reference's client is there, null where unset; others only when set.
+        Every field of the reference's client is present, null if unset; others only if set.
         """
         kwargs: dict[str, Any] = {
             "max_new_tokens": self.max_new_tokens,
@@ -104,7 +104,7 @@ class SglSamplingParams:
         return kwargs
 
     def to_openai_kwargs(self) -> dict[str, Any]:
-        """Arguments of OpenAI's client; `top_k` and `min_p` have no place there."""
+        """Arguments of OpenAI's client, which has no `top_k` and `min_p`."""
         return {
             "max_tokens": self.max_new_tokens,
             "max_completion_tokens": self.max_new_tokens,
@@ -129,7 +129,7 @@ class SglSamplingParams:
         }
 
     def to_anthropic_kwargs(self) -> dict[str, Any]:
-        """Arguments of Anthropic's `messages.create`; `top_k` only where it limits."""
+        """Arguments of Anthropic's `messages.create`; `top_k` only if it limits."""
         kwargs: dict[str, Any] = {
             "max_tokens": self.max_new_tokens,
             "stop_sequences": self.stops,
@@ -152,7 +152,7 @@ class SglSamplingParams:
         }
 
     def set_fields(self) -> dict[str, Any]:
-        """What is set, by name; for records and messages."""
+        """The parameters that are set, by name; for records and messages."""
         both = zip(_FIELDS, _values(self), strict=True)
         return {name: value for name, value in both if value is not None}
 
@@ -171,7 +171,7 @@ _ONLY_WHEN_SET = (
 
 
 def program_defaults(**given: Any) -> SglSamplingParams:
-    """The reference's defaults of `run`, with what is `given` over them.
+    """The reference's defaults of `run`, overridden by `given`.
 
     Raises:
         TypeError: an unknown name.

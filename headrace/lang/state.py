@@ -1,4 +1,4 @@
-"""What a program holds in its hands: `ProgramState`, and `AsyncProgramState` for `async def`."""
+"""The state that a program works on: `ProgramState`, or `AsyncProgramState` for `async def`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Key = str | ir.SglGen[Any]
 
 
 class AppliedExpr(ir.SglExprList):
-    """A turn that is appended already: `s += s.user("x")` appends it once."""
+    """A turn that is already appended: `s += s.user("x")` appends it once."""
 
     __slots__ = ("executor",)
 
     def __init__(self, expression: ir.SglExpr, executor: StreamExecutor) -> None:
-        """Remember whose it is."""
+        """Remember the executor."""
         super().__init__([expression])
         self.executor = executor
 
@@ -45,10 +45,10 @@ def turn(role: str, content: ir.SglExpr | str | None) -> ir.SglExprList:
 
 
 class _State:
-    """What needs no waiting."""
+    """The part of a state that needs no waiting."""
 
     def __init__(self, executor: StreamExecutor) -> None:
-        """Show `executor`."""
+        """Wrap `executor`."""
         self.stream_executor = executor
 
     # ---- appending ----
@@ -57,9 +57,9 @@ class _State:
         """Append text or an expression; returns at once.
 
         Raises:
-            ValueError: None.
-            TypeError: anything else.
-            ProgramError: the program has failed before.
+            ValueError: `other` is None.
+            TypeError: neither text nor an expression.
+            ProgramError: the program has already failed.
         """
         if other is None:
             raise ValueError("None cannot be appended to a program.")
@@ -132,25 +132,25 @@ class _State:
         self.set_var(name, value)
 
     def __contains__(self, name: object) -> bool:
-        """Whether the variable is set just now; waits for nothing."""
+        """Whether the variable is set now; does not wait."""
         return name in self.stream_executor.vars.values
 
     # ---- the program ----
 
     def cancel(self) -> None:
-        """Abort what runs and drop what is queued, in the children too."""
+        """Abort the running request and drop what is queued, in the children too."""
         self.stream_executor.cancel()
 
     def usage(self) -> Usage:
-        """Tokens and time so far; of the program with all its children."""
+        """Tokens and time so far, of the program and all its children."""
         return self.stream_executor.family.usage
 
     def explain(self, html: str | Path | None = None) -> str:
-        """What was done so far, and when: a line an event, with tokens, cached ones, milliseconds.
+        """What was done so far and when, one line an event: tokens, cached tokens, milliseconds.
 
         Args:
-            html: a file to write as one page too, with the tokens' probabilities where
-                `return_logprob` asked for them.
+            html: a file to which one page is written too, with the tokens' probabilities if
+                `return_logprob` requested them.
         """
         executor = self.stream_executor
         with executor.family.lock:
@@ -174,7 +174,7 @@ class _State:
 
         Args:
             var_name: the variable; None for the whole text.
-            return_meta_data: give pairs of piece and meta information; None of the whole text.
+            return_meta_data: yield pairs of piece and meta information; None for the whole text.
         """
         executor = self.stream_executor
         if var_name is None:
@@ -182,7 +182,7 @@ class _State:
         name = _name_of(var_name)
         return AsyncTextIterator(VariableReader(executor, name, with_meta=return_meta_data))
 
-    # ---- once everything is there ----
+    # ---- reads, once everything is there ----
 
     def _text(self) -> str:
         return self.stream_executor.text_
@@ -244,7 +244,7 @@ def _parser(kind: type[Any]) -> Any:
 
 
 class ProgramState(_State):
-    """A program's state, whose reads wait; for programs that are plain functions."""
+    """A program's state whose reads wait; for programs that are plain functions."""
 
     # ---- variables ----
 
@@ -253,10 +253,10 @@ class ProgramState(_State):
     @overload
     def __getitem__(self, name: str) -> Any: ...
     def __getitem__(self, name: Key) -> Any:
-        """The variable's text, once it is there; with the generation itself its typed value.
+        """The variable's text, once it is set; keyed by the generation itself, its typed value.
 
         Raises:
-            ProgramError: it was not made; a `KeyError` too.
+            ProgramError: it was not set; this is also a `KeyError`.
         """
         if isinstance(name, ir.SglGen):
             return self.value(name)
@@ -275,21 +275,21 @@ class ProgramState(_State):
     @overload
     def value(self, name: str) -> Any: ...
     def value(self, name: Key, kind: type[Any] | None = None) -> Any:
-        """The variable as the type that its `gen` names, or as `kind`; with n > 1 a list.
+        """The variable as the type that its `gen` names, or as `kind`; a list with n > 1.
 
         Raises:
-            ProgramError: it was not made.
-            ValueError: its text is not of that type, cut off by `max_tokens` for example.
+            ProgramError: it was not set.
+            ValueError: its text is not of that type, for example cut off by `max_tokens`.
         """
         executor = self.stream_executor
         executor.family.wait(executor.when_settled(_name_of(name)))
         return self._value(name, kind)
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> Any:
-        """The back end's meta information of a variable; None of an unknown one.
+        """The back end's meta information of a variable; None for an unknown one.
 
         Raises:
-            TimeoutError: not there after `timeout` seconds.
+            TimeoutError: not available after `timeout` seconds.
         """
         executor = self.stream_executor
         executor.family.wait(executor.when_settled(name), timeout)
@@ -318,18 +318,18 @@ class ProgramState(_State):
         return self._error()
 
     def to_dict(self) -> dict[str, Any]:
-        """What the program made, to be written as JSON: all that is there once it is done.
+        """The program's results, ready to be written as JSON, once it is done.
 
         Returns:
             `function`, `text`, `messages`, `variables`, `meta_info`, `usage`, and `error`, a text
-            or None. Variables that were set to objects are these objects.
+            or None. Variables that were set to objects are returned as these objects.
         """
         self.sync()
         return self._record()
 
     @property
     def ret_value(self) -> Any:
-        """What the function returned; waits for it.
+        """What the function returned; waits for it to return.
 
         Raises:
             BaseException: what the function raised.
@@ -341,7 +341,7 @@ class ProgramState(_State):
         return family.ret_value
 
     def text_iter(self, var_name: Key | None = None) -> TextIterator:
-        """Pieces of the text, or of a variable, for `for`; the whole at once without `stream`."""
+        """Pieces of the text or of a variable, for `for`; one single piece without `stream`."""
         executor = self.stream_executor
         if var_name is None:
             return TextIterator(TextReader(executor))
@@ -352,7 +352,7 @@ class ProgramState(_State):
     def fork(
         self, size: int = 1, position_ids_offset: list[int] | None = None
     ) -> ProgramStateGroup:
-        """Children that go on by themselves; waits for what was appended before.
+        """Children that continue independently; waits for what was appended before.
 
         Raises:
             ProgramError: the program has failed.
@@ -393,14 +393,14 @@ class _Reading(Generic[T]):
 
 
 class AsyncProgramState(_State):
-    """A program's state, whose reads are awaited; for programs that are `async def`."""
+    """A program's state whose reads are awaited; for programs that are `async def`."""
 
     @overload
     def __getitem__(self, name: ir.SglGen[T]) -> _Reading[T]: ...
     @overload
     def __getitem__(self, name: str) -> _Reading[Any]: ...
     def __getitem__(self, name: Key) -> Any:
-        """`await` it for the variable's text, or with the generation itself its typed value."""
+        """`await` it for the variable's text; keyed by the generation itself, its typed value."""
         return _Reading(self, name)
 
     async def _read(self, key: Key) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from headrace.lang import ir
 
 Step = tuple[ir.SglExpr, str | None]
-"""A part to execute, and the reasoning parser of a generation whose reasoning is taken out."""
+"""A part to execute, and the reasoning parser if its generation's reasoning is split off."""
 
 
 def steps_of(expression: ir.SglExpr) -> list[Step]:
-    """The parts in order; a `separate_reasoning` becomes a mark of its generation."""
+    """The parts in order; a `separate_reasoning` marks its generation."""
     parts = list(expression.parts())
     marks = [part for part in parts if isinstance(part, ir.SglSeparateReasoning)]
     if not marks:

@@ -1,7 +1,7 @@
-"""Readers of a program's text and variables as they come: from the start, any number of them.
+"""Readers of a program's text and variables as they arrive: from the start, any number of them.
 
-A reader that is left early ends the program it reads, unless another one is still reading: nobody
-is there for the rest, and the server need not make it.
+A reader that is closed early ends the program it reads, unless another one is still reading:
+the rest would be unused, and the server need not generate it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.lang.variables import VariableStream
 
 
 class _Reader:
-    """What is new since it was last asked."""
+    """Yields what is new since the last read."""
 
     def __init__(self, executor: StreamExecutor) -> None:
         self._executor = executor
@@ -29,7 +29,7 @@ class _Reader:
             self._executor.add_reader()
 
     def leave(self) -> None:
-        """No more is read; before the end that is what aborts."""
+        """Stop reading; before the end of the text this may cancel the program."""
         if self._is_open:
             self._is_open = False
             has_left = not self._has_ended and self._executor.stream
@@ -37,7 +37,7 @@ class _Reader:
             self._executor.drop_reader(has_left=has_left)
 
     def leave_later(self) -> None:
-        """`leave` from wherever the collector runs, which may hold any lock."""
+        """`leave` called by the garbage collector, at a point where any lock may be held."""
         if self._is_open:
             core().start_soon(self.leave)
 
@@ -48,8 +48,8 @@ class _Reader:
         """The next piece.
 
         Raises:
-            StopIteration: the end.
-            ProgramError: the program failed, after the text that it made.
+            StopIteration: at the end.
+            ProgramError: the program failed; raised after the text that it made.
         """
         raise NotImplementedError
 
@@ -65,7 +65,7 @@ class _Reader:
 
 
 class TextReader(_Reader):
-    """Of the whole text."""
+    """Reads the whole text."""
 
     def __init__(self, executor: StreamExecutor, *, with_meta: bool = False) -> None:
         """With `with_meta` the pieces are pairs of text and None."""
@@ -89,7 +89,7 @@ class TextReader(_Reader):
 
 
 class VariableReader(_Reader):
-    """Of one variable, in the pieces that the back end gave."""
+    """Reads one variable, in the pieces that the back end yielded."""
 
     def __init__(self, executor: StreamExecutor, name: str, *, with_meta: bool = False) -> None:
         """Read `name`; with `with_meta` the pieces are pairs of text and meta information."""
@@ -139,10 +139,10 @@ class VariableReader(_Reader):
 
 
 class TextIterator:
-    """Pieces of text for a `for` loop; `close()` leaves early, as leaving the loop does."""
+    """Pieces of text for a `for` loop; `close()` stops early, as leaving the loop does."""
 
     def __init__(self, reader: _Reader) -> None:
-        """Read by `reader`."""
+        """Read from `reader`."""
         self._reader = reader
 
     def __iter__(self) -> TextIterator:
@@ -161,7 +161,7 @@ class TextIterator:
             return reader.take()
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._reader.leave()
 
     def __del__(self) -> None:
@@ -172,7 +172,7 @@ class AsyncTextIterator:
     """Pieces of text for an `async for` loop of any event loop."""
 
     def __init__(self, reader: _Reader) -> None:
-        """Read by `reader`."""
+        """Read from `reader`."""
         self._reader = reader
 
     def __aiter__(self) -> AsyncTextIterator:
@@ -194,7 +194,7 @@ class AsyncTextIterator:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._reader.leave()
 
     def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""A program run with symbols for its arguments: what it would append, and nothing is sent."""
+"""Runs a program with symbols for its arguments: records what it would append, sends nothing."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _scope: ContextVar[TracerState | None] = ContextVar("headrace_tracing", default=
 
 
 def current() -> TracerState | None:
-    """The trace that the caller is part of."""
+    """The trace that the caller is running in."""
     return _scope.get()
 
 
 class StopTracing(Exception):
-    """The body looks at a value that a trace does not have."""
+    """The body reads a value that a trace does not have."""
 
 
 class SglArgument(ir.SglExpr):
-    """An argument that the trace does not know."""
+    """An argument whose value is unknown in the trace."""
 
     __slots__ = ("name",)
 
@@ -60,7 +60,7 @@ class SglArgument(ir.SglExpr):
 
 
 class Node:
-    """Something appended, and what was appended before it."""
+    """An appended expression, linked to the one before it."""
 
     def __init__(self, node_id: int, expression: ir.SglExpr, previous: Node | None, pid: str):
         """Follow `previous`."""
@@ -73,7 +73,7 @@ class Node:
         return f"%{self.node_id} = {self.expression!r}"
 
     def print_graph_dfs(self) -> str:
-        """What led here, one line each."""
+        """The chain of nodes up to this one, one line each."""
         chain: list[Node] = []
         node: Node | None = self
         while node is not None:
@@ -87,20 +87,20 @@ class Node:
 
 
 class TracerState:
-    """Takes the place of a state while a program is traced.
+    """Stands in for a state while a program is traced.
 
     Attributes:
         nodes: what was appended to it.
-        last_node: the last of them, also of a parent before it.
-        variables: by name, symbols.
-        child_states: of `fork` and of other programs that the body calls.
+        last_node: the last of them, or of the parent before it.
+        variables: symbols by name.
+        child_states: children of `fork`, and other programs that the body calls.
         ret_value: what the body returned.
     """
 
     def __init__(
         self, template: ChatTemplate, parent: TracerState | None = None, pid: str | None = None
     ) -> None:
-        """Begin behind `parent`."""
+        """Begin after `parent`."""
         self.pid = pid or uuid.uuid4().hex
         self.chat_template = template
         self.nodes: list[Node] = []
@@ -113,13 +113,13 @@ class TracerState:
         self._ids: itertools.count[int] = parent._ids if parent else itertools.count()
 
     def flatten_nodes(self) -> list[Node]:
-        """All nodes, the children's behind its own."""
+        """All nodes; the children's follow its own."""
         found = list(self.nodes)
         for child in self.child_states:
             found.extend(child.flatten_nodes())
         return found
 
-    # ---- what a body does with a state ----
+    # ---- the operations of a body on a state ----
 
     def __iadd__(self, other: Any) -> Self:
         if other is None:
@@ -263,7 +263,7 @@ def _template(backend: Any) -> ChatTemplate:
 def trace(
     function: SglFunction[..., Any], arguments: Mapping[str, Any], backend: Any
 ) -> TracerState:
-    """Trace `function`; arguments that are missing become symbols."""
+    """Trace `function`; missing arguments become symbols."""
     state = TracerState(_template(backend))
     token = _scope.set(state)
     try:
@@ -276,13 +276,13 @@ def trace(
 def constant_prefix(
     function: SglFunction[..., Any], arguments: Mapping[str, Any], backend: BaseBackend
 ) -> str:
-    """The constant text that the program begins with; what the body raises ends it."""
+    """The constant text that the program begins with; an exception of the body ends it."""
     state = TracerState(_template(backend))
     token = _scope.set(state)
     try:
         _run(function, state, (), arguments)
     except Exception:
-        # A body may do anything with a symbol; what came before is known.
+        # A body may raise anything because of a symbol; the nodes before it are valid.
         pass
     finally:
         _scope.reset(token)

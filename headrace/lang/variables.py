@@ -1,4 +1,4 @@
-"""A program's variables: which are set, which are still to come, and those that stream."""
+"""A program's variables: those that are set, those still to come, and those that stream."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 
 
 class VariableStream:
-    """The text of a generation as it comes; whoever reads it does so from the start.
+    """The text of a generation as it arrives; every reader starts at its beginning.
 
     Attributes:
-        text: so far.
+        text: the text so far.
         chunks: where each piece ended, and the meta information it came with.
-        is_done: whether all is there.
+        is_done: whether the text is complete.
     """
 
     __slots__ = ("chunks", "is_done", "text")
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin empty."""
         self.text = ""
         self.chunks: list[tuple[int, Any]] = []
         self.is_done = False
@@ -33,17 +33,17 @@ class Variables:
     """Values by name.
 
     Attributes:
-        values: what is set.
+        values: values that are set.
         metas: the back end's meta information.
-        parsers: what makes the typed value of a text.
-        streams: the latest of each name.
-        abandoned: names that were to be set again when the program failed.
+        parsers: functions that turn a text into its typed value.
+        streams: the latest stream of each name.
+        abandoned: names that would have been set again when the program failed.
     """
 
     __slots__ = ("_expected", "abandoned", "metas", "parsers", "streams", "values")
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin empty."""
         self.values: dict[str, Any] = {}
         self.metas: dict[str, Any] = {}
         self.parsers: dict[str, Callable[[str], Any]] = {}
@@ -81,7 +81,7 @@ class Variables:
             self.parsers[name] = parse
 
     def begin_stream(self, name: str, stream: VariableStream) -> None:
-        """The text of `name` begins to come."""
+        """A stream of `name` begins."""
         self.streams[name] = stream
 
     def abandon(self) -> None:
@@ -90,7 +90,7 @@ class Variables:
         self._expected.clear()
 
     def copy(self) -> Variables:
-        """The same values in containers of their own."""
+        """A copy that shares the values but not the containers."""
         copied = Variables()
         copied.values = dict(self.values)
         copied.metas = dict(self.metas)
@@ -100,14 +100,14 @@ class Variables:
 
 
 class Split(NamedTuple):
-    """A piece of output, taken apart."""
+    """A piece of output, split into reasoning and content."""
 
     reasoning: str
     content: str
 
 
 class Splitter:
-    """Takes the reasoning out of a generation, whole or in pieces."""
+    """Splits the reasoning off a generation, whole or in pieces."""
 
     __slots__ = ("_model_type", "_parser", "_prompt_tail")
 
@@ -119,7 +119,7 @@ class Splitter:
             prompt_tail: the open turn's text, which may have opened the reasoning already.
 
         Raises:
-            ValueError: no such parser; the message lists those that are known.
+            ValueError: no such parser; the message lists the known ones.
         """
         # The server's parsers; they need no torch.
         from openai_api.reasoning_parsers.registry import REASONING_PARSERS
@@ -131,7 +131,7 @@ class Splitter:
         self._parser = kind(prompt_is_open=is_open)
 
     def fresh(self) -> Splitter:
-        """One that has seen nothing."""
+        """A new splitter with the same settings."""
         return Splitter(self._model_type, self._prompt_tail)
 
     def feed(self, text: str) -> Split:
@@ -139,7 +139,7 @@ class Splitter:
         return _joined(self._parser.feed(text))
 
     def finish(self) -> Split:
-        """What was held back."""
+        """Return what was held back."""
         return _joined(self._parser.finish())
 
     def whole(self, text: str) -> Split:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from headrace.lang.core_loop import core
 
-# A signal that comes after Python has looked for one, and before the thread sleeps, is seen when
-# the thread wakes: so Ctrl-C waits no longer than this.
+# A signal that arrives after Python has checked for one, and before the thread sleeps, is seen
+# when the thread wakes. So Ctrl-C takes no longer than this.
 _SIGNALS_S = 0.5
 
 
@@ -25,21 +25,21 @@ class _Waiter:
 
 
 class Waiters:
-    """Who waits for what; whoever changes something calls `notify`.
+    """The waiting callers and their conditions; code that changes something calls `notify`.
 
     Attributes:
-        lock: held while anything is changed, and while a condition is looked at.
+        lock: held while anything changes, and while a condition is evaluated.
     """
 
     __slots__ = ("_waiters", "lock")
 
     def __init__(self) -> None:
-        """Nobody waits."""
+        """Start without waiters."""
         self.lock = threading.RLock()
         self._waiters: list[_Waiter] = []
 
     def notify(self) -> None:
-        """Wake those whose condition holds; under the lock."""
+        """Wake the waiters whose condition holds; under the lock."""
         if not self._waiters:
             return
         met = [waiter for waiter in self._waiters if waiter.is_met()]
@@ -48,7 +48,7 @@ class Waiters:
             waiter.wake()
 
     def call_when(self, is_met: Callable[[], bool], callback: Callable[[], None]) -> None:
-        """Call `callback` once, as soon as `is_met`; under the lock, in whoever's thread."""
+        """Call `callback` once, as soon as `is_met`; under the lock, in the notifying thread."""
         with self.lock:
             if is_met():
                 callback()
@@ -60,7 +60,7 @@ class Waiters:
 
         Raises:
             RuntimeError: called on the core's own thread.
-            TimeoutError: it took too long.
+            TimeoutError: the condition did not hold in time.
         """
         with self.lock:
             if is_met():
@@ -81,7 +81,7 @@ class Waiters:
         """Called by a thread before it blocks."""
 
     async def wait_async(self, is_met: Callable[[], bool]) -> None:
-        """`wait` for the coroutine of any loop."""
+        """`wait` for a coroutine of any loop."""
         with self.lock:
             if is_met():
                 return
@@ -93,7 +93,7 @@ class Waiters:
                     done.set_result(None)
 
             def wake() -> None:
-                # The loop may have been closed with somebody waiting in it.
+                # The loop may have been closed while a coroutine waits in it.
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(resolve)
 
@@ -110,7 +110,7 @@ class Waiters:
 
 
 def _acquired(gate: threading.Lock, timeout_s: float | None) -> bool:
-    """Wait for `gate`, looking for signals now and then where they are handled."""
+    """Wait for `gate`, checking for signals at intervals in the thread that handles them."""
     if threading.current_thread() is not threading.main_thread():
         return gate.acquire(timeout=-1 if timeout_s is None else timeout_s)
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s

@@ -28,8 +28,8 @@ _FINISH = {"max_tokens": "length", "tool_use": "stop", "end_turn": "stop"}
 class Anthropic(AsyncBackend):
     """A Claude model.
 
-    Several system turns become one, in order: the API has one place for them. JSON schemas and
-    `select` are asked for as a tool whose arguments they describe.
+    Several system turns are joined in order, because the API takes one system text. A JSON schema
+    or a `select` becomes a tool whose arguments it describes.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Anthropic(AsyncBackend):
 
         Args:
             model_name: as the API calls it.
-            api_key: `ANTHROPIC_API_KEY` of the environment when absent.
-            base_url: without `/v1`; `ANTHROPIC_BASE_URL`, else Anthropic's own, when absent.
+            api_key: defaults to `ANTHROPIC_API_KEY` of the environment.
+            base_url: without `/v1`; defaults to `ANTHROPIC_BASE_URL`, else to Anthropic's own.
             timeout: longest silence of the server, in seconds.
-            max_retries: further tries after one that may succeed later.
-            default_headers: sent along with every request.
+            max_retries: further tries after an error that may be temporary.
+            default_headers: sent with every request.
 
         Raises:
             ValueError: there is no key.
@@ -105,9 +105,9 @@ class Anthropic(AsyncBackend):
         s: Prompt,
         choices: list[str],
         temperature: float,
-        choices_method: ChoicesSamplingMethod,  # noqa: ARG002  # the API tells no scores
+        choices_method: ChoicesSamplingMethod,  # noqa: ARG002  # the API reports no scores
     ) -> ChoicesDecision:
-        """By a tool whose argument may be nothing but one of `choices`."""
+        """By a tool whose argument must be one of `choices`."""
         body = self._request(choice_messages(s, choices, "Anthropic"), 1024)
         body.update(_tool(choice_schema(choices)), temperature=temperature)
         answer = await self._http.post(_PATH, body)
@@ -121,7 +121,7 @@ class Anthropic(AsyncBackend):
 
     def _body(self, s: Prompt, params: SglSamplingParams) -> dict[str, Any]:
         self._unsupported.check(params)
-        # A turn that has begun is gone on with; the API refuses white space at its end.
+        # An open turn is continued; the API refuses white space at its end.
         begun = open_text(s, "Anthropic").rstrip()
         messages = list(s.messages_)
         if begun:
@@ -130,7 +130,7 @@ class Anthropic(AsyncBackend):
         body = self._request(messages, kwargs.pop("max_tokens") or 128)
         body["stop_sequences"] = self._stops(kwargs.pop("stop_sequences"))
         for name, value in kwargs.items():
-            # Both at once are refused by newer models: what asks for nothing is left out.
+            # Newer models refuse both at once: a value of 1.0 has no effect and is omitted.
             if value is not None and not (name in ("temperature", "top_p") and value == 1.0):
                 body[name] = value
         if params.json_schema is not None:
@@ -184,7 +184,7 @@ def _wire_part(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(answer: Mapping[str, Any]) -> str:
-    """The text; of a tool's call, its arguments."""
+    """The text, or the arguments of a tool call."""
     text = ""
     for block in answer["content"]:
         if block["type"] == "text":

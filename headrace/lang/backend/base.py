@@ -1,6 +1,6 @@
-"""What a back end is: the class that users subclass, in plain functions or in coroutines.
+"""What a back end is: the class that users subclass, with plain functions or with coroutines.
 
-The frontend calls the coroutines only, on its own loop, one at a time for each program:
+The frontend calls only the coroutines, on its own loop, one at a time for each program:
 
 | coroutine | plain function that it calls unless overridden | for |
 |---|---|---|
@@ -13,13 +13,13 @@ The frontend calls the coroutines only, on its own loop, one at a time for each 
 | `async_get_server_info` | `get_server_info` | the module function |
 
 A plain function runs in a thread, so it may block; a coroutine may not. A subclass overrides one
-form of each. Cancelling a coroutine (a program is cancelled, a stream is left) must abort the
-request; a plain function cannot be interrupted, and its result is dropped.
+form of each. Cancelling a coroutine (a program is cancelled, a stream is closed early) must abort
+the request. A plain function cannot be interrupted; its result is dropped.
 
 A back end that wraps another one (to record, to replay, to count) overrides the coroutines and
-hands on its arguments: all that a request depends on is in `Prompt` and in the sampling
-parameters, and all that came of it is in the (text, meta) that is returned. For time lines the
-frontend keeps `events` of each program: see `headrace.lang.events`.
+passes their arguments on. Everything that a request depends on is in `Prompt` and in the sampling
+parameters; everything that it produced is in the (text, meta) that is returned. For time lines the
+frontend keeps the `events` of each program: see `headrace.lang.events`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from headrace.lang.media_input import Media
 
 Meta = dict[str, Any]
-"""What is known of a generation; `prompt_tokens`, `cached_tokens`, `completion_tokens`, `id` and
-`finish_reason` mean what they mean in the native API, and are left out where unknown."""
+"""What is known of a generation. `prompt_tokens`, `cached_tokens`, `completion_tokens`, `id` and
+`finish_reason` mean what they mean in the native API, and are omitted where unknown."""
 
 Generated = tuple[str | list[str], Any]
 """The text and its meta information; with n above 1, a list of each."""
@@ -47,15 +47,15 @@ Message = dict[str, Any]
 
 
 class Prompt(Protocol):
-    """What a back end reads of the program that asks; `StreamExecutor` has it.
+    """What a back end reads of a program; `StreamExecutor` implements it.
 
     It does not change while the back end works on a request of this program.
 
     Attributes:
-        sid: tells programs apart, and the children that `fork` makes.
-        text_: the whole text so far, with its markup: what is to be continued.
+        sid: identifies the program, or the child that `fork` made.
+        text_: the whole text so far with its markup; a generation continues it.
         messages_: the turns that are closed. A back end must not change the list.
-        cur_role: whose turn is open, or None.
+        cur_role: role of the open turn, or None.
         cur_role_begin_pos: where in `text_` the open turn's own text begins.
         images_: all images and videos, in order of appearance in `text_`.
         cur_images: those of the open turn.
@@ -82,13 +82,13 @@ class TurnPart(Protocol):
 
 
 class BaseBackend:
-    """Runs the generations of programs; this one runs none, which is enough for tracing.
+    """Runs the generations of programs. This one runs none, which is enough for tracing.
 
     Attributes:
-        support_concate_and_append: whether texts can be joined by their keys and values.
+        support_concate_and_append: whether texts can be joined by concatenating their KV cache.
         support_api_speculation: whether `async_fill_turn` works: with `num_api_spec_tokens` the
-            parts of a turn are then collected and filled when the turn ends.
-        caches_prefixes: whether `async_cache_prefix` makes later requests cheaper; else the
+            parts of a turn are collected and filled when the turn ends.
+        caches_prefixes: whether `async_cache_prefix` makes later requests cheaper; if not, the
             frontend does not call it.
         chat_template: the markup of turns.
     """
@@ -98,7 +98,7 @@ class BaseBackend:
     caches_prefixes = False
 
     def __init__(self) -> None:
-        """Take the template without a model's own markup."""
+        """Start with the generic template, which has no model's own markup."""
         self.chat_template: ChatTemplate = get_chat_template("default")
 
     # ---- what it is ----
@@ -112,11 +112,11 @@ class BaseBackend:
         raise NotImplementedError(f"{type(self).__name__} does not name its model.")
 
     def get_chat_template(self) -> ChatTemplate:
-        """The markup of turns; asked for once by each program."""
+        """The markup of turns; called once by each program."""
         return self.chat_template
 
     def shutdown(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
 
     # ---- plain functions: override these, or the coroutines below ----
 
@@ -125,8 +125,8 @@ class BaseBackend:
 
         Args:
             s: the program.
-            sampling_params: all that is asked for, the program's defaults included; its `stop`
-                holds the chat template's stop strings already.
+            sampling_params: all parameters, the program's defaults included; `stop` already
+                contains the chat template's stop strings.
 
         Returns:
             The text and its `Meta`; with `n` above 1 a list of texts, of which the first continues
@@ -137,7 +137,7 @@ class BaseBackend:
     def generate_stream(
         self, s: Prompt, sampling_params: SglSamplingParams
     ) -> Iterator[tuple[str, Meta]]:
-        """`generate`, in pieces: what is new, and the meta information so far."""
+        """`generate` in pieces: the new text, and the meta information so far."""
         raise NotImplementedError(self._cannot("stream"))
 
     def select(
@@ -164,20 +164,20 @@ class BaseBackend:
         """Make requests that begin with `prefix_str` cheaper."""
 
     def flush_cache(self) -> bool:
-        """Forget what is cached; whether that was done."""
+        """Clear the cache; returns whether that was done."""
         return False
 
     def get_server_info(self) -> dict[str, Any] | None:
-        """What the server says of itself."""
+        """What the server reports about itself."""
         return None
 
-    # ---- steps of a program, for back ends that keep state of their own ----
+    # ---- steps of a program, for back ends with state of their own ----
 
     def begin_program(self, s: Prompt) -> None:
         """A program begins; must not block."""
 
     def end_program(self, s: Prompt) -> None:
-        """A program's body ended and all that it had appended is executed; must not block."""
+        """A program's body has returned and everything appended is executed; must not block."""
 
     def fork_program(
         self, src: Prompt, dst: Prompt, position_ids_offset: list[int] | None = None
@@ -199,7 +199,7 @@ class BaseBackend:
         self.commit_lazy_operations(s)
 
     def concatenate_and_append(self, src_rids: list[str], dst_rid: str) -> None:
-        """Join texts by their keys and values."""
+        """Join texts by concatenating their KV cache."""
         raise NotImplementedError(self._cannot("join texts by their keys and values"))
 
     # ---- coroutines: what the frontend calls ----
@@ -241,9 +241,9 @@ class BaseBackend:
     async def async_cache_prefix(
         self,
         prefix_str: str,
-        media: Sequence[Media] = (),  # noqa: ARG002  plain functions know text only
+        media: Sequence[Media] = (),  # noqa: ARG002  plain functions take text only
     ) -> None:
-        """See `cache_prefix`; `media` are the images that the text has tokens of."""
+        """See `cache_prefix`; `media` are the images whose tokens the text contains."""
         await core().threads.call(lambda: self.cache_prefix(prefix_str))
 
     async def async_flush_cache(self) -> bool:

@@ -35,7 +35,7 @@ def as_backend(given: Any) -> BaseBackend:
     """`given` as a back end: itself, the endpoint of a `Runtime`, or an offline `Engine`.
 
     Raises:
-        TypeError: nothing of that.
+        TypeError: none of these.
     """
     if isinstance(given, BaseBackend):
         return given
@@ -45,7 +45,7 @@ def as_backend(given: Any) -> BaseBackend:
     engine = sys.modules.get("headrace.engine.engine")
     if engine is not None and isinstance(given, engine.Engine):
         return backend_of(given)
-    # An object that has the methods without the class, as tests of users' own do.
+    # An object with these methods but without the class, such as a user's test double.
     if hasattr(given, "async_generate_stream") and hasattr(given, "get_chat_template"):
         return cast("BaseBackend", given)
     raise TypeError(f"A back end is a BaseBackend, a Runtime or an Engine, not {given!r}.")

@@ -1,7 +1,7 @@
-"""`select` by plain generate calls, for servers without a route that scores choices.
+"""`select` with plain generate calls, for servers without a route that scores choices.
 
-One call caches the prompt, a second one scores all choices behind it, and for the method that
-needs it a third one scores them alone.
+One call caches the prompt and a second one scores all choices after it. A method that needs
+unconditional scores takes a third call, which scores the choices alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod, Entry,
 
 Post = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
-# A choice may be merged with the prompt's last token, and a window's first logprob is null.
+# A choice may merge with the prompt's last token, and the first logprob of a window is null.
 _BOUNDARY_TOKENS = 2
 
 
@@ -57,7 +57,7 @@ async def classic_select(
 
 
 async def _cache_prompt(post: Post, s: Prompt) -> int:
-    """Tokens of the prompt, 0 of none."""
+    """Number of the prompt's tokens; 0 for an empty prompt."""
     if not s.text_:
         return 0
     payload: dict[str, Any] = {"text": s.text_, "sampling_params": {"max_new_tokens": 0}}
@@ -68,15 +68,15 @@ async def _cache_prompt(post: Post, s: Prompt) -> int:
 
 
 def own_tokens(window: Sequence[Entry], choice: str, prompt_len: int) -> list[Entry]:
-    """The entries of the tokens that the choice brings.
+    """The entries of the tokens that belong to the choice.
 
     Args:
         window: entries from the last but one token of the prompt on.
         choice: the text.
         prompt_len: tokens of the prompt alone.
 
-    The second entry is the prompt's last token, unless the choice has merged with it: the texts
-    behind it make up the choice exactly then.
+    The second entry is the prompt's last token unless the choice has merged with it. It has not
+    merged exactly when the texts of the later entries make up the choice.
     """
     num_boundary = min(prompt_len, _BOUNDARY_TOKENS)
     rest = list(window[num_boundary:])

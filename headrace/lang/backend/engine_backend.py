@@ -30,10 +30,10 @@ _KEPT_AS = "_lang_backend"
 class EngineBackend(AsyncBackend):
     """Runs programs on an engine of this process.
 
-    `set_default_backend(engine)` makes one by itself; the engine stays its owner's to shut down.
+    `set_default_backend(engine)` creates one. Shutting the engine down remains its owner's duty.
 
     Attributes:
-        engine: it.
+        engine: the engine it runs on.
     """
 
     caches_prefixes = True
@@ -66,7 +66,7 @@ class EngineBackend(AsyncBackend):
     ) -> AsyncGenerator[tuple[str, Meta], None]:
         prompt, options = _call_arguments(generate_payload(s, sampling_params))
         chunks = await self.engine.async_generate(prompt, stream=True, **options)
-        # Leaving it aborts the request.
+        # Leaving the block aborts the request.
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:
                 yield chunk["text_delta"], chunk["meta_info"]
@@ -75,11 +75,11 @@ class EngineBackend(AsyncBackend):
         self,
         s: Prompt,
         choices: list[str],
-        temperature: float,  # noqa: ARG002  `select` refuses another than 0
+        temperature: float,  # noqa: ARG002  `select` refuses any value but 0
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
         if s.images_:
-            # Scoring takes none.
+            # Scoring does not take images.
             return await classic_select(self._post, s, choices, choices_method)
         prompt, options = _call_arguments(select_payload(s, choices, choices_method))
         answer = await self.engine.async_select(prompt, **options)
@@ -124,9 +124,9 @@ def _choose_template(engine: Engine, name: str | None) -> ChatTemplate:
 
 
 def backend_of(engine: Engine) -> EngineBackend:
-    """The back end of an engine, made when first asked for and kept with it."""
+    """The back end of an engine, made at the first call and kept with the engine."""
     found = vars(engine).get(_KEPT_AS)
     if found is None:
-        # Of two made at once either will do.
+        # Two threads may each make one at once; either is correct.
         found = vars(engine)[_KEPT_AS] = EngineBackend(engine)
     return found

@@ -1,4 +1,4 @@
-"""JSON over HTTP for back ends without a package of their own: retries, streams, clear errors."""
+"""JSON over HTTP for back ends that use no vendor package: retries, streams, clear errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.lang.program_errors import BackendError
 if TYPE_CHECKING:
     import httpx
 
-# Worth another try: too many requests, and faults of the server's own. 529 is Anthropic's
+# Worth another try: too many requests, and faults of the server. 529 is Anthropic's
 # "overloaded".
 _AGAIN = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 _FIRST_PAUSE_S = 0.5
@@ -34,10 +34,10 @@ class JsonHttp:
         """Connect to nothing yet.
 
         Args:
-            base_url: what paths are added to.
+            base_url: prefix of every path.
             headers: sent with every request.
             timeout_s: longest silence of the server.
-            max_retries: further tries after one that may succeed later.
+            max_retries: further tries after an error that may be temporary.
         """
         self._base_url = base_url.rstrip("/")
         self._headers = dict(headers)
@@ -49,7 +49,7 @@ class JsonHttp:
         """The answer's JSON.
 
         Raises:
-            BackendError: the server refuses, fails, or is not there.
+            BackendError: the server refuses, fails, or does not answer.
         """
         async with self._response(path, body) as response:
             content = await response.aread()
@@ -66,11 +66,11 @@ class JsonHttp:
         """The data of each server-sent event; closing it early ends the request.
 
         Raises:
-            BackendError: the server refuses, fails, or is not there.
+            BackendError: the server refuses, fails, or does not answer.
         """
         async with self._response(path, body) as response:
             rest = b""
-            # Not by the client's lines: those also end at characters that JSON leaves in a text.
+            # Not the client's line iterator: it also splits at characters that JSON text may hold.
             async for chunk in response.aiter_bytes():
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
@@ -135,7 +135,7 @@ def _asked_pause_s(header: str | None, otherwise: float) -> float:
 
 
 def message_of(said: str) -> str:
-    """The words of a server's error, in any of the shapes that servers give them."""
+    """The message of a server's error, in any of the shapes that servers use."""
     try:
         error = json.loads(said)["error"]
         return str(error["message"] if isinstance(error, dict) else error)

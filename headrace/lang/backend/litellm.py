@@ -27,7 +27,7 @@ _HONOURED = ("top_k", "frequency_penalty", "presence_penalty", "json_schema")
 
 
 class LiteLLM(AsyncBackend):
-    """A chat model behind LiteLLM; its name begins with the provider's, `vertex_ai/...` say."""
+    """A chat model behind LiteLLM; its name begins with the provider's, such as `vertex_ai/...`."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class LiteLLM(AsyncBackend):
 
         Args:
             model_name: as LiteLLM calls it.
-            chat_template: the markup in `state.text()`; by the name when absent.
-            api_key: the provider's variable of the environment when absent.
+            chat_template: the markup in `state.text()`; by default chosen by the model's name.
+            api_key: defaults to the provider's environment variable.
             organization: of the account.
             base_url: of the provider.
             timeout: of a request, in seconds.
             max_retries: further tries of a request that failed.
-            default_headers: sent along with every request.
+            default_headers: sent with every request.
 
         Raises:
             ImportError: the package `litellm` is missing.
@@ -64,7 +64,7 @@ class LiteLLM(AsyncBackend):
             raise ImportError("The LiteLLM back end needs a package: pip install litellm") from None
         self._complete = litellm.acompletion
         self.model_name = model_name
-        # Messages are sent: the markup is of `state.text()` alone, so an unknown name is no matter.
+        # Messages are sent: only `state.text()` uses the markup, so an unknown name does no harm.
         found = chat_template or find_chat_template(model_name)
         self.chat_template = found or get_chat_template("default")
         options = {
@@ -109,9 +109,9 @@ class LiteLLM(AsyncBackend):
         s: Prompt,
         choices: list[str],
         temperature: float,
-        choices_method: ChoicesSamplingMethod,  # noqa: ARG002  # the API tells no scores
+        choices_method: ChoicesSamplingMethod,  # noqa: ARG002  # the API reports no scores
     ) -> ChoicesDecision:
-        """By an answer that may be nothing but one of `choices`."""
+        """By an answer that must be one of `choices`."""
         schema = json.dumps(choice_schema(choices))
         params = SglSamplingParams(temperature=temperature, json_schema=schema)
         answer = await self._send(choice_messages(s, choices, "LiteLLM"), params)
@@ -141,7 +141,7 @@ class LiteLLM(AsyncBackend):
                 **options,
             )
         except Exception as error:
-            # It raises the classes of whichever provider's package it used.
+            # It raises the exception classes of the provider's own package.
             raise _said(error) from error
 
 

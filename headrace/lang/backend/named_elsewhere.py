@@ -1,4 +1,4 @@
-"""Names of the reference's back ends that are served by another one here, which they tell."""
+"""Names of the reference's back ends that another back end serves here; the error names it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.lang.backend.base import BaseBackend
 
 
 class VertexAI(BaseBackend):
-    """Not a back end of its own: Vertex AI speaks OpenAI's API."""
+    """Not a separate back end: Vertex AI speaks OpenAI's API."""
 
     def __init__(self, model_name: str, *_: Any, **__: Any) -> None:
         """Say what to use.
@@ -24,7 +24,7 @@ class VertexAI(BaseBackend):
 
 
 class Crusoe(BaseBackend):
-    """Not a back end of its own: Crusoe speaks OpenAI's API."""
+    """Not a separate back end: Crusoe speaks OpenAI's API."""
 
     def __init__(self, model_name: str, *_: Any, **__: Any) -> None:
         """Say what to use.

@@ -29,7 +29,7 @@ from headrace.lang.choices import (
 from headrace.lang.program_errors import BackendError
 from headrace.lang.sampling import SglSamplingParams
 
-# These take the limit under its newer name only.
+# These models accept the token limit only under its newer name.
 _REASONING_MODEL = re.compile(r"^(o\d|gpt-5)")
 _COMPLETION_MODELS = frozenset({"gpt-3.5-turbo-instruct", "davinci-002", "babbage-002"})
 _TRIES = 3
@@ -44,7 +44,7 @@ class TokenUsage:
     completion_tokens: int = 0
 
     def reset(self) -> None:
-        """Begin at zero."""
+        """Reset the counts to zero."""
         self.prompt_tokens = self.completion_tokens = 0
 
 
@@ -52,7 +52,7 @@ class OpenAI(AsyncBackend):
     """A model behind OpenAI's chat or completions API.
 
     Attributes:
-        token_usage: what all requests took.
+        token_usage: tokens of all requests.
     """
 
     support_api_speculation = True
@@ -70,8 +70,8 @@ class OpenAI(AsyncBackend):
 
         Args:
             model_name: as the API calls it.
-            is_chat_model: whether messages are sent, or the text; by the name when absent.
-            chat_template: the markup in `state.text()`; `default` when absent.
+            is_chat_model: whether messages are sent, or the text; by default chosen by the name.
+            chat_template: the markup in `state.text()`; defaults to `default`.
             is_azure: whether the client is Azure's.
             *args: for the client.
             **kwargs: for the client: `base_url`, `api_key`, `timeout`, `max_retries`, ...
@@ -128,7 +128,7 @@ class OpenAI(AsyncBackend):
         else:
             chunks = await self._complete(s.text_, sampling_params, **options)
         meta: Meta = {}
-        # Closing it ends the request.
+        # Leaving the block ends the request.
         async with chunks:
             quote = "" if self.is_chat_model else _quote(sampling_params)
             if quote:
@@ -167,7 +167,7 @@ class OpenAI(AsyncBackend):
             found = split_turn(text, parts)
             if found is not None:
                 meta = self._meta(answer, answer.choices[0])
-                # The tokens are of one request: they are told once.
+                # The token counts belong to the one request, so they are reported once.
                 metas = [meta, *({"id": meta["id"]} for _ in found[1:])]
                 return list(zip(found, metas, strict=True))
         raise RuntimeError(
@@ -185,7 +185,7 @@ class OpenAI(AsyncBackend):
         temperature: float,
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
-        """By an answer that may be nothing but one of them; by their scores on completions."""
+        """By an answer that must be one of them; with the completions API, by their scores."""
         if not self.is_chat_model:
             return await self._select_by_scores(s.text_, choices, choices_method)
         params = SglSamplingParams(
@@ -309,7 +309,7 @@ class OpenAI(AsyncBackend):
 
 
 def _quote(params: SglSamplingParams) -> str:
-    """What a string is opened and closed with where the API has no grammar."""
+    """What opens and closes a string where the API has no grammar."""
     return '"' if params.dtype == "str" else ""
 
 
@@ -319,10 +319,10 @@ def _closed(text: str, params: SglSamplingParams) -> str:
 
 
 def _entries_from(choice: Any, start: int) -> list[Entry]:
-    """Of an echoed text, the tokens that reach beyond `start` characters.
+    """The tokens of an echoed text that reach beyond the first `start` characters.
 
     Raises:
-        BackendError: the server told no log-probabilities of the prompt.
+        BackendError: the server reported no log-probabilities of the prompt.
     """
     found = choice.logprobs
     if found is None or not found.tokens:

@@ -1,8 +1,8 @@
-"""A back end that writes down what another one answers, and one that answers from the file.
+"""A back end that records another one's answers, and one that replays them from the file.
 
-The file is JSON lines. The first says whose answers these are; each other is one request: what it
-depends on, and what came of it. A program that asks the same again gets the same, without a model:
-for tests, and for papers whose numbers others can check.
+The file is JSON lines. The first line names the recorded model. Each further line is one request:
+what it depends on, and its answer. A program that sends the same request again gets the same answer
+without a model: for tests, and for papers whose numbers others can check.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORMAT = "headrace.lang.record"
 VERSION = 1
 
 Asked = dict[str, Any]
-"""What a request depends on; equal ones are the same request."""
+"""What a request depends on; requests with equal values are the same."""
 
 
 def _asked(kind: str, s: Prompt, **more: Any) -> Asked:
@@ -67,14 +67,14 @@ def _for_turn(s: Prompt, parts: Sequence[TurnPart]) -> Asked:
 
 
 class RecordingBackend(AsyncBackend):
-    """Hands everything on to another back end and writes down what came of it."""
+    """Forwards everything to another back end and records the answers."""
 
     def __init__(self, backend: Any, path: str | Path) -> None:
         """Begin the file.
 
         Args:
             backend: a back end, a `Runtime` or an `Engine`.
-            path: of the file; what is there is replaced.
+            path: of the file; an existing file is replaced.
         """
         super().__init__()
         self._inner: BaseBackend = as_backend(backend)
@@ -102,7 +102,7 @@ class RecordingBackend(AsyncBackend):
             return None
 
     def _write(self, line: dict[str, Any]) -> None:
-        # Whole lines, so that a program that is killed leaves a file that can be read.
+        # Write whole lines, so that the file stays readable when the program is killed.
         text = json.dumps(line, ensure_ascii=False, default=str)
         with self._lock:
             self._file.write(f"{text}\n")
@@ -167,20 +167,20 @@ class RecordingBackend(AsyncBackend):
         self._inner.end_program(s)
 
     def shutdown(self) -> None:
-        """Close the file; the back end that was recorded stays open."""
+        """Close the file; the recorded back end stays open."""
         with self._lock:
             self._file.close()
 
 
 class NotRecorded(RuntimeError):
-    """The program asks what the record does not hold."""
+    """The program sends a request that the record does not contain."""
 
 
 class ReplayBackend(AsyncBackend):
-    """Answers what a `RecordingBackend` wrote down, in any order of programs.
+    """Answers what a `RecordingBackend` recorded, in any order of programs.
 
-    The same request asked several times gets its answers in the order in which they came; when
-    they are used up, that is an error, as anything else that is not in the file is.
+    A request that was recorded several times gets its answers in the recorded order. It is an error
+    when they are used up, or when the file does not contain the request.
     """
 
     def __init__(self, path: str | Path, *, repeat: bool = False) -> None:
@@ -188,10 +188,10 @@ class ReplayBackend(AsyncBackend):
 
         Args:
             path: of the file.
-            repeat: begin again with a request's first answer when all were given.
+            repeat: start again with a request's first answer when all were given.
 
         Raises:
-            ValueError: it is no record.
+            ValueError: it is not a record.
         """
         super().__init__()
         self._path = Path(path)
@@ -221,7 +221,7 @@ class ReplayBackend(AsyncBackend):
 
     @property
     def num_left(self) -> int:
-        """Answers that no program has asked for."""
+        """Number of answers that no program has used yet."""
         return sum(map(len, self._answers.values()))
 
     def _take(self, asked: Asked) -> dict[str, Any]:

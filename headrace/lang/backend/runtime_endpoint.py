@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A process may have few file descriptors, and a server's rows are fewer still.
+# A process may have few file descriptors, and a server runs even fewer rows at once.
 DEFAULT_MAX_CONNECTIONS = 512
 _BUSY = frozenset({429, 503})
 _NO_ROUTE = frozenset({404, 405})
@@ -53,7 +53,7 @@ class RuntimeEndpoint(AsyncBackend):
 
     Attributes:
         base_url: without a slash at its end.
-        model_info: what the server says of its model.
+        model_info: what the server reports about its model.
         chat_template: the markup of turns; may be assigned.
     """
 
@@ -78,12 +78,12 @@ class RuntimeEndpoint(AsyncBackend):
         Args:
             base_url: `http://HOST:PORT`.
             api_key: sent as a bearer token.
-            verify: False takes any certificate, a path names the authorities to trust.
+            verify: False accepts any certificate; a path names the authorities to trust.
             chat_template_name: the markup of turns; by default the model's own.
             timeout: seconds that a request may take; None for no limit.
             max_connections: most requests at once; others wait in this process.
-            max_retries: how often a request is sent again that a busy server refused, or whose
-                connection broke before any answer.
+            max_retries: how often a request is sent again when a busy server refused it, or when
+                its connection broke before any answer.
 
         Raises:
             BackendError: the server does not answer, or refuses.
@@ -107,7 +107,7 @@ class RuntimeEndpoint(AsyncBackend):
         self._presence = Presence(lambda: probe.call("GET", "/get_model_info"))
         self._probe = probe
         self.model_info: dict[str, Any] = core().call(self._get("/get_model_info"))
-        # Until it says otherwise.
+        # Until the server reports otherwise.
         self._scores_choices = True
         self._is_incremental: bool | None = self.model_info.get("incremental_streaming_output")
         self.chat_template = self._choose_template(chat_template_name)
@@ -119,7 +119,7 @@ class RuntimeEndpoint(AsyncBackend):
         return self._own_template(path) or get_chat_template_by_model_path(path)
 
     def _own_template(self, name: str) -> ChatTemplate | None:
-        """The markup that the server's own chat template writes, where it shows it."""
+        """The role markup of the server's own chat template, if the server shows it."""
         try:
             told = core().call(self._get("/tokenizer_info"))
         except BackendError:
@@ -167,7 +167,7 @@ class RuntimeEndpoint(AsyncBackend):
                 if self._is_incremental:
                     yield text, event["meta_info"]
                 else:
-                    # Cumulative; a text that does not grow says something else, its end perhaps.
+                    # The text is cumulative. An event without new text may report the end.
                     yield text[taken:], event["meta_info"]
                     taken = max(taken, len(text))
 
@@ -175,10 +175,10 @@ class RuntimeEndpoint(AsyncBackend):
         self,
         s: Prompt,
         choices: list[str],
-        temperature: float,  # noqa: ARG002  `select` refuses another than 0
+        temperature: float,  # noqa: ARG002  `select` refuses any value but 0
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
-        """By one request where the server has our scoring route, else by the classic calls."""
+        """By one request if the server has our scoring route, else by the classic calls."""
         if self._scores_choices and not s.images_:
             payload = select_payload(s, choices, choices_method)
             try:
@@ -203,7 +203,7 @@ class RuntimeEndpoint(AsyncBackend):
         except BackendError as error:
             if error.status != 404:
                 raise
-        # Newer servers of the reference call it so.
+        # Newer servers of the reference use this name.
         return await self._get("/server_info")
 
     # ---- requests ----
@@ -269,7 +269,7 @@ class RuntimeEndpoint(AsyncBackend):
                 await self._client.stream(path, body, take)
             except OSError as error:
                 if received or is_begun:
-                    # What was shown cannot be taken back: no second try.
+                    # Text already shown cannot be taken back, so there is no second try.
                     raise self._broken(path, error) from error
                 raise
 
@@ -357,7 +357,7 @@ def _with_media(payload: dict[str, Any], media: Sequence[Media]) -> dict[str, An
 
 
 def _message(body: Any) -> str:
-    """The words in any of the shapes that servers give errors."""
+    """The message of an error body, in any of the shapes that servers use."""
     if isinstance(body, dict):
         error = body.get("error", body)
         if isinstance(error, dict):

@@ -1,4 +1,4 @@
-"""`select` by our own scoring route, or the engine's method of the same name: one request."""
+"""`select` in one request: by our scoring route, or by the engine's method of the same name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COUNTS = ("prompt_tokens", "cached_tokens", "computed_tokens")
 
 
 def select_payload(s: Prompt, choices: list[str], method: ChoicesSamplingMethod) -> dict[str, Any]:
-    """What `/v1/select` is asked."""
+    """The body of a `/v1/select` request."""
     return {
         "text": s.text_,
         "choices": choices,
@@ -23,10 +23,10 @@ def select_payload(s: Prompt, choices: list[str], method: ChoicesSamplingMethod)
 def decide(
     answer: Mapping[str, Any], choices: list[str], method: ChoicesSamplingMethod
 ) -> ChoicesDecision:
-    """Let `method` decide over what was answered.
+    """Let `method` decide over the scored choices.
 
     Returns:
-        With `probs`, each choice's share, and the counts of tokens in its meta information.
+        The decision; its meta information has `probs`, each choice's share, and the token counts.
     """
     scored = answer["choices"]
     entries = [one["token_logprobs"] for one in scored]

@@ -1,4 +1,4 @@
-"""What API back ends share: the messages of a program, and texts that keep to a turn's pattern."""
+"""What API back ends share: a program's messages, and texts that follow a turn's pattern."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SPACE = r"\s*"
 
 
 def open_text(s: Prompt, backend: str) -> str:
-    """What the assistant's open turn holds so far.
+    """The text of the assistant's open turn so far.
 
     Raises:
         RuntimeError: no turn of the assistant is open, so a chat model has nothing to answer.
@@ -28,10 +28,10 @@ def open_text(s: Prompt, backend: str) -> str:
 
 
 def check_nothing_before(s: Prompt, backend: str) -> None:
-    """Refuse text between the assistant's opening and a generation.
+    """Refuse text between the begin of the assistant's turn and a generation.
 
     Raises:
-        RuntimeError: there is some.
+        RuntimeError: there is such text.
     """
     if open_text(s, backend).strip():
         raise RuntimeError(
@@ -43,7 +43,7 @@ def check_nothing_before(s: Prompt, backend: str) -> None:
 
 def choice_schema(choices: Sequence[str]) -> dict[str, Any]:
     """The JSON schema of an object that holds one of `choices`."""
-    # Of duplicates one is enough; some APIs refuse two.
+    # Each choice once: some APIs refuse duplicates.
     options = list(dict.fromkeys(choices))
     return {
         "type": "object",
@@ -54,7 +54,7 @@ def choice_schema(choices: Sequence[str]) -> dict[str, Any]:
 
 
 def choice_messages(s: Prompt, choices: Sequence[str], backend: str) -> list[Message]:
-    """The conversation, and the question which of `choices` comes next."""
+    """The conversation, followed by the question which of `choices` comes next."""
     text = open_text(s, backend)
     begun = f"Your answer begins with {json.dumps(text, ensure_ascii=False)}. " if text else ""
     listed = json.dumps(list(dict.fromkeys(choices)), ensure_ascii=False)
@@ -63,7 +63,7 @@ def choice_messages(s: Prompt, choices: Sequence[str], backend: str) -> list[Mes
 
 
 def with_question(messages: Sequence[Message], question: str) -> list[Message]:
-    """`messages` with `question` asked at the end; the last turn stays one turn of the user."""
+    """`messages` with `question` at the end; it joins a user turn that is last."""
     copied = list(messages)
     if copied and copied[-1]["role"] == "user" and isinstance(copied[-1]["content"], str):
         last = copied.pop()
@@ -87,30 +87,30 @@ def chosen(answer: str, choices: Sequence[str]) -> str:
 
 
 def is_closed_object(schema: Any) -> bool:
-    """Whether a schema refuses keys that it does not name, which strict modes of APIs want."""
+    """Whether a schema refuses keys that it does not name, as the strict modes of APIs require."""
     return isinstance(schema, dict) and schema.get("additionalProperties") is False
 
 
 def split_turn(text: str, parts: Sequence[TurnPart]) -> list[str] | None:
     """The generations of a turn, found in one text of the whole turn.
 
-    Each generation ends where the constant behind it begins, or at one of its stop strings.
+    Each generation ends where the constant after it begins, or at one of its stop strings.
 
     Returns:
-        `None` when the text does not keep to the pattern.
+        `None` when the text does not follow the pattern.
     """
     pattern = _SPACE
     for part, following in zip(parts, [*parts[1:], None], strict=True):
         if part.sampling_params is None:
             constant = part.text or ""
-            # At the turn's begin the model's own white space may differ.
+            # At the begin of the turn the model's own white space may differ.
             pattern += re.escape(constant.lstrip() if pattern == _SPACE else constant)
             continue
         stops = [re.escape(stop) for stop in part.sampling_params.stops]
         if following is None:
             pattern += f"(.*?)(?:{'|'.join([*stops, r'$'])})" if stops else "(.*)"
         else:
-            # The constant behind may begin with the stop string itself.
+            # The next constant may begin with the stop string itself.
             pattern += f"(.*?)(?={'|'.join(stops)})" if stops else "(.*?)"
     found = re.match(pattern, text, re.DOTALL)
     return None if found is None else list(found.groups())

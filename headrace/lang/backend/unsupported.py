@@ -1,4 +1,4 @@
-"""Arguments that an API cannot honour: said once for each back end, never dropped in silence."""
+"""Arguments that an API cannot honour: each back end warns once instead of dropping silently."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.lang.sampling import SglSamplingParams
 
-# What a program's defaults hold asks for nothing.
+# These values have no effect, so they need no warning.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "min_new_tokens": (0,),
     "n": (1,),
@@ -28,21 +28,21 @@ _COMMON = frozenset({"max_new_tokens", "stop", "temperature", "top_p"})
 
 
 class UnsupportedArguments:
-    """Warns of arguments that a back end has no place for."""
+    """Warns about arguments that a back end cannot pass on."""
 
     def __init__(self, backend: str, honoured: Collection[str]) -> None:
         """Keep the names.
 
         Args:
             backend: its name, for the warning.
-            honoured: fields of `SglSamplingParams` beyond the common ones that have a place.
+            honoured: fields of `SglSamplingParams` that it can pass on, beyond the common ones.
         """
         self._backend = backend
         self._honoured = _COMMON | set(honoured)
         self._warned: set[str] = set()
 
     def check(self, params: SglSamplingParams) -> None:
-        """Warn of what `params` sets and the API cannot do, each name once."""
+        """Warn once for each name that `params` sets and the API does not have."""
         asked = [
             name
             for name, value in params.set_fields().items()
