@@ -1,4 +1,4 @@
-"""From the arguments of `generate` to a request of the native API."""
+"""Turns the arguments of `generate` into a request of the native API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.service.generate_request import GenerateBody
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-# Arguments of the reference that mean nothing without a feature that is refused by its own name.
+# Arguments of the reference that only matter with a feature that is refused under its own name.
 _COMPANIONS = frozenset(
     {
         "external_trace_header",
@@ -27,11 +27,11 @@ _OWN = frozenset({"text", "input_ids", "sampling_params", "stream"})
 def build_body(
     prompt: Any, sampling_params: Any, input_ids: Any, stream: bool, options: Mapping[str, Any]
 ) -> GenerateBody:
-    """Check types and names.
+    """Check types and names, and build the request's body.
 
     Raises:
-        TypeError: an option that nobody knows.
-        InvalidRequest: a value of a wrong type, or not exactly one prompt.
+        TypeError: an unknown option.
+        InvalidRequest: a value of the wrong type, or not exactly one prompt.
     """
     known = set(GenerateBody.__struct_fields__) - _OWN
     for name in options:
@@ -62,8 +62,8 @@ def build_options(call: str, struct: type[S], options: Mapping[str, Any]) -> S:
     """The keyword arguments of `call` as the body of its route.
 
     Raises:
-        TypeError: an option that nobody knows.
-        InvalidRequest: a value of a wrong type.
+        TypeError: an unknown option.
+        InvalidRequest: a value of the wrong type.
     """
     known = struct.__struct_fields__
     for name in options:
@@ -77,7 +77,7 @@ def build_options(call: str, struct: type[S], options: Mapping[str, Any]) -> S:
 
 
 def _plain(value: Any) -> Any:
-    # Arrays of numpy and torch, which are not imported here.
+    # Converts arrays of numpy and torch, which are not imported here.
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -98,6 +98,6 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: _plain(value) for name, value in given.items()}
     bias = values.get("logit_bias")
     if isinstance(bias, Mapping):
-        # JSON has string keys only; in Python ids are numbers.
+        # JSON keys are strings; in Python the ids are numbers.
         values["logit_bias"] = {str(token_id): value for token_id, value in bias.items()}
     return values

@@ -1,6 +1,6 @@
-"""The iterators that a streaming call gives: one for `for`, one for `async for`.
+"""The iterators that a streaming call returns: one for `for`, one for `async for`.
 
-Leaving them, by `break`, an exception, `close` or cancellation, aborts the request.
+Leaving one by `break`, an exception, `close` or cancellation aborts the request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Chunk = dict[str, Any]
 class _Reader:
     def __init__(self, core: EngineCore, owner: object, request: StreamedRequest | None) -> None:
         self._core = core
-        # The engine lives as long as somebody reads from it.
+        # Keeps the engine alive while a stream is being read.
         self._owner = owner
         self._request = request
 
@@ -63,7 +63,7 @@ class ChunkIterator(_Reader, Generator[Chunk, None, None]):
         return super().throw(kind, value, traceback)
 
     def close(self) -> None:
-        """Stop reading; a request that still runs is aborted."""
+        """Stop reading; a running request is aborted."""
         request = self._take()
         if request is not None:
             self._core.leave(request.abandon())
@@ -100,7 +100,7 @@ class AsyncChunkIterator(_Reader, AsyncGenerator[Chunk, None]):
         return await super().athrow(kind, value, traceback)
 
     async def aclose(self) -> None:
-        """Stop reading; a request that still runs is aborted."""
+        """Stop reading; a running request is aborted."""
         request = self._take()
         if request is not None:
             self._core.leave(request.abandon())

@@ -1,4 +1,4 @@
-"""One engine's processes, client and loop; knows nothing of the public methods."""
+"""One engine's processes, client and loop; independent of the public methods."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EngineCore:
 
     Attributes:
         host: the owner of the child processes.
-        context: what the requests need of it.
+        context: the engine as requests see it.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -46,7 +46,7 @@ class EngineCore:
             RuntimeError: a child of `multiprocessing` is importing the user's script again.
         """
         if getattr(multiprocessing.process.current_process(), "_inheriting", False):
-            # Every such child would start an engine of its own before it dies of the same mistake.
+            # Every such child would start another engine before it fails the same way.
             raise RuntimeError(_REIMPORTED)
         with translated():
             prepared = prepare_engine(config)
@@ -87,7 +87,7 @@ class EngineCore:
             raise self._shut_down() from None
 
     def leave(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Have `coroutine` run on the engine's loop some time soon, if there still is one."""
+        """Run `coroutine` on the engine's loop soon, if the loop still exists."""
         if os.getpid() != self._owner_pid:
             coroutine.close()
             return
@@ -97,16 +97,16 @@ class EngineCore:
             return
 
     def check_alive(self) -> None:
-        """Raise what every call to a dead engine raises.
+        """Raise the error that every call to a dead engine raises.
 
         Raises:
-            EngineDead: with the last words of the child that died.
+            EngineDead: with the last failure of the child that died.
         """
         if self.host.status.phase == "failed":
             raise EngineDead(self.host.status.last_failure or "The engine died.")
 
     def _check_owner(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        # A fork copies no threads: its call would wait for ever.
+        # A fork copies no threads, so its call would wait for ever.
         if os.getpid() != self._owner_pid:
             coroutine.close()
             raise EngineError("This engine belongs to another process, which forked this one.")
@@ -118,10 +118,10 @@ class EngineCore:
     def close(self) -> None:
         """End the children and the loop; pending calls raise. Calling it again does nothing.
 
-        Only processes that this engine started are ended. It returns when they are gone, so their
-        memory is free.
+        Only processes that this engine started are ended. It returns after they have exited, so
+        their memory is free.
         """
-        # A fork of the user's program holds a copy of this object but owns none of its processes.
+        # A fork of the user's program has a copy of this object but owns none of its processes.
         if self._is_closed or os.getpid() != self._owner_pid:
             return
         self._is_closed = True

@@ -1,4 +1,4 @@
-"""`Engine`: a model in a few lines of Python, no HTTP in between."""
+"""`Engine`: a model in a few lines of Python, without HTTP."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _DOCUMENT_MODULE = "headrace.test.doc_patch"
 
 
 class Engine(ScoreMethods, WeightMethods, VectorMethods):
-    """A model that runs in processes of its own and is asked from this one.
+    """A model that runs in separate processes and is called from this one.
 
-    Its methods may be called from any thread and any event loop, a running one included; several
-    engines may live side by side. `with Engine(...) as engine:` shuts it down at the end.
+    Its methods may be called from any thread and any event loop, including a running one. Several
+    engines may exist side by side. `with Engine(...) as engine:` shuts it down at the end.
 
     Attributes:
-        server_args: every argument with the value it got.
+        server_args: every argument with its final value.
     """
 
     server_args: ServerArgs
@@ -63,7 +63,7 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
                 "error", and `incremental_streaming_output` is true.
 
         Raises:
-            TypeError: an argument that nobody knows.
+            TypeError: an unknown argument.
             ValueError: a wrong value, or a feature that is not supported.
             EngineStartError: the model cannot be loaded.
         """
@@ -81,22 +81,22 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
             warnings.warn(notice, stacklevel=2)
         self._core = core = EngineCore(arguments.to_config(incremental=True))
         self.server_args = ServerArgs.from_config(core.context.config)
-        # Runs when the engine is collected and before the interpreter ends, whichever is first.
+        # Runs when the engine is collected, at the latest before the interpreter exits.
         self._finalizer = weakref.finalize(self, core.close)
 
     @property
     def context(self) -> ServiceContext:
-        """What the server's routes see of an engine; for code that builds on them."""
+        """The engine as the server's routes see it, for code that builds on them."""
         return self._core.context
 
     @property
     def tokenizer_manager(self) -> TokenizerManager:
-        """The tokenizer, aborts and pauses, under the names that they have in SGLang."""
+        """The tokenizer, aborts and pauses, under their SGLang names."""
         return TokenizerManager(self)
 
     @property
     def scheduler_info(self) -> dict[str, Any]:
-        """What the worker found at its start, as SGLang names it; more in `get_server_info`.
+        """What the worker found at start-up, as SGLang names it; more in `get_server_info`.
 
         Returns:
             `status`; `max_total_num_tokens`, the KV pool's size; `max_req_input_len`, the longest
@@ -150,8 +150,8 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
             sampling_params: a dict for all prompts, or a list with one dict for each; keys as in
                 the native API (`max_new_tokens`, `temperature`, `top_p`, `stop`, `n`, ...).
             input_ids: token ids instead of `prompt`, flat or one list for each prompt.
-            stream: give an iterator of chunks at once.
-            progress_bar: show one; by default for large batches on a terminal.
+            stream: return an iterator of chunks at once.
+            progress_bar: whether to show one; by default for large batches on a terminal.
             **options: other fields of the native API: `rid`, `priority`, `cache_salt`, `extra_key`,
                 `return_prompt_token_ids`, `return_logprob`, `logprob_start_len`,
                 `top_logprobs_num`, `token_ids_logprob`, `return_text_in_logprobs`,
@@ -164,13 +164,13 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
         Returns:
             A dict (`text`, `output_ids`, `meta_info`) for one prompt; a list of them, in order, for
             a list or with `n` above 1; with `stream` an iterator of such dicts. A chunk's `text`
-            and `output_ids` are what is new, or everything so far with
-            `incremental_streaming_output=False`; its `text_delta` is what is new in both cases, and
-            in a batch its `index` says which output it belongs to.
+            and `output_ids` hold only what is new, or everything so far with
+            `incremental_streaming_output=False`; its `text_delta` holds what is new in both cases.
+            In a batch its `index` says which output it belongs to.
 
         Raises:
-            ValueError: something in the request is wrong; the engine works on.
-            TypeError: an option that nobody knows.
+            ValueError: the request is invalid; the engine keeps working.
+            TypeError: an unknown option.
             EngineDeadError: a process of the engine died, or the engine was shut down.
         """
         if self._is_empty(prompt, input_ids):
@@ -219,7 +219,7 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
         if self._is_empty(prompt, input_ids):
             return AsyncChunkIterator(self._core, self, None) if stream else []
         if options.get(_IMAGES) is not None:
-            # It may read files and fetch addresses.
+            # This may read files and fetch URLs.
             await asyncio.to_thread(self._inline_images, options)
         body = self._body(prompt, sampling_params, input_ids, stream, options)
         core = self._core
@@ -251,7 +251,7 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
     # ---- control and information ----
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
-        """End the request called `rid` (or the batch it named), or all; each keeps its text."""
+        """End the request with this `rid` (or its whole batch), or all; each keeps its text."""
         self._core.call(self._abort(rid, abort_all))
 
     async def _abort(self, rid: str, abort_all: bool) -> None:
@@ -267,10 +267,10 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
         return await self._core.context.client.flush_cache()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await `coroutine`, which uses `context`, on the engine's own loop.
+        """Await `coroutine`, which uses `context`, on the engine's loop.
 
         Raises:
-            EngineDeadError: the engine died meanwhile, whatever the coroutine made of that.
+            EngineDeadError: the engine died meanwhile, even if the coroutine handled that.
         """
         result = await self._core.call_async(coroutine)
         with translated():
@@ -279,9 +279,9 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
 
     @waiting
     async def start_profile(self, /, **options: Any) -> None:
-        """Record the next steps with torch's profiler; fields as of `/start_profile`.
+        """Record the next steps with torch's profiler; the fields are those of `/start_profile`.
 
-        `output_dir`, `num_steps` (the trace is then written by itself), `activities`,
+        `output_dir`, `num_steps` (after which the trace is written automatically), `activities`,
         `profile_by_stage`, `with_stack`, `record_shapes`, `profile_prefix`, `profile_id`, ...
         """
         body = build_options("start_profile", ProfileBody, options)
@@ -289,7 +289,7 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
 
     @waiting
     async def stop_profile(self) -> None:
-        """Write what was recorded; the files are there when this returns."""
+        """Write the recorded steps; the files exist when this returns."""
         await stop_profile(self._core.context.client)
 
     @waiting
@@ -299,12 +299,12 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
 
     @waiting
     async def stop_expert_distribution_record(self) -> None:
-        """Record no more; what there is stays."""
+        """Stop recording; the recorded counts stay."""
         await record_experts(self._core.context.client, "stop")
 
     @waiting
     async def dump_expert_distribution_record(self) -> None:
-        """Write what was recorded, and forget it."""
+        """Write the recorded counts, then clear them."""
         await record_experts(self._core.context.client, "dump")
 
     @waiting
@@ -314,7 +314,7 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
 
     @waiting
     async def freeze_gc(self) -> None:
-        """Collect garbage in the worker and leave what lives there out of later collections."""
+        """Collect garbage in the worker and exclude what remains from later collections."""
         await self._core.context.client.control(FreezeGarbage)
 
     @waiting
@@ -325,16 +325,16 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
         streaming: bool = False,
         timeout: float | None = None,  # noqa: ASYNC109  # of the session, and SGLang's name
     ) -> str | None:
-        """Open a session that requests join by `session_params={"id": ..., "rid": ...}`.
+        """Open a session, which requests join with `session_params={"id": ..., "rid": ...}`.
 
         Args:
             capacity_of_str_len: tokens that it may hold.
-            session_id: its id; drawn when absent.
-            streaming: requests without `rid` go on from the latest one.
-            timeout: it is closed after so many seconds without use; an hour when absent.
+            session_id: its id; random by default.
+            streaming: requests without `rid` continue the latest one.
+            timeout: seconds without use after which it is closed; an hour by default.
 
         Returns:
-            The id, or `None` when that session is open already.
+            The id, or `None` if that session is already open.
         """
         sessions = self._core.context.sessions
         if session_id is not None and session_id in sessions:
@@ -344,7 +344,7 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
         )
 
     def close_session(self, session_id: str) -> None:
-        """Forget a session; one that is not open is as good as closed."""
+        """Close a session; one that is not open is ignored."""
         self._core.call(self._close_session(session_id))
 
     async def _close_session(self, session_id: str) -> None:
@@ -352,7 +352,7 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
 
     @waiting
     async def get_server_info(self) -> dict[str, Any]:
-        """Every argument with its value, what the worker found, and its state just now."""
+        """Every argument with its value, what the worker found, and its current state."""
         return describe_server(self._core.context)
 
     @waiting
@@ -363,7 +363,7 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
     # ---- end ----
 
     def shutdown(self) -> None:
-        """End the engine's processes and wait until they are gone; harmless when repeated."""
+        """End the engine's processes and wait until they have exited; may be repeated."""
         self._finalizer()
 
     def __enter__(self) -> Engine:
@@ -381,7 +381,7 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
 
 def _defaults() -> dict[str, Any]:
     defaults: dict[str, Any] = {"log_level": "error"}
-    # Whoever imports that module runs a document, where engines share one device.
+    # A document imports that module; there several engines share one device.
     document = sys.modules.get(_DOCUMENT_MODULE)
     if document is not None:
         defaults.update(document.DOCUMENT_ARGUMENTS)

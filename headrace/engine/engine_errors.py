@@ -1,4 +1,4 @@
-"""What an engine raises: the runtime's errors in the words of a Python library.
+"""What an engine raises: the runtime's errors as exceptions of a Python library.
 
 A mistake in a request is a `ValueError`; the rest are `EngineError`, a `RuntimeError`.
 """
@@ -23,25 +23,25 @@ _OPTION = re.compile(r"--([a-z][a-z0-9-]+)")
 
 
 class EngineError(RuntimeError):
-    """An engine could not do what a legal call asked for."""
+    """An engine could not do what a valid call requested."""
 
 
 class EngineStartError(EngineError):
-    """The engine could not start; the message says why, with the child's own last words."""
+    """The engine could not start; the message says why and quotes the child's last output."""
 
 
 class EngineDeadError(EngineError):
-    """A process of the engine ended, or the engine was shut down; make a new one."""
+    """A process of the engine ended, or the engine was shut down; create a new one."""
 
 
 class EngineOverloadedError(EngineError):
-    """More requests wait than `max_queued_requests` allows."""
+    """The number of waiting requests would exceed `max_queued_requests`."""
 
 
 class FeatureNotSupportedError(AttributeError, NotImplementedError):
     """A method of the reference that this engine does not have yet.
 
-    An `AttributeError`, so that `hasattr(engine, name)` tells the truth.
+    An `AttributeError`, so that `hasattr(engine, name)` is false.
     """
 
 
@@ -55,12 +55,12 @@ def translated() -> Iterator[None]:
 
 
 def translate(error: HeadraceError) -> Exception:
-    """The library's error for one of the runtime's."""
+    """The library's exception for a runtime error."""
     match error:
         case InvalidRequest():
             return ValueError(error.message)
         case StartupError():
-            # The checks speak of command-line options; here they are keyword arguments.
+            # The checks name command-line options; here they are keyword arguments.
             return EngineStartError(_OPTION.sub(_as_keyword, error.message))
         case MemoryReleased():
             return EngineError(error.message)

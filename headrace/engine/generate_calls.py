@@ -29,7 +29,7 @@ from runtime.service.image_prompts import encode_with_images
 
 Answer = dict[str, Any]
 
-# Fewer prompts than this are encoded between two turns of the loop, without a hop to a thread.
+# Fewer prompts than this are encoded on the loop, without a hop to a thread.
 _FEW_PROMPTS = 64
 # Requests in flight for each row of the running batch: enough that a row never waits for the next.
 _IN_FLIGHT_PER_ROW = 4
@@ -38,18 +38,18 @@ _IN_FLIGHT_PER_ROW = 4
 async def generate_all(
     core: EngineCore, body: GenerateBody, show_progress: bool | None
 ) -> list[Answer] | Answer:
-    """Every answer of a request, in order; cancelling it aborts what runs.
+    """Every answer of a request, in order; cancelling it aborts the running ones.
 
-    Of a large batch only some requests are in flight at a time, so a batch of any size fits.
+    Only some requests of a large batch are in flight at a time, so a batch of any size fits.
     """
     with translated():
         core.check_alive()
         context = core.context
         plan = _plan(context, body)
         prompt_ids, plan = await _encode(context, plan)
-        # In a session the prompt is known when the request joins it.
+        # In a session the prompt is known only when the request joins it.
         for sample in plan.samples if plan.session is None else ():
-            # All are checked before any runs: one bad prompt refuses the whole request.
+            # All prompts are checked before any runs: one bad prompt refuses the whole request.
             limits = context.client.limits
             input_ids = admit(
                 prompt_ids[sample.prompt_index],
@@ -114,7 +114,7 @@ def _plan(context: ServiceContext, body: GenerateBody) -> GeneratePlan:
 async def _encode(
     context: ServiceContext, plan: GeneratePlan
 ) -> tuple[list[list[int]], GeneratePlan]:
-    """Token ids of the prompts, and the request with its images."""
+    """Token ids of the prompts, and the plan with its images."""
     encode = partial(_encode_prompts, context)
     if plan.images:
         return await encode_with_images(context, plan, encode)
@@ -129,15 +129,15 @@ async def _encode_prompts(context: ServiceContext, prompts: Prompts) -> list[lis
         check_text_size(text, context.client.limits)
     if len(texts) < _FEW_PROMPTS:
         return await encode_texts(context.tokenizer, texts)
-    # All at once: the library uses every core for a batch and lets other threads run meanwhile.
+    # In one call: the library uses every core for a batch and releases the GIL meanwhile.
     return await asyncio.to_thread(context.tokenizer.encode_batch, texts)
 
 
 class StreamedRequest:
-    """A request whose chunks are read one by one; every method runs on the engine's loop."""
+    """A request whose chunks are read one by one; all methods run on the engine's loop."""
 
     def __init__(self, generation: NativeGeneration, incremental: bool) -> None:
-        """Made by `open_request`."""
+        """Created by `open_request`."""
         self._generation = generation
         self._answers = self._read(incremental)
 
@@ -153,13 +153,13 @@ class StreamedRequest:
             return await anext(self._answers, None)
 
     async def abandon(self) -> None:
-        """Abort what still runs."""
-        # A generator that was never started has nothing to clean up with: the streams go first.
+        """Abort what is still running."""
+        # A generator that never started runs no cleanup code, so the streams are closed first.
         self._generation.close()
         try:
             await self._answers.aclose()
         except RuntimeError:
-            # A read that is being cancelled is still inside; it cleans up by itself.
+            # A cancelled read is still inside the generator; it does the cleanup.
             return
 
 

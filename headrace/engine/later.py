@@ -1,4 +1,4 @@
-"""Methods of the reference's engine that this one does not have yet, and what each would need."""
+"""Methods of the reference's engine that are not supported yet, and the feature each needs."""
 
 from __future__ import annotations
 

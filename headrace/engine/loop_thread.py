@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, so that callers may have any loop, or none."""
+"""An event loop on its own thread, so that callers may have any loop, or none."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _STOP_TIMEOUT_S = 5.0
 
 
 class LoopClosed(RuntimeError):
-    """The loop takes no more work."""
+    """The loop accepts no more work."""
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """The server's loop; not the policy's: what the user's program installed stays the user's."""
+    """A loop of the server's kind. It ignores the policy, which belongs to the user's program."""
     if sys.platform == "win32":
         return asyncio.SelectorEventLoop()
     import uvloop
@@ -47,7 +47,7 @@ class LoopThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs on this thread."""
+        """Whether the caller is on this thread."""
         return threading.current_thread() is self._thread
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -63,7 +63,7 @@ class LoopThread:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call `callback` on the loop's thread; without its waking up where that is the caller."""
+        """Call `callback` on the loop's thread; without a wake-up if the caller is on it."""
         if self.is_current:
             self._loop.call_soon(callback, *args)
         else:
@@ -79,13 +79,13 @@ class LoopThread:
             raise
 
     async def call_async(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Like `call`, for the coroutine of any other loop."""
+        """Like `call`, awaited from any other loop."""
         return await asyncio.wrap_future(self.submit(coroutine))
 
     def stop(self, last: Coroutine[Any, Any, None]) -> None:
-        """Run `last`, let what was waiting finish, end the thread.
+        """Run `last`, let pending work finish, end the thread.
 
-        From this thread itself (a collected engine) it is only scheduled.
+        Called from this thread (when an engine is collected), it only schedules that.
         """
         with self._lock:
             if self._closed:

@@ -1,4 +1,4 @@
-"""Methods written once, as coroutines of the engine's loop, and called or awaited elsewhere."""
+"""Methods that are written once, as coroutines of the engine's loop, and callable elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.engine.engine_errors import translated
 
 
 class OwnsCore(Protocol):
-    """What has such methods."""
+    """A class with such methods."""
 
     _core: EngineCore
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 def waiting(
     work: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], T]:
-    """The method that does `work` on the engine's loop and waits; Ctrl-C cancels it.
+    """A method that runs `work` on the engine's loop and waits; Ctrl-C cancels it.
 
     Raises:
         EngineDeadError: a process of the engine died, or the engine was shut down.
@@ -41,7 +41,7 @@ def waiting(
 def awaited(
     method: Callable[Concatenate[S, P], T],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """What `method`, made by `waiting`, does, for a coroutine of any loop; cancelling it aborts."""
+    """The awaitable form of a `waiting` method, for any loop; cancelling it aborts the work."""
     work = inspect.unwrap(method)
 
     @functools.wraps(work)

@@ -1,4 +1,4 @@
-"""Images that a caller hands to an engine of its own process: whatever it has, as base64."""
+"""Images that a caller passes to an in-process engine: any source, converted to base64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_PATH_CHARS = 4096
 
 
 def inline_images(image_data: Any, *, sees: bool) -> Any:
-    """`image_data` as the native API takes it, with no file or address left in it; may block.
+    """`image_data` as the native API takes it, without files or URLs in it; may block.
 
     Args:
         image_data: an image, a list of them, or a list of such lists; an image is a path, an
@@ -24,7 +24,7 @@ def inline_images(image_data: Any, *, sees: bool) -> Any:
         sees: whether the model takes images.
 
     Raises:
-        InvalidRequest: the model takes none, or one of them cannot be read.
+        InvalidRequest: the model does not take images, or an image cannot be read.
     """
     if isinstance(image_data, list):
         return [inline_images(each, sees=sees) for each in image_data]

@@ -1,30 +1,30 @@
-"""A progress bar for batches that take a while."""
+"""A progress bar for long batches."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Smaller batches are over before a bar is read.
+# Smaller batches finish before a bar is useful.
 MIN_REQUESTS = 100
 
 
 class Progress:
-    """Counts finished requests and generated tokens; a bar on a terminal, else nothing."""
+    """Counts finished requests and generated tokens; shows a bar on a terminal."""
 
     def __init__(self, num_requests: int, show: bool | None) -> None:
-        """Expect `num_requests`; `show` none means: a large batch on a terminal."""
+        """Expect `num_requests`; with `show` None, only a large batch on a terminal shows a bar."""
         self._bar: Any = None
         self._num_tokens = 0
         if show is False or (show is None and num_requests < MIN_REQUESTS):
             return
         from tqdm import tqdm
 
-        # tqdm takes None for "only on a terminal".
+        # For tqdm None means "only on a terminal".
         hide = None if show is None else False
         self._bar = tqdm(total=num_requests, desc="Generating", unit="req", disable=hide)
 
     def advance(self, num_tokens: int) -> None:
-        """Count one request that is done."""
+        """Count one finished request."""
         if self._bar is None:
             return
         self._num_tokens += num_tokens

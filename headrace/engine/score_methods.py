@@ -13,7 +13,7 @@ from runtime.service.scoring import ScoreBody, score
 
 
 class ScoreMethods:
-    """The part of the engine that scores what is given."""
+    """The engine's methods that score given tokens and texts."""
 
     _core: EngineCore
 
@@ -32,15 +32,15 @@ class ScoreMethods:
             query: a text, or token ids; then the items are token ids too.
             items: one text or several, or lists of token ids.
             label_token_ids: the labels, for all items or one list for each.
-            apply_softmax: make the labels' probabilities sum to 1; else they are the model's own,
-                over the whole vocabulary.
+            apply_softmax: normalise the labels' probabilities to a sum of 1; otherwise they are the
+                model's, over the whole vocabulary.
             item_first: put the item before the query.
 
         Returns:
             One list for each item with one number for each label.
 
         Raises:
-            ValueError: something in the request is wrong; the engine works on.
+            ValueError: the request is invalid; the engine keeps working.
             EngineDeadError: a process of the engine died, or the engine was shut down.
         """
         options = {
@@ -65,7 +65,7 @@ class ScoreMethods:
         unconditional: bool = False,
         rid: str | None = None,
     ) -> Choices:
-        """How probable each choice is right after the prompt, which is computed once.
+        """How probable each choice is right after the prompt; the prompt is computed once.
 
         Args:
             prompt: a text.
@@ -75,12 +75,12 @@ class ScoreMethods:
             rid: a name for the request.
 
         Returns:
-            What `/v1/select` answers: `choices`, in their order, with `token_logprobs` (triples of
+            The answer of `/v1/select`: `choices`, in their order, with `token_logprobs` (triples of
             log-probability, id and text), `unconditional_token_logprobs`, their sum `logprob` and
             the share `prob`; `meta_info`.
 
         Raises:
-            ValueError: something in the request is wrong; the engine works on.
+            ValueError: the request is invalid; the engine keeps working.
             EngineDeadError: a process of the engine died, or the engine was shut down.
         """
         options = {

@@ -1,4 +1,4 @@
-"""What `Engine.score` gives: a list of lists, which also carries what newer callers read."""
+"""The result of `Engine.score`: a list of lists with the attributes that newer callers read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class ScoreList(list[list[float]]):
 
     Attributes:
         scores: the same numbers, as a plain list.
-        prompt_tokens: of all items together.
+        prompt_tokens: total over all items.
     """
 
     def __init__(self, scored: Scored) -> None:

@@ -30,7 +30,7 @@ from runtime.eventloop.body_errors import did_you_mean
 from runtime.launch.command_line import add_options, option_name, sections
 from runtime.launch.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES
 
-# Text on a command line, and here also the object itself.
+# Text on a command line; here the object itself is accepted too.
 _JSON = frozenset({"preferred_sampling_params", "limit_mm_data_per_request"})
 
 
@@ -40,31 +40,31 @@ class ServerArgs(
 ):
     """Every argument of the server, flat, as `python -m server.launch` takes them."""
 
-    # None leaves the choice to whoever streams: the HTTP server sends the text so far, an engine
-    # what is new.
+    # None keeps the default of the place that streams: the HTTP server sends the text so far, an
+    # engine only what is new.
     incremental_streaming_output: bool | None = None  # type: ignore[assignment]  # see above
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> None:
-        """Give `parser` the server's options."""
+        """Add the server's options to `parser`."""
         add_options(parser)
 
     @classmethod
     def from_cli_args(cls, arguments: argparse.Namespace) -> ServerArgs:
-        """The arguments that a parser with these options has read."""
+        """The arguments from the namespace of such a parser."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in vars(arguments).items() if name in names})
 
     @classmethod
     def from_config(cls, config: ServerConfig) -> ServerArgs:
-        """The flat form of a configuration in sections."""
+        """The flat form of a configuration with sections."""
         flat: dict[str, Any] = {}
         for name, _ in sections():
             flat.update(dataclasses.asdict(getattr(config, name)))
         return cls(**flat)
 
     def to_config(self, *, incremental: bool) -> ServerConfig:
-        """The form in sections; `incremental` is used where streaming was left open."""
+        """The form with sections; `incremental` is used where streaming was left open."""
         values = dataclasses.asdict(self)
         if values["incremental_streaming_output"] is None:
             values["incremental_streaming_output"] = incremental
@@ -84,11 +84,11 @@ def read_keywords(keywords: Mapping[str, Any]) -> tuple[ServerArgs, list[str]]:
     """Check keyword arguments.
 
     Returns:
-        The arguments, and lines about those of the reference that have no effect here.
+        The arguments, and notices about arguments of the reference that have no effect here.
 
     Raises:
-        TypeError: a name that nobody knows.
-        ValueError: a value of a wrong type or range, or a feature this engine does not have.
+        TypeError: an unknown name.
+        ValueError: a value of the wrong type or range, or an unsupported feature.
     """
     fields = {field.name: field for _, kind in sections() for field in _fields(kind)}
     names = {name: name for name in fields}
@@ -119,7 +119,7 @@ def _read_reference(keyword: str, value: Any, known: list[str], ignored: list[st
     if flag is None:
         hint = did_you_mean(keyword, known)
         raise TypeError(f"Engine() got an unexpected keyword argument {keyword!r}.{hint}")
-    # Nothing asked for: what a dump of the reference's own defaults holds.
+    # Values that request nothing, as in a dump of the reference's defaults.
     if value is None or value is False or value in ("", [], {}):
         return
     if flag.takes_value and str(value).lower() in flag.neutral:

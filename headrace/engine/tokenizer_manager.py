@@ -1,4 +1,4 @@
-"""`Engine.tokenizer_manager`: what frameworks reach for inside SGLang's engine, under its names."""
+"""`Engine.tokenizer_manager`: the parts of SGLang's engine that frameworks use, by its names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class PauseRequest(Protocol):
-    """Any object that says how to pause, such as SGLang's `PauseGenerationReqInput`."""
+    """Any object that names a pause mode, such as SGLang's `PauseGenerationReqInput`."""
 
     @property
     def mode(self) -> str:
@@ -20,10 +20,10 @@ class PauseRequest(Protocol):
 
 
 class TokenizerManager:
-    """An engine seen from the side of its requests; whoever holds it keeps the engine alive."""
+    """An engine seen from its requests; a reference to it keeps the engine alive."""
 
     def __init__(self, engine: Engine) -> None:
-        """Stand for `engine`."""
+        """Wrap `engine`."""
         self._engine = engine
 
     @property
@@ -36,14 +36,14 @@ class TokenizerManager:
         self._engine.abort(rid, abort_all=abort_all)
 
     async def pause_generation(self, request: str | PauseRequest = "abort") -> None:
-        """See `Engine.pause_generation`; the mode by itself, or an object that has it.
+        """See `Engine.pause_generation`; `request` is the mode, or an object that has it.
 
         Raises:
-            ValueError: no such mode.
+            ValueError: an unknown mode.
         """
         mode = request if isinstance(request, str) else request.mode
         await self._engine.async_pause_generation(mode)
 
     async def continue_generation(self, request: object = None) -> None:  # noqa: ARG002
-        """See `Engine.continue_generation`; `request` has its place in the API and no effect."""
+        """See `Engine.continue_generation`; `request` is for compatibility and has no effect."""
         await self._engine.async_continue_generation()

@@ -1,4 +1,4 @@
-"""Vectors and scores of texts, from a model that gives them."""
+"""Vectors and scores of texts, for models that produce them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Prompts = str | Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str]
 
 
 class VectorMethods:
-    """The part of the engine for models that give vectors or scores."""
+    """The engine's methods for models that produce vectors or scores."""
 
     _core: EngineCore
 
@@ -32,15 +32,15 @@ class VectorMethods:
         Args:
             prompt: a text, texts, lists of token ids, or pairs of texts.
             rid: names for the requests.
-            dimensions: the length of the vectors, of those that the model was trained for.
-            prompt_name: of the model's own prompts, the one that is put ahead of each text.
+            dimensions: length of the vectors, one of those that the model was trained for.
+            prompt_name: which of the model's prompts is put before each text.
 
         Returns:
-            For a text an object with `embedding`, a list of floats, and `meta_info`; else a list of
-            them.
+            For one text an object with `embedding`, a list of floats, and `meta_info`; otherwise a
+            list of such objects.
 
         Raises:
-            ValueError: something in the request is wrong, or the model gives no vectors.
+            ValueError: the request is invalid, or the model does not produce vectors.
             EngineDeadError: a process of the engine died, or the engine was shut down.
         """
         options = TextOptions(rid=rid, dimensions=dimensions, prompt_name=prompt_name)
@@ -50,7 +50,7 @@ class VectorMethods:
 
     @waiting
     async def rerank(self, prompt: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-        """The scores of pairs of a query and a document, by a model that compares two texts.
+        """The scores of pairs of a query and a document, from a model that compares two texts.
 
         Args:
             prompt: the pairs.
@@ -59,7 +59,7 @@ class VectorMethods:
             For each pair an object whose `embedding` holds its scores, and `meta_info`.
 
         Raises:
-            ValueError: something in the request is wrong, or the model compares no texts.
+            ValueError: the request is invalid, or the model does not compare texts.
             EngineDeadError: a process of the engine died, or the engine was shut down.
         """
         found = await self._encode([list(pair) for pair in prompt], TextOptions())

@@ -1,7 +1,7 @@
-"""The engine's methods that change weights, pause it, or give its memory back.
+"""The engine's methods that change weights, pause it, or release its memory.
 
-Their answers are those of the server's routes of the same names, see `docs/rl.md`: what a trainer
-may have got wrong comes back as `(False, message)`.
+They answer as the server's routes of the same names do, see `docs/rl.md`: an error that a trainer
+can cause is returned as `(False, message)`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class WeightMethods:
-    """What `Engine` can do about weights; each `async_` method is the one of its name, awaited."""
+    """The weight methods of `Engine`; each `async_` method is the awaitable form of its name."""
 
     _core: EngineCore
 
@@ -50,15 +50,15 @@ class WeightMethods:
     async def update_weights_from_disk(
         self, /, model_path: str, load_format: str | None = None, **options: Any
     ) -> tuple[bool, str, int]:
-        """Load all weights from a folder or a hub id; on failure the old ones serve on.
+        """Load all weights from a folder or a hub id; on failure the old ones stay in use.
 
         Args:
-            model_path: same architecture and shapes as the model that runs.
+            model_path: a model with the architecture and shapes of the running one.
             load_format: `auto`, `safetensors` or `dummy`.
             **options: `weight_version`, `flush_cache`, `abort_all_requests`, `keep_pause`.
 
         Returns:
-            Success, message, and how many requests waited meanwhile.
+            Success, message, and how many requests waited during the update.
         """
         update = self._weights.update_from_disk(model_path, load_format=load_format, **options)
         outcome = await _outcome(update)
@@ -77,7 +77,7 @@ class WeightMethods:
 
         Args:
             named_tensors: the tensors.
-            load_format: nothing to choose; for callers that name one.
+            load_format: has no effect; for callers that pass one.
             flush_cache: drop the prefix cache.
             **options: `weight_version`, `abort_all_requests`.
         """
@@ -104,7 +104,7 @@ class WeightMethods:
         pairs = list(named_tensors.items() if hasattr(named_tensors, "items") else named_tensors)
         is_cuda = bool(pairs) and all(tensor.is_cuda for _, tensor in pairs)
         if is_cuda and self._context.config.model.device == "cuda":
-            # Each rank reads there, at its own time.
+            # Each rank reads from there at its own time.
             body = stack.enter_context(CudaTensors(pairs)).body
         else:
             body = stack.enter_context(SharedTensors(pairs)).body
@@ -134,7 +134,7 @@ class WeightMethods:
         load_format: str | None = None,
         **options: Any,
     ) -> tuple[bool, str]:
-        """Replace some weights by what rank 0 of a group broadcasts, in this order.
+        """Replace some weights with what rank 0 of a group broadcasts, in this order.
 
         `options` are `weight_version`, `abort_all_requests` and `timeout`, in seconds, for each
         broadcast.
@@ -167,7 +167,7 @@ class WeightMethods:
         group_name: str = DEFAULT_GROUP,
         backend: str = "nccl",
     ) -> tuple[bool, str]:
-        """Meet a trainer, rank 0 of the group; returns when everybody is there."""
+        """Join a trainer, which is rank 0 of the group; returns when all ranks have joined."""
         body = InitGroupBody(
             master_address=master_address,
             master_port=master_port,
@@ -198,12 +198,12 @@ class WeightMethods:
 
     @waiting
     async def begin_weight_update(self, selector: str = "all") -> tuple[bool, str]:  # noqa: ARG002  # one model
-        """Hold requests back over several updates, until `end_weight_update`."""
+        """Hold requests back during several updates, until `end_weight_update`."""
         return await _pair(self._weights.begin())
 
     @waiting
     async def end_weight_update(self) -> tuple[bool, str]:
-        """Let them go on."""
+        """Release the requests that `begin_weight_update` held back."""
         return await _pair(self._weights.end())
 
     # ---- reading and tests ----
@@ -224,13 +224,13 @@ class WeightMethods:
     async def update_weight_version(
         self, new_version: str, abort_all_requests: bool = True
     ) -> tuple[bool, str]:
-        """Relabel the loaded weights; aborts every request unless told not to."""
+        """Relabel the loaded weights; aborts every request by default."""
         update = self._weights.set_version(new_version, abort_all_requests=abort_all_requests)
         return await _pair(update)
 
     @waiting
     async def check_weights(self, action: str) -> tuple[bool, str]:
-        """`snapshot`, `reset_tensors`, `compare` or `checksum`, for tests of a trainer."""
+        """`snapshot`, `reset_tensors`, `compare` or `checksum`; for testing a trainer."""
 
         async def check() -> Outcome:
             op = CheckWeights(_converted({"action": action}, CheckBody).action)
@@ -244,9 +244,9 @@ class WeightMethods:
 
     @waiting
     async def pause_generation(self, mode: str = "abort") -> None:
-        """Stop generating: `abort` what runs, `retract` it to wait, or freeze it `in_place`.
+        """Stop generating: `abort` running requests, `retract` them, or freeze them `in_place`.
 
-        Requests that come meanwhile wait for `continue_generation`.
+        Requests that arrive meanwhile wait for `continue_generation`.
         """
         await self._weights.pause(_converted({"mode": mode}, PauseBody).mode)
 
@@ -254,14 +254,14 @@ class WeightMethods:
 
     @waiting
     async def continue_generation(self) -> None:
-        """Go on with what was frozen or put back, and with what came meanwhile."""
+        """Resume frozen and retracted requests, and start those that arrived meanwhile."""
         await self._weights.resume()
 
     async_continue_generation = awaited(continue_generation)
 
     @waiting
     async def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
-        """Give memory back while nothing runs: `kv_cache`, `weights`, `cuda_graph`; all by default.
+        """Release memory while nothing runs: `kv_cache`, `weights`, `cuda_graph`; all by default.
 
         Raises:
             ValueError: requests are running.
@@ -270,10 +270,10 @@ class WeightMethods:
 
     @waiting
     async def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
-        """Take it again; weights come back as they were.
+        """Allocate the memory again; the weights are restored.
 
         Raises:
-            ValueError: there is too little memory now.
+            ValueError: too little memory is free.
         """
         await self._weights.resume_memory(_tags(tags))
 
@@ -302,7 +302,7 @@ async def _pair(outcome: Coroutine[Any, Any, Outcome]) -> tuple[bool, str]:
 
 
 def _tags(given: Sequence[str] | None) -> list[MemoryTag]:
-    # A text is a sequence of texts too: its letters would be called unknown tags.
+    # A string is a sequence too: its letters would be reported as unknown tags.
     tags = given if given is None or isinstance(given, str) else list(given)
     wanted: MemoryBody = _converted({"tags": tags}, MemoryBody)
     return wanted.tags or []

@@ -1,4 +1,4 @@
-"""Several workers that share what is to be done, on one event loop."""
+"""Several workers that share one queue of work, on one event loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 async def run_workers(work: Callable[[], Coroutine[Any, Any, None]], num_workers: int) -> None:
-    """Run `work` so many times at once; the first failure, or cancelling this, ends them all."""
+    """Run `work` this many times at once; the first failure, or cancelling this, ends them all."""
     tasks = [asyncio.create_task(work()) for _ in range(num_workers)]
     try:
         await asyncio.gather(*tasks)

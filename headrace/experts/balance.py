@@ -1,4 +1,4 @@
-"""Counts of chosen experts as a recorder's CSV has them, and figures of their balance."""
+"""The counts in a recorder's CSV, and measures of the balance between experts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HEADER = ["layer_id", "expert_id", "count"]
-# A table of more numbers is not a recorder's.
+# A larger table cannot come from a recorder.
 MAX_NUMBERS = 1 << 22
 INT64_MAX = 2**63 - 1
 
@@ -16,7 +16,7 @@ Counts = list[list[int]]
 
 
 class UnreadableFile(Exception):
-    """What was named cannot be read as counts; one line."""
+    """The given file cannot be read as counts; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,12 @@ class Balance:
 
     Attributes:
         layer: its index.
-        num_choices: choices of all tokens together.
-        max_to_mean: the most used expert's share, in shares of an even use.
-        entropy: of the shares, over that of even ones; 1.0 is even, 0.0 one expert alone.
-        unused: share of experts that nobody chose.
-        top: the most used experts with their shares, the first of them first.
+        num_choices: choices over all tokens.
+        max_to_mean: the most used expert's count divided by the mean count.
+        entropy: entropy of the shares divided by that of even shares: 1.0 is even, 0.0 is one
+            expert alone.
+        unused: share of experts that were never chosen.
+        top: the most used experts with their shares, in descending order.
     """
 
     layer: int
@@ -41,7 +42,7 @@ class Balance:
 
 
 def counts_file(path: Path) -> Path:
-    """The CSV of a recorder's file: itself, or the one beside a `.pt`.
+    """The CSV of a recorder's file: the file itself, or the CSV beside a `.pt`.
 
     Raises:
         UnreadableFile: there is none.
@@ -54,10 +55,10 @@ def counts_file(path: Path) -> Path:
 
 
 def read_counts(path: Path) -> Counts:
-    """Return counts, `[num_layers, num_experts]`; those that are not listed are zero.
+    """Return counts, `[num_layers, num_experts]`; missing entries are zero.
 
     Raises:
-        UnreadableFile: no such file, or something else than a recorder's.
+        UnreadableFile: the file is missing, or is not a recorder's.
     """
     found: dict[tuple[int, int], int] = {}
     try:
@@ -88,10 +89,10 @@ def read_counts(path: Path) -> Counts:
 
 
 def balance_of(layer: int, counts: list[int], num_top: int = 3) -> Balance:
-    """Figures of one layer, of which something was chosen."""
+    """Measures of one layer with at least one choice."""
     total = sum(counts)
     shares = [count / total for count in counts]
-    # Of one expert there is nothing uneven.
+    # A single expert is always even.
     most = math.log(len(counts)) if len(counts) > 1 else 1.0
     entropy = -sum(share * math.log(share) for share in shares if share) / most
     ranked = sorted(range(len(counts)), key=lambda expert: (-counts[expert], expert))
@@ -106,5 +107,5 @@ def balance_of(layer: int, counts: list[int], num_top: int = 3) -> Balance:
 
 
 def balances(counts: Counts) -> list[Balance]:
-    """Figures of every layer that has counts; dense ones have none."""
+    """Measures of every layer that has counts; dense layers have none."""
     return [balance_of(layer, row) for layer, row in enumerate(counts) if any(row)]

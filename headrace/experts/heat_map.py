@@ -13,7 +13,7 @@ from headrace.experts.balance import Counts
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Eight bits a channel, true colour.
 _DEPTH, _COLOUR = 8, 2
-# Pixels of the widest picture, about, and of the largest cell.
+# Approximate width of the widest picture, and size of the largest cell, in pixels.
 _WIDEST, _LARGEST_CELL = 4096, 12
 _UNUSED = (255, 255, 255)
 _LIGHT, _DARK = (222, 235, 247), (8, 48, 107)
@@ -26,7 +26,7 @@ def heat_map(counts: Counts) -> bytes:
     for row in counts:
         most = max(row)
         pixels = b"".join(bytes(_colour(count, most)) * cell for count in row)
-        # Each line begins with its filter: none.
+        # Each line begins with its filter type: none.
         lines += [b"\0" + pixels] * cell
     size = len(counts[0]) * cell, len(counts) * cell
     header = struct.pack(">IIBBBBB", *size, _DEPTH, _COLOUR, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""`headrace experts FILE`: a table of the balance of each layer, and a picture if asked for."""
+"""`headrace experts FILE`: a table of the balance of each layer, and a picture on request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.experts.heat_map import heat_map
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options."""
+    """The command's options."""
     parser = argparse.ArgumentParser(
         prog="headrace experts",
         description="Say how evenly experts were used, from a file that "
@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; the exit status is 2 where something cannot be read or written."""
+    """Print the table; the exit status is 2 if a file cannot be read or written."""
     options = build_parser().parse_args(argv)
     try:
         counts = read_counts(counts_file(options.file))
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def table(found: list[Balance]) -> list[str]:
-    """One line a layer under a line of names; figures of all layers behind them."""
+    """One line per layer under a header, then a summary of all layers."""
     if not found:
         return ["No expert was chosen."]
     lines = [f"{'layer':>5} {'tokens':>10} {'max/mean':>8} {'entropy':>7} {'unused':>6}  top"]

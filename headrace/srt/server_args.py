@@ -1,4 +1,4 @@
-"""`ServerArgs`, where users' programs look for it."""
+"""`ServerArgs`, at the path from which users' programs import it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`load_image`, where documents look for it."""
+"""`load_image`, at the path from which documents import it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Helpers that users' documents import by this package's name."""
+"""Helpers that users' documents import from this package."""

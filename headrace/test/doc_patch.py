@@ -1,8 +1,8 @@
-"""Imported by documents that run as notebooks; harmless anywhere else, and when imported twice.
+"""For documents that run as notebooks; importing it elsewhere, or twice, is harmless.
 
-It applies `nest_asyncio` where that is installed, for the documents' own `asyncio.run` inside a
-notebook (an `Engine` needs none). Engines made after the import take few rows and a small KV pool,
-so that several documents fit on one device.
+It applies `nest_asyncio` if installed, so that a document may call `asyncio.run` inside a
+notebook (an `Engine` does not need it). Engines made after the import use few rows and a small KV
+pool, so that several documents fit on one device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.server_process import launch_server_cmd
 
 __all__ = ["DOCUMENT_ARGUMENTS", "launch_server_cmd"]
 
-# Read by `Engine`; what a caller names itself goes before.
+# Read by `Engine`; arguments that the caller passes have priority.
 DOCUMENT_ARGUMENTS = MappingProxyType({"max_running_requests": 128, "max_total_tokens": 20480})
 
 
@@ -25,13 +25,13 @@ def _allow_nested_loops() -> None:
         import nest_asyncio
     except ImportError:
         return
-    # It refuses loops that it cannot patch (uvloop), where nothing is lost.
+    # It refuses loops that it cannot patch, such as uvloop. That does no harm.
     with contextlib.suppress(ValueError), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             nest_asyncio.apply()
         except RuntimeError:
-            # Python 3.14 makes no loop by itself.
+            # Python 3.14 does not create a loop automatically.
             asyncio.set_event_loop(asyncio.new_event_loop())
             nest_asyncio.apply()
 

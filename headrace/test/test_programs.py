@@ -1,7 +1,7 @@
-"""Small programs that use each part of the language, to check a back end by its default.
+"""Small programs that use each part of the language, to check the default back end.
 
-Each runs on `set_default_backend`'s back end and raises `AssertionError` where the back end breaks
-a rule; none asks that a model is clever.
+Each runs on the back end of `set_default_backend` and raises `AssertionError` if the back end
+breaks a rule. None depends on the model's quality.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.lang.state import ProgramState
 
 
 def test_mt_bench() -> None:
-    """Two questions, of which the second goes on from the first."""
+    """Two questions; the second continues the first."""
 
     @sgl.function
     def answer(s: ProgramState, first: str, second: str) -> None:
@@ -35,7 +35,7 @@ def test_mt_bench() -> None:
 
 
 def test_select() -> None:
-    """A decision is one of its choices, and stands in the text as it is."""
+    """A decision is one of its choices, and appears unchanged in the text."""
 
     @sgl.function
     def judge(s: ProgramState, statement: str) -> None:
@@ -48,7 +48,7 @@ def test_select() -> None:
 
 
 def test_decode_int() -> None:
-    """A generation of a type keeps to it."""
+    """A typed generation has the form of its type."""
 
     @sgl.function
     def count(s: ProgramState) -> None:
@@ -72,7 +72,7 @@ def test_decode_json() -> None:
 
 
 def test_regex() -> None:
-    """A generation with a pattern matches it whole."""
+    """A generation with a pattern matches it completely."""
     pattern = r"[0-9]{1,3}\.[0-9]{1,3}"
 
     @sgl.function
@@ -84,7 +84,7 @@ def test_regex() -> None:
 
 
 def test_tool_use() -> None:
-    """The body reads a decision and goes on by it."""
+    """The body reads a decision and continues accordingly."""
 
     @sgl.function
     def solve(s: ProgramState, question: str) -> None:
@@ -101,7 +101,7 @@ def test_tool_use() -> None:
 
 
 def test_parallel_decoding() -> None:
-    """Children of a fork go on by themselves, and their variables come back."""
+    """Children of a fork continue independently, and their variables come back."""
 
     @sgl.function
     def tips(s: ProgramState) -> None:
@@ -116,7 +116,7 @@ def test_parallel_decoding() -> None:
 
 
 def test_stream() -> None:
-    """The pieces of a stream are the text."""
+    """The pieces of a stream make up the text."""
 
     @sgl.function
     def tell(s: ProgramState) -> None:
@@ -129,7 +129,7 @@ def test_stream() -> None:
 
 
 def test_batch() -> None:
-    """A batch gives its states in order."""
+    """A batch returns its states in order."""
 
     @sgl.function
     def ask(s: ProgramState, number: int) -> None:

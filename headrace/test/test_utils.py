@@ -1,4 +1,4 @@
-"""`is_in_ci`, where documents look for it."""
+"""`is_in_ci`, at the path from which documents import it."""
 
 from __future__ import annotations
 

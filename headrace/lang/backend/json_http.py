@@ -57,7 +57,7 @@ class JsonHttp:
             return json.loads(content)
         except ValueError:
             raise BackendError(
-                f"The answer is no JSON: {content[:200]!r}", url=f"{self._base_url}{path}"
+                f"The answer is not JSON: {content[:200]!r}", url=f"{self._base_url}{path}"
             ) from None
 
     async def events(

@@ -39,4 +39,4 @@ class Crusoe(BaseBackend):
 
 
 def _refer(advice: str) -> NoReturn:
-    raise NotImplementedError(f"There is no back end of its own for {advice}")
+    raise NotImplementedError(f"There is no separate back end for {advice}")

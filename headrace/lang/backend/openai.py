@@ -328,7 +328,7 @@ def _entries_from(choice: Any, start: int) -> list[Entry]:
     if found is None or not found.tokens:
         raise BackendError(
             "select needs the prompt's log-probabilities (echo with logprobs), which this server "
-            "does not tell; with is_chat_model=True it asks for structured output instead."
+            "does not return; with is_chat_model=True it asks for structured output instead."
         )
     offsets = [*found.text_offset[1:], None]
     return [

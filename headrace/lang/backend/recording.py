@@ -206,7 +206,7 @@ class ReplayBackend(AsyncBackend):
                     found = json.loads(line)
                     self._answers[_key(found["asked"])].append(found)
             except (ValueError, LookupError, AttributeError, TypeError) as error:
-                raise ValueError(f"{self._path} is no record of a back end: {error}") from None
+                raise ValueError(f"{self._path} is not a record of a back end: {error}") from None
         self._model_name = head["model"]
         self.support_api_speculation = bool(head["support_api_speculation"])
         template = dict(head["chat_template"])

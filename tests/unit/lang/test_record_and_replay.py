@@ -149,5 +149,5 @@ def test_prefixes_reach_the_back_end_that_is_recorded(tmp_path: Path) -> None:
 def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "other.jsonl"
     path.write_text(content)
-    with pytest.raises(ValueError, match=r"other\.jsonl is no record of a back end"):
+    with pytest.raises(ValueError, match=r"other\.jsonl is not a record of a back end"):
         ReplayBackend(path)
