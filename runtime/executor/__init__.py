@@ -1,1 +1,1 @@
-"""Runs what the scheduler decided: batches, the model, sampling; owns device memory."""
+"""Runs the scheduler's steps: batches, the model, sampling; owns device memory."""

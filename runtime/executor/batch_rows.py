@@ -1,8 +1,8 @@
-"""State of the running batch, one row per request, written when something changes.
+"""State of the running batch, one row per request, written only when something changes.
 
-The device keeps what a step reads and writes: next inputs, pages, what was generated. The host
-keeps what it decides by (who is greedy, which filters are on) and the sampling parameters. One row
-more than requests: padding of a graph's batch goes there.
+The device keeps what a step reads and writes: next inputs, pages, generated tokens. The host keeps
+what it decides by (which rows are greedy, which filters are on) and the sampling parameters. There
+is one extra row, for the padding of a graph's batch.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ class BatchRows:
     """Rows of the running batch.
 
     Attributes:
-        padding_row: the last row; its pages are page 0.
+        padding_row: the last row; all its pages are page 0.
         page_table: `[max_rows + 1, max_pages]` int32 on the device.
         last_token: `[max_rows + 1]` int64 on the device: each row's next input when it decodes.
-        latest_input: `[max_rows + 1]` int64 on the device: the latest step's inputs of rows that
-            decoded in it, which it has overwritten in `last_token` if it came so far.
-        num_changes: how often rows joined, or got pages otherwise than by decoding on.
-        has_inputs: whether the step that is being launched has read its inputs.
+        latest_input: `[max_rows + 1]` int64 on the device: what the latest step read from
+            `last_token` for its decoding rows, which that step overwrites when it completes.
+        num_changes: how often rows joined, or got pages other than by decoding.
+        has_inputs: whether the step being launched has read its inputs.
         params: `[max_rows + 1, 6]` float32 on the host: temperature, top_p, min_p, frequency,
-            presence, repetition. They travel with the step that samples: most rows take their
-            largest logit and never need them.
+            presence, repetition. They travel with the step that samples, because most rows are
+            greedy and never need them.
         seeds: `[max_rows + 1]` int64 on the host.
         top_k: `[max_rows + 1]` int32 on the host, the vocabulary's size when off.
         num_prompt: `[max_rows + 1]` int64 on the host.
-        biases: of each row the token ids, int64, and what is added to their logits, float32.
+        biases: for each row the token ids, int64, and the values added to their logits, float32.
         is_greedy, edits_logits, has_penalties, has_grammar, has_token_rules: `[max_rows + 1]` bool
-            on the host; rows that edit logits do so by penalties or by token rules: biases, or the
-            ban of an early end.
-        extras: what is asked for beside tokens.
-        rope: positions for the rotation, where those in the sequence are not enough.
+            on the host. Rows edit logits by penalties or by token rules: biases, or the ban of an
+            early end.
+        extras: what rows request beside tokens.
+        rope: positions for RoPE, if the index in the sequence is not enough.
     """
 
     TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(_NUM_PARAMS)
@@ -65,9 +65,8 @@ class BatchRows:
     ) -> None:
         """Allocate for `max_rows` requests of up to `max_len` tokens.
 
-        `eos_token_ids` end a text; they are masked until a row has its `min_new_tokens`.
-        Where tokens of images have positions of their own, each stands for `image_cell` pixels of
-        a side.
+        `eos_token_ids` end a text; they are masked until a row has its `min_new_tokens`. If image
+        tokens have separate positions, each covers `image_cell` pixels of a side.
         """
         self.device = device or torch.device("cpu")
         self.vocab_size = vocab_size
@@ -99,15 +98,15 @@ class BatchRows:
         self.has_grammar = np.zeros(rows, dtype=bool)
         self.has_token_rules = np.zeros(rows, dtype=bool)
         self._history: Tensor | None = None
-        # Places in the page table that the device lacks. What stands there the host's table says:
-        # a step that failed may have left some that belong to somebody else by now.
+        # Entries of the page table that the device lacks. Their values are read from the host's
+        # table, because a failed step may have left entries that belong to another request by now.
         self._unsent: list[Int64Array] = []
 
     def inputs(self, index: Tensor) -> Tensor:
         """Return the next inputs of rows if they decode, `[n]` int64.
 
         Args:
-            index: `[n]` int64 on the device, rows, some perhaps several times.
+            index: `[n]` int64 on the device, rows, possibly repeated.
         """
         tokens = self.last_token.index_select(0, index)
         self.latest_input.index_copy_(0, index, tokens)
@@ -115,12 +114,12 @@ class BatchRows:
 
     @torch.inference_mode()
     def take_back(self, rows: Int64Array) -> None:
-        """Give rows the inputs again that the failed step had read, if it had."""
+        """Restore the inputs of rows that the failed step had read, if it had."""
         if self.has_inputs and len(rows):
             (index,) = to_device(self.device, rows)
             self.last_token.index_copy_(0, index, self.latest_input.index_select(0, index))
 
-    # The history is made while sampling, in inference mode, and may be written in that mode only.
+    # Sampling creates the history in inference mode, so it may only be written in that mode.
     @torch.inference_mode()
     def apply(self, joins: list[RowJoin], updates: list[PageUpdate]) -> None:
         """Reset the rows of new requests, then write page numbers: see `unsent_pages`."""
@@ -139,7 +138,7 @@ class BatchRows:
         self.is_greedy[row] = greedy
         self.has_penalties[row] = sampling.has_penalties
         self.has_grammar[row] = join.has_grammar
-        # Arrays once, not at each step: a bias may name the whole vocabulary.
+        # Convert to arrays once, not at each step: a bias may name the whole vocabulary.
         num_biases = len(sampling.logit_bias)
         self.biases[row] = (
             np.fromiter(sampling.logit_bias.keys(), dtype=np.int64, count=num_biases),
@@ -167,12 +166,12 @@ class BatchRows:
             self.history()[row, : len(join.output_ids)] = output_ids
 
     def grow(self, plan: StepPlan, page_size: int, *, is_sent: bool = False) -> None:
-        """Write the pages that the plan's decoding rows begin, which the step may send itself."""
+        """Write the pages that the plan's decoding rows begin; `is_sent` if the step sends them."""
         if plan.new_pages is None:
             return
         grown = np.flatnonzero(plan.new_pages)
         rows, pages = plan.rows[grown], plan.new_pages[grown]
-        # The first page behind those that hold what is computed.
+        # The first entry after the pages of the computed tokens.
         places = -(-plan.start_lens[grown] // page_size)
         self.page_table_host[rows, places] = pages
         if not is_sent and not self._shares_memory:
@@ -189,30 +188,30 @@ class BatchRows:
             self._unsent.append(places)
 
     def unsent_pages(self) -> tuple[Int64Array, Int32Array]:
-        """Return what the device lacks of the page table.
+        """Return the entries of the page table that the device lacks.
 
         Returns:
-            `[n]` int64 places, counted through all rows, and `[n]` int32 page numbers.
+            `[n]` int64 flat indices into the table, and `[n]` int32 page numbers.
         """
         places = np.concatenate([_NO_PLACES, *self._unsent])
         return places, self.page_table_host.reshape(-1)[places]
 
     def forget_unsent(self) -> None:
-        """Take note that the device has, or gets with the step that is launched, all entries."""
+        """Record that the device has all entries, or gets them with the step being launched."""
         self._unsent.clear()
 
     @torch.inference_mode()
     def send_pages(self) -> None:
-        """Write what the device lacks of the page table."""
+        """Send the entries of the page table that the device lacks."""
         if self._unsent:
             index, values = to_device(self.device, *self.unsent_pages())
             self.page_table.view(-1).index_copy_(0, index, values)
             self.forget_unsent()
 
     def history(self) -> Tensor:
-        """`[max_rows + 1, max_len]` int64 on the device, generated tokens.
+        """`[max_rows + 1, max_len]` int64 on the device: generated tokens.
 
-        Made when the first penalty is asked for.
+        Allocated when a request first uses a penalty.
         """
         if self._history is None:
             shape = (len(self.sampling), self._max_len)

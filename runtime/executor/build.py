@@ -1,4 +1,4 @@
-"""What a rank computes steps with: pool, rows, graphs and runner around a loaded model."""
+"""Builds what a rank needs to compute steps: pool, rows, graphs and runner around a model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from runtime.models.vision.model import SeeingDecoder
 
 logger = logging.getLogger(__name__)
 
-# What to do where memory does not suffice at start.
+# Which options to change when memory is short at start-up.
 _OF_STEPS = "--chunked-prefill-size or --max-running-requests"
 _OF_POOL = "--mem-fraction-static or --max-total-tokens"
 _OF_GRAPHS = (
@@ -47,20 +47,20 @@ _OF_GRAPHS = (
 
 
 class Report(Protocol):
-    """Tells the front where start-up is."""
+    """Reports the progress of start-up to the front."""
 
     def __call__(self, phase: Phase, fraction: float = 0.0, detail: str = "") -> None:
-        """Report `phase` and the share of it that is done."""
+        """Report `phase` and the fraction of it that is done."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Executor:
-    """What a rank computes with; the same on every rank but for its slice of the weights.
+    """What a rank computes with; the same on every rank except for its slice of the weights.
 
     Attributes:
-        allocate_kv: makes the pool's tensors again after they were released.
-        load_seconds: what reading the weights took; known to who read them.
+        allocate_kv: allocates the pool's tensors again after they were released.
+        load_seconds: time to read the weights; set by the code that reads them.
     """
 
     runner: StepRunner
@@ -80,19 +80,19 @@ def build_executor(
     backend: str,
     report: Report,
 ) -> Executor:
-    """Give a loaded model its pool, rows and graphs, and compute the first steps.
+    """Give a loaded model its pool, rows and graphs, and run the first steps.
 
-    Ranks call this at the same time: each waits for the others where they compute together.
+    All ranks call this at the same time; each waits for the others where they compute together.
 
     Args:
         config: the worker's.
         model: this rank's slice, loaded.
-        group: the ranks that share each layer; `None` for one alone.
+        group: the ranks that share each layer; `None` for a single rank.
         backend: name in `ATTENTION_BACKENDS`.
-        report: where start-up is.
+        report: receives the progress.
 
     Raises:
-        StartupError: the memory does not allow it; one line.
+        StartupError: there is too little memory; one line.
     """
     device = model.context.device
     report("allocating_cache")
@@ -100,7 +100,7 @@ def build_executor(
     log_kernels(device.type, attention, backend, config)
     weight_bytes = sum(holder.size_bytes for _, holder in model.holders())
     if group is not None:
-        # Ranks differ by a bias; what is decided by it must not.
+        # Ranks may differ by a bias; decisions based on the size must not differ.
         (weight_bytes,) = group.minimum(weight_bytes)
     parts = _Parts(config, model, attention, group, weight_bytes)
     with memory_for("the largest step", f"lower {_OF_STEPS}", device):
@@ -127,19 +127,19 @@ def build_executor(
 
 
 def chunk_tokens(config: WorkerConfig) -> int | None:
-    """Prompt tokens of a step at most; `None` for whole prompts."""
+    """Most prompt tokens of a step; `None` for whole prompts."""
     return config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
 
 
 def build_attention(config: WorkerConfig, backend: str, device_type: str) -> AttentionBackend:
-    """Make the attention back end `backend`, for the largest step that the options allow."""
+    """Create the attention back end `backend` for the largest step that the options allow."""
     return ATTENTION_BACKENDS.load(backend)(device_type, _step_limits(config))
 
 
 def with_images(budget: Budget, config: WorkerConfig, spec: ModelSpec) -> Budget:
-    """What a budget leaves beside vectors of images.
+    """What remains of a budget after the vectors of images.
 
-    Those are what is kept, or one large image's, and a copy of what a step of prompts reads.
+    These are the kept vectors, or one large image's, and a copy of those that one step reads.
     """
     if spec.vision is None:
         return budget
@@ -150,7 +150,7 @@ def with_images(budget: Budget, config: WorkerConfig, spec: ModelSpec) -> Budget
 
 
 def image_token_bytes(config: WorkerConfig, spec: ModelSpec) -> int:
-    """Bytes of what the tower gives for one token of an image."""
+    """Bytes of the tower's output for one image token."""
     outputs = 0 if spec.vision is None else spec.vision.num_outputs
     return outputs * spec.hidden_size * parse_dtype(config.dtype).itemsize
 
@@ -158,10 +158,10 @@ def image_token_bytes(config: WorkerConfig, spec: ModelSpec) -> int:
 def pool_of(
     config: WorkerConfig, spec: ModelSpec, context: BuildContext, budget: Budget
 ) -> PoolSize:
-    """How large this model's pool is when it may take `budget`.
+    """How large this model's pool is if it may take `budget`.
 
     Raises:
-        StartupError: not even one page fits, or less than the user asked for.
+        StartupError: not even one page fits, or less than the user requested.
     """
     return size_pool(
         pool_bytes_per_token(spec, context),
@@ -175,7 +175,7 @@ def pool_of(
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a runner is made of, besides its pool."""
+    """The parts of a runner, besides its pool."""
 
     config: WorkerConfig
     model: CausalLM
@@ -198,7 +198,7 @@ def _warm_up(
 
 
 def _step_limits(config: WorkerConfig) -> StepLimits:
-    """A full batch that decodes beside a full budget of prompt tokens."""
+    """A full decode batch beside a full budget of prompt tokens."""
     budget = chunk_tokens(config) or config.context_len * config.max_running_requests
     return StepLimits(
         max_seqs=config.max_running_requests + 1,
@@ -224,7 +224,7 @@ def _size_pool(parts: _Parts) -> PoolSize:
 
 
 def _activation_bytes(parts: _Parts) -> int:
-    """Measure what the largest step of prompts needs besides weights and pool, on a GPU."""
+    """Measure what the largest prompt step needs besides weights and pool, on a GPU."""
     config, model = parts.config, parts.model
     most = chunk_tokens(config) or config.context_len - 1
     length = min(config.context_len - 1, most)
@@ -234,10 +234,10 @@ def _activation_bytes(parts: _Parts) -> int:
     runner = _build_runner(parts, _allocate(parts, size), graphs=False)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    # One token fewer than takes a kernel that needs less memory may need the most.
+    # A length just below the one that selects a kernel with less memory may need the most.
     steps = [Prompts(min(length, GATED_TOKENS - 1)), Prompts(length, num_seqs)]
     if length > MIN_LENGTH:
-        # Attention copies prompts whose length is not round: as large a step, and the copies.
+        # Attention copies prompts whose length is not round: a step as large, plus the copies.
         steps.append(Prompts(length - 1, num_seqs))
     for step in dict.fromkeys(steps):
         compute_prompts(runner, step, model.spec.vocab_size, num_pages)
@@ -257,7 +257,7 @@ def _allocate(parts: _Parts, size: PoolSize) -> list[KVCache]:
 
 def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> ModelRunner:
     config, model = parts.config, parts.model
-    # One more than the context: with overlap a last, dropped token is still written.
+    # One token more than the context: with overlap, a last dropped token is still written.
     max_pages = -(-(config.context_len + 1) // config.page_size)
     rows = BatchRows(
         config.max_running_requests,

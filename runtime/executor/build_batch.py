@@ -1,7 +1,7 @@
-"""From a step's plan to the model's input: numbers of the host, then tensors, then the batch.
+"""Builds the model's input from a step's plan: host arrays, then tensors, then the batch.
 
-Steps without a graph send the numbers as they are; a graph with prompts reads them from a line of
-the host, padded to its size (`runtime.executor.graph_inputs`).
+Steps without a graph send the arrays as they are. A graph with prompts reads them from a line of
+host memory, padded to its size (`runtime.executor.graph_inputs`).
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ ArrayT = TypeVar("ArrayT", NDArray[Any], Tensor)
 
 
 class FlatStep(NamedTuple, Generic[ArrayT]):
-    """A step's sequences one after the other, integers of the host or of the device.
+    """A step's sequences, concatenated; integers on the host or on the device.
 
     Attributes:
-        known_ids: `[num_tokens]`, each token, or -1 for its row's next input, which the device has;
-            empty when all are such.
-        token_rows: `[num_tokens]`, whose tokens they are.
-        positions: `[num_tokens]`, each token's place in its own sequence, for the rotation: see
-            `RopeRows`.
-        slots: `[num_tokens]`, `page * page_size + offset` of that place.
+        known_ids: `[num_tokens]`, each token, or -1 for its row's next input, which is on the
+            device; empty if all are -1.
+        token_rows: `[num_tokens]`, the row of each token.
+        positions: `[num_tokens]`, each token's position for RoPE, which is its index in the
+            sequence or what `RopeRows` gives.
+        slots: `[num_tokens]`, `page * page_size + offset` of each token.
         rows: `[num_seqs]`.
-        seq_lens: `[num_seqs]`, keys of each once this step's are written.
+        seq_lens: `[num_seqs]`, keys of each after this step's are written.
         qo_indptr: `[num_seqs + 1]`, bounds of each sequence's tokens.
-        last: `[num_seqs]`, which token is each sequence's last.
+        last: `[num_seqs]`, index of each sequence's last token.
     """
 
     known_ids: ArrayT
@@ -69,7 +69,7 @@ class FlatStep(NamedTuple, Generic[ArrayT]):
 
 
 def flatten(plan: StepPlan, rows: BatchRows, page_size: int) -> FlatStep[NDArray[Any]]:
-    """Flatten the plan's sequences, by whole-array operations of the host."""
+    """Flatten the plan's sequences with whole-array operations on the host."""
     num_seqs, num_tokens = len(plan.rows), plan.num_tokens
     indptr = np.zeros(num_seqs + 1, dtype=np.int32)
     np.cumsum(plan.query_lens, out=indptr[1:])
@@ -105,16 +105,16 @@ def as_batch(
     num_decodes: int | None,
     num_pages: int | None = None,
 ) -> ForwardBatch:
-    """Make the model's input of a step that is on the device; waits for nothing.
+    """Build the model's input from a step that is on the device; does not wait.
 
     Args:
         step: on the device, which has the pages of its rows.
         rows: of the running batch.
         kv: one entry per layer.
-        attention: plans the batch later on.
-        has_decodes: whether any row may decode: else all tokens are known.
+        attention: plans the batch later.
+        has_decodes: whether any row may decode; if not, all tokens are known.
         num_decodes: see `ForwardBatch`.
-        num_pages: so many of each row's suffice; all when absent.
+        num_pages: how many pages of each row are enough; all by default.
     """
     input_ids = step.known_ids
     if has_decodes:
@@ -143,10 +143,10 @@ def build_batch(
     attention: AttentionBackend,
     images: ImageStore | None = None,
 ) -> ForwardBatch:
-    """Send a step to the device and make the model's input of it, with vectors of `images`."""
+    """Send a step to the device and build the model's input, with the vectors of `images`."""
     flat = flatten(plan, rows, page_size)
     wanted = flat._replace(last=flat.last[plan.samples])
-    # On a GPU rows of one length keep kernels from being compiled again for another stride.
+    # On a GPU, rows of a fixed length avoid recompiling kernels for another stride.
     is_cpu = rows.device.type == "cpu"
     batch = as_batch(
         FlatStep(*to_device(rows.device, *wanted)),
@@ -180,7 +180,7 @@ def build_batch(
 
 
 def _num_single(plan: StepPlan) -> int:
-    """How many sequences, from the first on, decode one token."""
+    """How many sequences, counted from the first, decode one token."""
     if plan.num_tokens == plan.num_decodes:
         return plan.num_decodes
     is_several = plan.query_lens[: plan.num_decodes] > 1
@@ -188,7 +188,7 @@ def _num_single(plan: StepPlan) -> int:
 
 
 def _whole_prompts(plan: StepPlan) -> list[int]:
-    """New tokens of the last sequences that have nothing cached; see `ForwardBatch`."""
+    """New tokens of the trailing sequences that have nothing cached; see `ForwardBatch`."""
     with_prefix = np.flatnonzero(plan.start_lens)
     first = max(plan.num_decodes, int(with_prefix[-1]) + 1 if len(with_prefix) else 0)
     lengths: list[int] = plan.query_lens[first:].tolist()

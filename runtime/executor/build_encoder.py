@@ -1,4 +1,4 @@
-"""What a rank computes texts' vectors with: rows and runner around a loaded model."""
+"""Builds what a rank needs to embed texts: rows and runner around a loaded model."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def build_encoder(
     backend: str,
     report: Report,
 ) -> Executor:
-    """Give a loaded encoder its rows and compute a first step.
+    """Give a loaded encoder its rows and run a first step.
 
-    Its pages take no memory: they count what runs, as the scheduler does for every model.
+    Its pages take no memory. They only count what runs, because the scheduler counts pages.
 
     Raises:
-        StartupError: the memory does not allow it; one line.
+        StartupError: there is too little memory; one line.
     """
     device, spec = model.context.device, model.spec
     max_pages = -(-(config.context_len + 1) // config.page_size)
@@ -43,7 +43,7 @@ def build_encoder(
         )
         attention = None
         if model.sees_backward_only:
-            # A text is computed whole, also one that is longer than a step's budget.
+            # A text is computed as a whole, even if it is longer than a step's budget.
             budget = chunk_tokens(config)
             longest = -1 if budget is None else max(budget, config.context_len)
             whole = replace(config, chunked_prefill_size=longest)

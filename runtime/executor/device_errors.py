@@ -1,4 +1,4 @@
-"""Errors after which a device computes nothing right any more, so that its process must end."""
+"""Errors that leave a device unusable, so that its process must end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from runtime.errors import DeviceLost
 from runtime.executor.out_of_memory import is_out_of_memory
 
-# What CUDA says of errors that stay with the context: every later call fails, too. The names are
+# CUDA errors that stay with the context, so that every later call fails too. The messages are
 # those of its driver and its runtime, as libraries print them.
 _STICKY = (
     "device-side assert triggered",
@@ -35,15 +35,15 @@ _STICKY = (
     "CUDA_ERROR_LAUNCH_FAILED",
     "CUDA_ERROR_ECC_UNCORRECTABLE",
 )
-# After these the ranks of a step no longer agree about where they are.
+# After these errors the ranks of a step no longer agree on their state.
 _COLLECTIVE = ("NCCL error", "NCCL communicator was aborted")
 
 
 def lost_device(error: BaseException) -> DeviceLost | None:
-    """What an error says about its device; `None` when that goes on working.
+    """What an error says about its device; `None` if the device still works.
 
-    Memory that ran out is no such error. What is not known by its words is settled by the device:
-    many errors of CUDA are about one launch only.
+    Running out of memory does not count. If the message is unknown, the device is tested, because
+    many CUDA errors concern one launch only.
     """
     if isinstance(error, RuntimeError) and not is_out_of_memory(error):
         text = str(error)
@@ -63,10 +63,10 @@ def lost_device(error: BaseException) -> DeviceLost | None:
 
 @contextmanager
 def losing_device() -> Iterator[None]:
-    """Turn the errors of a device that has failed into `DeviceLost`; others pass as they are.
+    """Turn the errors of a failed device into `DeviceLost`; others pass unchanged.
 
     Raises:
-        DeviceLost: from the block.
+        DeviceLost: the device failed inside the block.
     """
     try:
         yield
@@ -76,10 +76,10 @@ def losing_device() -> Iterator[None]:
 
 
 def raise_if_lost(error: Exception) -> None:
-    """Raise what follows from an error.
+    """Raise `DeviceLost` if an error means that.
 
     Raises:
-        DeviceLost: the device works no more.
+        DeviceLost: the device no longer works.
     """
     lost = lost_device(error)
     if lost is not None:
@@ -87,6 +87,6 @@ def raise_if_lost(error: Exception) -> None:
 
 
 def _line(error: BaseException) -> str:
-    # What follows the first line is advice on debugging.
+    # The lines after the first are advice on debugging.
     words = str(error).strip().splitlines()
     return f"{type(error).__name__}: {words[0] if words else 'no message'}"

@@ -1,4 +1,4 @@
-"""Device memory that can be given back while nothing runs: KV pages and CUDA graphs."""
+"""Device memory that can be released while nothing runs: KV pages and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class DeviceMemory:
     """What one rank's runner holds besides the weights.
 
     Attributes:
-        kv_is_released: no step may run until `restore_kv`.
+        kv_is_released: if so, no step may run until `restore_kv`.
     """
 
     def __init__(
         self, runner: StepRunner, kv: list[KVCache], allocate: Callable[[], list[KVCache]]
     ) -> None:
-        """Look after `kv`, the list that `runner` and its graphs share, made by `allocate`."""
+        """Manage `kv`, the list that `runner` and its graphs share, allocated by `allocate`."""
         self._runner = runner
         self._kv = kv
         self._allocate = allocate
@@ -31,21 +31,21 @@ class DeviceMemory:
 
     @property
     def graphs_are_missing(self) -> bool:
-        """Whether there were graphs and there are none now."""
+        """Whether graphs existed and have been dropped."""
         return self._had_graphs and not self._runner.has_graphs
 
     def release_kv(self) -> None:
-        """Drop every page and image; graphs hold pages' addresses, so they go too."""
+        """Release all pages and images; also graphs, because they contain pages' addresses."""
         self._kv.clear()
         self._runner.drop_images()
         self.kv_is_released = True
         self.release_graphs()
 
     def restore_kv(self) -> None:
-        """Take the pages' memory again, empty.
+        """Allocate the pages' memory again, empty.
 
         Raises:
-            MemoryError: there is too little; the pages stay released.
+            MemoryError: too little memory; the pages stay released.
         """
         if not self.kv_is_released:
             return
@@ -61,19 +61,19 @@ class DeviceMemory:
         self._runner.drop_graphs()
 
     def restore_graphs(self, beat: Callable[[], None]) -> None:
-        """Capture the graphs again, for the addresses that hold now."""
+        """Capture the graphs again, for the current addresses."""
         if self.graphs_are_missing:
             self._runner.capture_graphs(lambda _: beat())
 
 
 def give_back() -> None:
-    """Return what was freed to the device, or to the system."""
+    """Return freed memory to the device or to the system."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         return
-    # The allocator of the C library keeps what is freed for itself.
+    # The C library's allocator keeps freed memory.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

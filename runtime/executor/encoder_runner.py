@@ -1,4 +1,4 @@
-"""Steps of a model that gives numbers for each text: no pages, no sampler."""
+"""Steps of a model that outputs numbers for each text: no pages, no sampler."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from runtime.step.step_plan import Int64Array, MaskSource, StepPlan
 
 
 class EncoderRunner(StepRunner):
-    """Computes whole texts, each in one step; what is pooled goes out as an extra of its request.
+    """Computes whole texts, each in one step; the pooled output is an extra of its request.
 
-    The scheduler counts a sample for each text, as it does where only something is to be told about
-    a prompt; its token means nothing and is sent to nobody.
+    The scheduler counts a sample for each text, as for requests that only report on a prompt. The
+    sampled token is meaningless and is not sent.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class EncoderRunner(StepRunner):
         Args:
             model: loaded.
             rows: of the running batch.
-            is_alone: whether no other rank computes the same steps.
-            attention: for a model whose tokens see none behind them.
+            is_alone: whether this rank is the only one that computes the steps.
+            attention: for a causal model.
         """
         super().__init__(rows, is_alone=is_alone)
         self._model = model
@@ -51,7 +51,7 @@ class EncoderRunner(StepRunner):
         *,
         with_graphs: bool = True,  # noqa: ARG002  # there are none
     ) -> Computed:
-        # No page is read: what the device does not know of them need not be kept.
+        # Pages are unused, so the updates that the device lacks can be dropped.
         self._rows.forget_unsent()
         extras, device = self._rows.extras, self._rows.device
         reads_hidden = extras.reads_hidden[plan.rows].any()
@@ -78,15 +78,15 @@ class EncoderRunner(StepRunner):
 
 
 def pack_shared(plan: StepPlan, device: torch.device, grain: int) -> EncoderBatch | None:
-    """The same for a model that reads the last token of each text: beginnings are computed once.
+    """`pack_texts` for a causal model that reads each text's last token; shares common prefixes.
 
     Args:
         plan: the step.
         device: where it is computed.
-        grain: tokens that are shared at a time.
+        grain: shared lengths are multiples of this many tokens.
 
     Returns:
-        `None` where no texts begin alike.
+        `None` if no texts share a prefix.
     """
     bounds = np.cumsum(plan.query_lens)
     lenders, lengths = shared_beginnings(np.split(plan.chunk_tokens, bounds[:-1]), grain)
@@ -105,13 +105,13 @@ def pack_shared(plan: StepPlan, device: torch.device, grain: int) -> EncoderBatc
 def pack_texts(
     plan: StepPlan, device: torch.device, parts: Int64Array | None = None
 ) -> EncoderBatch:
-    """The texts of a step, one after the other; all of them are whole.
+    """The texts of a step, concatenated; all of them are whole.
 
     Args:
         plan: the step.
         device: where it is computed.
-        parts: `[num_texts, 2]`, tokens of the first text of each pair, and of each text's prompt
-            that its vector leaves out; 0 for none; absent where there are neither.
+        parts: `[num_texts, 2]`: tokens of the first text of each pair, and tokens of each text's
+            prompt that its vector excludes; 0 for none; absent if there are neither.
     """
     assert not plan.start_lens.any(), "texts are computed in one step"
     indptr = np.zeros(len(plan.rows) + 1, dtype=np.int64)

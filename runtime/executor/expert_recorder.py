@@ -1,6 +1,6 @@
-"""How often each expert is chosen, gathered on the device without waiting for it; files of it.
+"""How often each expert is chosen, counted on the device without waiting, and written to files.
 
-Files are those of the reference, see `docs/experts.md`.
+The file formats are the reference's, see `docs/experts.md`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class _Pass:
 class ExpertRecorder:
     """Records of one rank's steps between a start and a stop.
 
-    All ranks that share layers choose the same experts for the same tokens, so that what one of
-    them counts is the whole.
+    All ranks that share layers choose the same experts for the same tokens, so one rank's counts
+    are complete.
     """
 
     def __init__(self, mode: RecorderMode, size: int, rank: int, counts: ExpertCounts) -> None:
@@ -54,9 +54,9 @@ class ExpertRecorder:
 
         Args:
             mode: what is kept of a step.
-            size: steps that are kept, the last ones; -1 for all.
+            size: how many of the latest steps are kept; -1 for all.
             rank: of this process.
-            counts: that the model's layers write to.
+            counts: the counters that the model's layers write to.
         """
         self._mode, self._size, self._rank, self._counts = mode, size, rank, counts
         self._passes: list[_Pass] = []
@@ -68,13 +68,13 @@ class ExpertRecorder:
         return self._counts.is_on
 
     def start(self) -> None:
-        """Forget what was recorded, and record from the next step on."""
+        """Clear the record, and record from the next step on."""
         self._forget()
         self._counts.is_on = True
         self._counts.keeps_ids = self._mode == "per_token"
 
     def stop(self) -> None:
-        """Record no more; what there is stays until it is written or recording starts again."""
+        """Stop recording; the record stays until it is written or recording starts again."""
         self._counts.is_on = False
 
     def end_step(self, plan: StepPlan, latest_input: Tensor) -> None:
@@ -109,10 +109,10 @@ class ExpertRecorder:
             del self._passes[0]
 
     def dump(self) -> Path | None:
-        """Write what was recorded and forget it; the file, if this rank writes one.
+        """Write the record and clear it; returns the file if this rank writes one.
 
         Raises:
-            InvalidRequest: the folder cannot be written to.
+            InvalidRequest: the folder is not writable.
         """
         passes = self._passes
         self._forget()
@@ -171,7 +171,7 @@ class ExpertRecorder:
 
 
 def _write_csv(path: Path, total: Tensor) -> None:
-    """Write all steps' counts beside `path`, what `headrace experts` reads."""
+    """Write the sum over all steps beside `path`; `headrace experts` reads it."""
     with path.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["layer_id", "expert_id", "count"])

@@ -1,4 +1,4 @@
-"""Which steps have a CUDA graph: buckets of sequences and tokens, to which a step is padded."""
+"""Which steps have a CUDA graph: buckets of sequences and tokens to which steps are padded."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from runtime.executor.graph_capture import GraphPool
 from runtime.step.step_plan import StepPlan
 
 TOKEN_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-# A prompt or a few alone.
+# A step of one prompt or a few.
 FEW_PROMPTS = 4
-# Newcomers beside a decoding batch: sequences altogether.
+# New prompts beside a decoding batch: sequences in total.
 MIXED_SIZES = (96, 256)
-# Launching a step's kernels from Python takes 14 to 25 milliseconds for 32 layers, by the host; a
-# step that computes for longer hides it, and padding would only add work.
+# Launching a step's kernels from Python takes 14 to 25 milliseconds for 32 layers, depending on the
+# host. A step that computes for longer hides this, and padding would only add work.
 _LAUNCH_BOUND_S = 15e-3
 _MATRIX_FLOPS = 600e12
-# In long prompts attention counts, and outside a graph it has a faster kernel for whole ones. Up to
-# here that saves 4% of such a step at most, which a busy host's launches cost.
+# In long prompts attention dominates, and without a graph whole prompts have a faster kernel. Up to
+# here that saves at most 4% of such a step, which a busy host loses again on launches.
 _MANY_TOKENS, _LONG_PROMPT = 2048, 4096
 
 
@@ -29,11 +29,11 @@ class GraphLimits:
     """Which steps run as CUDA graphs.
 
     Attributes:
-        max_batch: sequences of a step, up to this.
+        max_batch: most sequences of a step.
         token_sizes: steps with prompt chunks up to these token counts.
-        keep_hidden: rows may want hidden states, so graphs keep them too.
-        shares_prefixes: some layer sees all keys, so that rows may share the first ones.
-        make_pool: where they are captured.
+        keep_hidden: rows may request hidden states, so graphs keep them too.
+        shares_prefixes: some layer attends to all keys, so rows may share their first keys.
+        make_pool: makes the pool in which the graphs are captured.
     """
 
     max_batch: int
@@ -44,13 +44,13 @@ class GraphLimits:
 
 
 class Bucket(NamedTuple):
-    """What steps a graph holds.
+    """The steps that a graph can run.
 
     Attributes:
-        num_tokens: at most.
-        num_seqs: at most; as many as tokens where all decode.
-        kind: rows that decode one token each, the same where they share prefixes, prompts alone,
-            or prompts beside rows that decode; attention needs other kernels for each.
+        num_tokens: most tokens.
+        num_seqs: most sequences; equal to `num_tokens` if all decode.
+        kind: rows that decode one token each; the same with shared prefixes; only prompts; or
+            prompts beside decoding rows. Attention needs different kernels for each.
     """
 
     num_tokens: int
@@ -69,23 +69,23 @@ class Bucket(NamedTuple):
 
 
 def graph_token_sizes(num_parameters: int, max_tokens: int) -> list[int]:
-    """Token counts up to `max_tokens` whose step is bound by launches, for a model's size."""
+    """Token counts up to `max_tokens` at which a model of this size is bound by launches."""
     most = min(_LAUNCH_BOUND_S * _MATRIX_FLOPS / (2 * num_parameters), max_tokens)
     return [size for size in TOKEN_SIZES if size <= most]
 
 
 def decode_sizes(max_batch: int) -> list[int]:
-    """Batch sizes that get a graph: each a quarter to a half more than the one before."""
+    """Batch sizes that get a graph: each is a quarter to a half larger than the one before."""
     sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256]
     sizes += range(320, max_batch + 1, 64)
     return sorted({size for size in sizes if size <= max_batch} | {max_batch})
 
 
 def prompt_buckets(token_sizes: list[int], max_seqs: int) -> list[Bucket]:
-    """Return those with prompts, so that the first one that holds a step is the smallest."""
+    """Return the buckets with prompts, ordered so that the first one that fits is the smallest."""
     kinds: list[tuple[int, Literal["prompts", "mixed"]]] = [(min(FEW_PROMPTS, max_seqs), "prompts")]
     if max_seqs > 1:
-        # None for which the largest could stand as well.
+        # Omit sizes for which the largest can be used instead.
         largest = min(MIXED_SIZES[-1], max_seqs)
         sizes = [size for size in MIXED_SIZES if 4 * size <= 3 * largest]
         kinds += [(size, "mixed") for size in [*sizes, largest]]
@@ -94,7 +94,7 @@ def prompt_buckets(token_sizes: list[int], max_seqs: int) -> list[Bucket]:
 
 
 class Buckets:
-    """All buckets of a runner, and which of them holds a step.
+    """All buckets of a runner, and the choice of one for a step.
 
     Attributes:
         decode: by size, one token a row.
@@ -102,19 +102,19 @@ class Buckets:
     """
 
     def __init__(self, limits: GraphLimits) -> None:
-        """List them."""
+        """Build the lists."""
         self._sizes = decode_sizes(limits.max_batch)
         self.decode = [Bucket(size, size, "decode") for size in self._sizes]
         self.prompts = prompt_buckets(limits.token_sizes, limits.max_batch)
 
     def of_decodes(self, num_seqs: int) -> Bucket | None:
-        """The smallest for so many rows that decode one token each."""
+        """The smallest bucket for this many rows that decode one token each."""
         place = bisect.bisect_left(self._sizes, num_seqs)
         return self.decode[place] if place < len(self.decode) else None
 
     def of_prompts(self, plan: StepPlan) -> Bucket | None:
-        """The smallest for a step with prompts, or with rows that decode several tokens."""
-        # A graph gives each sequence's last token only, and looks every token's embedding up.
+        """The smallest bucket for a step with prompts, or with rows that decode several tokens."""
+        # A graph outputs only each sequence's last token, and embeds every token id.
         if plan.report_spans or plan.embed_spans or plan.image_spans:
             return None
         num_tokens, num_seqs = plan.num_tokens, len(plan.rows)

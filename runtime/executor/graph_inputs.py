@@ -1,7 +1,7 @@
-"""What a graph is told of each step: a line of numbers in the host's memory, read by the graph.
+"""The inputs of a graph for each step: a line of numbers in host memory, which the graph reads.
 
-Two kinds of steps differ in what the host says. Where each row decodes one token it names rows and
-lengths, and the device gathers the rest; with prompts it names every token's place.
+There are two kinds of lines. If each row decodes one token, the line names rows and lengths, and
+the device gathers the rest. With prompts the line describes every token.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from runtime.models.attention.backend import AttentionBackend
 from runtime.models.attention.forward_batch import ForwardBatch, KVCache
 from runtime.step.step_plan import Int64Array, StepPlan
 
-# Lines in turn: with two steps in flight the third oldest is no longer being read.
+# Lines are used in turn: with two steps in flight, the third oldest is no longer being read.
 NUM_LINES = 4
-# Of 8 bytes each: 128 bytes, what a GPU moves at once, and two cache lines of the host.
+# In units of 8 bytes: 128 bytes, which a GPU reads at once, and two cache lines of the host.
 _LINE_GRAIN = 16
 
 
@@ -38,43 +38,43 @@ class HostLines:
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        """Make the lines, each of `size` numbers or a few more, for graphs on `device`."""
+        """Allocate the lines for graphs on `device`, each of at least `size` numbers."""
         self.lines = host_lines(device, size)
         self.numbers: list[Int64Array] = list(self.lines.numpy())
         self.turn = 0
 
     @property
     def following(self) -> int:
-        """The line that was read the longest ago, for the next step."""
+        """The line that was read the longest ago; the next step uses it."""
         return (self.turn + 1) % NUM_LINES
 
     def free(self) -> list[Int64Array]:
-        """The lines of no step under way: all but the latest two."""
+        """The lines that no step in flight uses: all but the latest two."""
         return [self.numbers[(self.turn + i) % NUM_LINES] for i in range(1, NUM_LINES - 1)]
 
 
 def host_lines(device: torch.device, size: int) -> Tensor:
-    """Return `[NUM_LINES, size or a few more]` int64 zeros of the host, which `device` reaches.
+    """Return `[NUM_LINES, at least size]` int64 zeros in host memory that `device` can read.
 
     On a GPU they are pinned. A line begins at a multiple of what kernels are compiled for, and
-    fills whole cache lines: device and host never write to one at the same time.
+    fills whole cache lines, so that device and host never write to the same one.
     """
     width = -(-size // _LINE_GRAIN) * _LINE_GRAIN
     return torch.zeros(NUM_LINES, width, dtype=torch.int64, pin_memory=device.type == "cuda")
 
 
 class GraphInputs(ABC):
-    """Where each input of a bucket's graph lies in a line.
+    """Where each input of a bucket's graph is in a line.
 
     Attributes:
         parts: by name; `rows` and `wants_logits` are among them.
-        padding: what a line says of no sequence at all.
+        padding: the content of a line without any sequence.
     """
 
     def __init__(
         self, bucket: Bucket, rows: BatchRows, page_size: int, **fields: tuple[int, int]
     ) -> None:
-        """Lay out `fields`, of each its length and what stands where a step has nothing."""
+        """Lay out `fields`: for each its length and its padding value."""
         self._bucket = bucket
         self._rows = rows
         self._page_size = page_size
@@ -83,25 +83,25 @@ class GraphInputs(ABC):
         size = 0
         for name, (length, _) in named.items():
             self.parts[name] = slice(size, size + length)
-            # Each part begins at a multiple of 16 bytes, which kernels are compiled for.
+            # Each part begins at a multiple of 16 bytes, as the compiled kernels require.
             size += length + length % 2
         self.padding: Int64Array = np.zeros(size, dtype=np.int64)
         for name, (_, value) in named.items():
             self.padding[self.parts[name]] = value
 
     def pad(self, line: Int64Array) -> None:
-        """Let a line say that there is no sequence."""
+        """Fill a line with padding, so that it describes no sequence."""
         line[: len(self.padding)] = self.padding
 
     @abstractmethod
     def put(self, line: Int64Array, plan: StepPlan) -> None:
-        """Write a step that the bucket holds to a padded line."""
+        """Write a step that fits the bucket to a padded line."""
 
     @abstractmethod
     def batch(
         self, numbers: Tensor, kv: list[KVCache], attention: AttentionBackend
     ) -> ForwardBatch:
-        """Make the model's input of a line that is on the device; captured in the graph."""
+        """Build the model's input from a line on the device; captured in the graph."""
 
     def _read(self, numbers: Tensor, *names: str) -> list[Tensor]:
         return [numbers[self.parts[name]] for name in names]
@@ -112,17 +112,17 @@ class GraphInputs(ABC):
 
 
 class DecodeGraphInputs(GraphInputs):
-    """Rows that decode one token each, which the device has, as it has their pages."""
+    """Rows that decode one token each; tokens and pages are on the device."""
 
     def __init__(self, bucket: Bucket, rows: BatchRows, page_size: int) -> None:
         """Lay out a line."""
         length = bucket.num_seqs
         super().__init__(bucket, rows, page_size, seq_lens=(length, 1), new_pages=(length, 0))
-        # The bounds are the same in every step.
+        # These bounds are the same in every step.
         self._indptr = torch.arange(length + 1, dtype=torch.int32, device=rows.device)
 
     def put(self, line: Int64Array, plan: StepPlan) -> None:
-        """Write rows, lengths, and pages that rows begin."""
+        """Write rows, lengths, and the pages that rows begin."""
         self._rows.grow(plan, self._page_size, is_sent=True)
         self._rows.send_pages()
         self._write(line, "rows", plan.rows)
@@ -133,7 +133,7 @@ class DecodeGraphInputs(GraphInputs):
     def batch(
         self, numbers: Tensor, kv: list[KVCache], attention: AttentionBackend
     ) -> ForwardBatch:
-        """Gather the inputs from rows."""
+        """Gather the inputs from the rows."""
         state, page_size = self._rows, self._page_size
         rows, lens, pages = self._read(numbers, "rows", "seq_lens", "new_pages")
         read = decode_inputs(
@@ -154,13 +154,13 @@ class DecodeGraphInputs(GraphInputs):
 
 
 class PromptGraphInputs(GraphInputs):
-    """Prompt chunks, with rows beside them that decode; pages travel with the step."""
+    """Prompt chunks, possibly beside decoding rows; page table updates travel with the step."""
 
     def __init__(self, bucket: Bucket, rows: BatchRows, page_size: int) -> None:
         """Lay out a line."""
         tokens, seqs = bucket.num_tokens, bucket.num_seqs
         self._has_decodes = bucket.kind == "mixed"
-        # Entries of the page table that come with the step: those of its own tokens, at least.
+        # Page table entries that travel with the step: enough for the pages of its own tokens.
         self._num_places = tokens // page_size + 2 * seqs
         super().__init__(
             bucket,
@@ -169,18 +169,18 @@ class PromptGraphInputs(GraphInputs):
             known_ids=(tokens, -1 if self._has_decodes else 0),
             token_rows=(tokens, rows.padding_row),
             positions=(tokens, 0),
-            # Written nowhere.
+            # A token with this slot is not written.
             slots=(tokens, -1),
             seq_lens=(seqs, 0),
             qo_indptr=(seqs + 1, 0),
             last=(seqs, 0),
-            # An entry that stays as it is, whoever writes there.
+            # The first page of the padding row, which is always 0: any write leaves it unchanged.
             places=(self._num_places, rows.padding_row * rows.page_table.shape[1]),
             pages=(self._num_places, 0),
         )
 
     def put(self, line: Int64Array, plan: StepPlan) -> None:
-        """Write every token's place, and the pages that the device lacks."""
+        """Write the description of every token, and the pages that the device lacks."""
         rows = self._rows
         rows.grow(plan, self._page_size)
         flat = flatten(plan, rows, self._page_size)
@@ -189,7 +189,7 @@ class PromptGraphInputs(GraphInputs):
             self._write(line, name, numbers)
         places, pages = rows.unsent_pages()
         if len(places) > self._num_places:
-            # Those of a long cached prefix.
+            # More than fit, as with a long cached prefix: send them separately.
             rows.send_pages()
         else:
             self._write(line, "places", places)
@@ -202,12 +202,12 @@ class PromptGraphInputs(GraphInputs):
         places, pages = self._read(numbers, "places", "pages")
         self._rows.page_table.view(-1).index_copy_(0, places, pages.to(torch.int32))
         step, mixed = FlatStep(*self._read(numbers, *FlatStep._fields)), self._has_decodes
-        # Which rows decode only the device knows.
+        # Only the device knows which rows decode.
         num_decodes = None if mixed else 0
         return as_batch(step, self._rows, kv, attention, has_decodes=mixed, num_decodes=num_decodes)
 
 
 def inputs_of(bucket: Bucket, rows: BatchRows, page_size: int) -> GraphInputs:
-    """Return what a bucket's graph is told of each step."""
+    """Return the layout of a bucket's line."""
     kind = DecodeGraphInputs if bucket.decodes else PromptGraphInputs
     return kind(bucket, rows, page_size)

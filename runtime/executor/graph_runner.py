@@ -1,11 +1,11 @@
 """Steps as CUDA graphs: one graph for each bucket of sequences and tokens.
 
-A graph begins by fetching from the host's memory what the step is, from another line each time;
-everything else (input tokens, page table, KV pages) is read from device memory at addresses that
-never change. A smaller step runs with padding, whose keys and values belong to nobody. Its tokens
-go straight to the host's memory, to another line each time.
+A graph first reads the step's description from a line of host memory, a different line each time.
+Everything else (input tokens, page table, KV pages) is in device memory at fixed addresses. A
+smaller step is padded; the padding's keys and values are never read by a request. The step's tokens
+are written directly to host memory, to a different line each time.
 
-A model of a few hundred million parameters computes a short prompt, too, faster than Python can
+A model of a few hundred million parameters computes even a short prompt faster than Python can
 launch its kernels one by one.
 """
 
@@ -38,17 +38,17 @@ from runtime.step.step_plan import Int64Array, StepPlan
 
 logger = logging.getLogger(__name__)
 
-# Larger batches are rarer than they are allowed: their graphs are captured when they come.
+# Larger batches are allowed but rare: their graphs are captured at first use.
 FIRST_BATCHES = 256
 
 
 class GraphRunner:
-    """Runs the steps that a bucket holds.
+    """Runs the steps that fit a bucket.
 
     Attributes:
-        logits: `[max_batch, vocab_size]` float32, of each sequence's last token, what the latest
-            step computed that was asked for them.
-        hidden: `[max_batch, hidden_size]`, what the logits were made of; `None` unless kept.
+        logits: `[max_batch, vocab_size]` float32, of each sequence's last token, from the latest
+            step that was run with `wants_logits`.
+        hidden: `[max_batch, hidden_size]`, the input of the logits; `None` unless kept.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class GraphRunner:
         limits: GraphLimits,
         share: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Allocate the host's lines; nothing is captured yet. See `ModelRunner`."""
+        """Allocate the host's lines; capture nothing yet. See `ModelRunner`."""
         self._model = model
         self._attention = attention
         self._kv = kv
@@ -81,13 +81,13 @@ class GraphRunner:
             bucket: inputs_of(bucket, rows, page_size) for bucket in known
         }
         self._graphs: dict[Bucket, Graph] = {}
-        # Those that there was no memory for.
+        # Buckets for which there was too little memory.
         self._refused: set[Bucket] = set()
         device = rows.device
         most = max(len(each.padding) for each in self._inputs.values())
         self._host = HostLines(most, device)
         self._numbers = torch.zeros(most, dtype=torch.int64, device=device)
-        # The device's count of the host's lines: which one it read last.
+        # The device's count of the host's lines: the line that it read last.
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
         self._kept = host_lines(device, limits.max_batch)
         self._kept_lines = list(self._kept.numpy())
@@ -96,14 +96,14 @@ class GraphRunner:
 
     @property
     def captured(self) -> list[Bucket]:
-        """The buckets that have a graph now."""
+        """The buckets that have a graph."""
         return sorted(self._graphs)
 
     def capture(self, progress: Callable[[float], None]) -> None:
-        """Capture the graphs, but decode batches of more than `FIRST_BATCHES` when they come.
+        """Capture the graphs, except decode batches above `FIRST_BATCHES`: those at first use.
 
-        Ranks that share each layer capture all of them now: later there is no moment at which a
-        rank could say that it has no memory for one. When it fails, there are none.
+        Ranks that share each layer capture all of them now: later a rank could not report that it
+        lacks the memory for one. If capturing fails, no graphs are kept.
         """
         started, free_before = time.perf_counter(), self._free_bytes()
         self._pool.renew()
@@ -124,14 +124,14 @@ class GraphRunner:
                 progress(done / len(first))
                 self._capture(bucket)
         except BaseException:
-            # Steps look for a graph of their size where there are any.
+            # A partial set must not stay: `find` uses any graph that exists.
             self.drop()
             raise
         seconds = time.perf_counter() - started
         logger.info("Captured %d CUDA graphs in %.2f s", len(first), seconds)
         sharing = [each for each in self._sharing.values() if each.num_seqs <= FIRST_BATCHES]
         if is_alone and sharing:
-            # One of them, so that the kernels compile now; it can be done without.
+            # Capture one of them now to compile its kernels; failure is harmless.
             self._capture_later(sharing[-1])
         free = self._free_bytes()
         if free_before is not None and free is not None:
@@ -146,8 +146,8 @@ class GraphRunner:
         return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
     def _capture(self, bucket: Bucket) -> None:
-        # What is captured runs before, on lines that no step under way reads or writes: those of
-        # earlier steps have rows that belong to somebody by now.
+        # The work also runs once before the capture. It gets padded lines that no step in flight
+        # uses: the lines of earlier steps may name rows that belong to other requests by now.
         for line in self._host.free():
             self._inputs[bucket].pad(line)
         if bucket.shares_prefixes and self._prefixes is not None:
@@ -162,11 +162,11 @@ class GraphRunner:
         try:
             self._capture(bucket)
         except Exception as error:
-            # Out of memory has many names in what a capture calls; whatever it is, trying it again
-            # at every step would be worse than doing without.
+            # A capture reports out of memory in many ways. Whatever the error, trying again at
+            # every step would be worse than running without the graph.
             self._refused.add(bucket)
             if self._turn.is_cuda:
-                # What was launched of it reads a line that the next step writes.
+                # The work already launched reads a line that the next step writes.
                 torch.cuda.synchronize()
             shared = bucket.shares_prefixes
             instead = "reads shared prefixes row by row" if shared else "runs without"
@@ -177,14 +177,14 @@ class GraphRunner:
         logger.info("Captured the decode graph of batch %d%s in %.2f s", size, kind, seconds)
 
     def drop(self) -> None:
-        """Forget every graph; `capture` makes them again."""
+        """Drop every graph; `capture` makes them again."""
         self._graphs.clear()
         self.logits = torch.empty(0)
 
     def find(self, plan: StepPlan) -> Bucket | None:
         """The smallest bucket with a graph that holds the step, if there is one.
 
-        A larger batch of rows that decode gets its graph when it is the first one.
+        A larger decode batch gets its graph at its first use.
         """
         if not self._graphs:
             return None
@@ -196,7 +196,7 @@ class GraphRunner:
         return bucket if bucket in self._graphs else None
 
     def _with_prefixes(self, bucket: Bucket, plan: StepPlan) -> Bucket:
-        """The bucket for shared prefixes in the place of `bucket`, where the step has such."""
+        """The shared-prefix bucket that replaces `bucket`, if the step has shared prefixes."""
         sharing, prefixes = self._sharing.get(bucket), self._prefixes
         if sharing is None or prefixes is None or not prefixes.find(plan.rows, plan.start_lens + 1):
             return bucket
@@ -216,8 +216,8 @@ class GraphRunner:
             wants_logits: whether `logits` is read afterwards.
 
         Returns:
-            `[num_seqs]`, the largest logit's token of each sequence, `NAN_TOKEN` for NaN: once the
-            device has done all this, and until the fourth run from now.
+            `[num_seqs]`, the token of each sequence's largest logit, `NAN_TOKEN` for NaN. It is
+            valid once the device has run the step, and until the fourth run from now.
         """
         inputs, turn = self._inputs[bucket], self._host.following
         line = self._host.numbers[turn]
@@ -227,7 +227,7 @@ class GraphRunner:
         if bucket.shares_prefixes and self._prefixes is not None:
             self._prefixes.send()
         self._graphs[bucket].replay()
-        # Both counts go on together: a graph that could not be launched counts on neither side.
+        # Both counts advance together: a graph that could not be launched advances neither.
         self._host.turn = turn
         self._rows.forget_unsent()
         self._rows.has_inputs = True
@@ -243,7 +243,7 @@ class GraphRunner:
         hidden = self._model.forward(batch)
         if self._limits.keep_hidden:
             if self.hidden is None:
-                # Made by the first run before a capture, for every size: one place for all graphs.
+                # Created by the first run, which precedes any capture: one buffer for all graphs.
                 self.hidden = hidden.new_zeros(self._limits.max_batch, hidden.shape[1])
             self.hidden[: bucket.num_seqs].copy_(hidden)
         token_ids = greedy_tokens(

@@ -1,4 +1,4 @@
-"""Vectors of images on the device, by digest: a step says which are computed and which stay."""
+"""Vectors of images on the device, by digest; a step says which are computed and dropped."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from runtime.models.vision.tower import Tower
 from runtime.requests.image_input import PreparedImage
 from runtime.step.step_plan import StepPlan
 
-# Pixels of the images that the tower takes together.
+# Pixels of the images that the tower processes together.
 PACK_PIXELS = 2**21
-# On a GPU a pack's vectors are rounded up to multiples of these, up to so many. The library of
-# products looks for up to a millisecond for how to compute a number of rows that it has not met: on
+# On a GPU a pack's vectors are rounded up to multiples of these, up to this many. For a number of
+# rows that it has not met, the matrix library searches for an algorithm for up to a millisecond: on
 # an H200 a picture of a new size took the demo model's tower 11 ms, the next of that size 3.
 _FINE_STEP, _FINE_MOST, _COARSE_STEP = 64, 1024, 256
 
 
 class ImageStore:
-    """What the tower made of the images that steps read.
+    """The tower's outputs for the images that steps read.
 
     Attributes:
         is_bidirectional: see `VisionSpec`.
@@ -42,14 +42,14 @@ class ImageStore:
         alone: bool = False,
         pads: bool | None = None,
     ) -> None:
-        """Hold nothing yet.
+        """Start empty.
 
         Args:
-            tower: computes.
-            vision: what it takes.
-            device: where it is.
-            alone: the tower computes each image by itself.
-            pads: packs are of few sizes; `None` where that helps, on a GPU.
+            tower: computes the vectors.
+            vision: what the tower takes.
+            device: where the tower is.
+            alone: compute each image separately.
+            pads: round packs up to a few sizes; `None` to do so where it helps, on a GPU.
         """
         self.is_bidirectional = vision.is_bidirectional
         self._tower = tower
@@ -60,7 +60,7 @@ class ImageStore:
         self._vectors: dict[bytes, Tensor] = {}
 
     def update(self, plan: StepPlan) -> None:
-        """Drop and compute what a step says."""
+        """Drop and compute the images that a step names."""
         for digest in plan.image_drops:
             self._vectors.pop(digest, None)
         for pack in packs(plan.image_loads, self._pack_pixels):
@@ -72,18 +72,18 @@ class ImageStore:
                 self._vectors[image.digest] = vectors
 
     def _padding(self, num_tokens: int) -> list[Tensor]:
-        """A blank image that fills a pack up to the next of the sizes that were warmed up."""
+        """A blank image that fills a pack up to the next warmed-up size."""
         num_blank = self._padded_size(num_tokens) - num_tokens
         return [self._blank(num_blank)] if num_blank else []
 
     def _blank(self, num_tokens: int) -> Tensor:
-        """A black strip of so many vectors."""
+        """A black strip of this many vectors."""
         shape = (3, self._cell, num_tokens * self._cell)
         return torch.zeros(shape, dtype=torch.uint8, device=self._device)
 
     @property
     def _cell(self) -> int:
-        """Pixels of a side that one vector stands for."""
+        """Side in pixels of the square that one vector covers."""
         return self._vision.patch_size * self._vision.merge_size
 
     @property
@@ -93,14 +93,14 @@ class ImageStore:
 
     def _padded_size(self, num_tokens: int) -> int:
         if self._vision.side:
-            # All images are of one size.
+            # All images have the same size.
             return num_tokens
         step = _FINE_STEP if num_tokens <= _FINE_MOST else _COARSE_STEP
         return max(num_tokens, min(-(-num_tokens // step) * step, self._most_padded))
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compute a pack of each size, so that the first images of a size stall no stream."""
+        """Compute a pack of each size, so that the first image of a size stalls no stream."""
         side = self._vision.side
         if side:
             image = torch.zeros(3, side, side, dtype=torch.uint8, device=self._device)
@@ -111,16 +111,16 @@ class ImageStore:
             self._tower.see([self._blank(num_tokens)])
 
     def pack_sizes(self) -> list[int]:
-        """Vectors of the packs that are computed, except single images larger than a pack."""
+        """Vector counts of the packs that occur, except single images larger than a pack."""
         most = self._most_padded
         return sorted({self._padded_size(each) for each in (*range(1, most, _FINE_STEP), most)})
 
     def tokens_of(self, plan: StepPlan, known: NDArray[np.intp]) -> ImageTokens:
-        """Return the tokens of a step that stand for images, and their vectors.
+        """Return the step's image tokens and their vectors.
 
         Args:
-            plan: the step, which has some.
-            known: place in the step of each of `plan.chunk_tokens`.
+            plan: the step, which has image spans.
+            known: index in the step of each of `plan.chunk_tokens`.
         """
         spans = plan.image_spans
         places = [known[span.first : span.first + span.length] for span in spans]
@@ -131,12 +131,12 @@ class ImageStore:
         return ImageTokens(index, list(torch.cat(vectors, dim=1)))
 
     def clear(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._vectors.clear()
 
 
 def packs(images: Sequence[PreparedImage], most_pixels: int) -> Iterator[list[PreparedImage]]:
-    """Share images out among runs of the tower; one that has more pixels runs alone."""
+    """Group images into packs for the tower; one with more pixels gets its own pack."""
     pack: list[PreparedImage] = []
     total = 0
     for image in images:
@@ -152,7 +152,7 @@ def packs(images: Sequence[PreparedImage], most_pixels: int) -> Iterator[list[Pr
 
 @torch.inference_mode()
 def see_the_largest(model: SeeingDecoder, pack_pixels: int = PACK_PIXELS) -> None:
-    """Have the tower compute what takes the most memory: a full pack of the largest images."""
+    """Run the tower on the input that needs the most memory: a full pack of the largest images."""
     vision = model.spec.vision
     assert vision is not None, "it takes images"
     device, cell = model.context.device, vision.patch_size * vision.merge_size
@@ -163,7 +163,7 @@ def see_the_largest(model: SeeingDecoder, pack_pixels: int = PACK_PIXELS) -> Non
 
 
 def _pixels(image: PreparedImage, device: torch.device) -> Tensor:
-    # A copy: torch takes no view of bytes that cannot be written.
+    # A copy: torch does not wrap read-only bytes.
     values = np.frombuffer(bytearray(image.pixels), dtype=np.uint8).reshape(image.size)
     (pixels,) = to_device(device, values)
     return pixels

@@ -1,8 +1,8 @@
-"""Deterministic inference: which kernels serve it, and what cannot be had with it.
+"""Deterministic inference: which kernels serve it, and which features exclude it.
 
-A request's tokens and log-probabilities then depend on the request alone: not on who computes
-beside it, what is cached, how its prompt is cut or whether it is put back and computed again.
-`docs/deterministic.md` says what is promised.
+A request's tokens and log-probabilities then depend on the request alone: not on the other requests
+of its batch, on what is cached, on how its prompt is chunked, or on whether it is retracted and
+computed again. `docs/deterministic.md` says what is guaranteed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from runtime.models.model import Model
 logger = logging.getLogger(__name__)
 
 OPTION = "--enable-deterministic-inference"
-# Chosen by device; the first choice has to be one that serves.
+# Chosen by device; the first choice must be batch-invariant.
 _FIXED_OPS = (NORM, ROPE, ACTIVATION, EMBEDDING, SAMPLING, DECODE_STEP, GREEDY)
 
 
 def invariant_linear(device_type: str) -> str:
-    """Return the name in `LINEAR` of the batch-invariant products on a device.
+    """Return the name in `LINEAR` of the batch-invariant linear kernel on a device.
 
     Raises:
-        StartupError: this machine has none, or another op has none.
+        StartupError: this machine has none, or another op has no batch-invariant kernel.
     """
     try:
         chosen = LINEAR.choose(device_type, invariant=True)
@@ -69,7 +69,7 @@ def invariant_attention(backend: str, device_type: str) -> str:
 
 
 def require_invariance(model: Model, linear: str, attention: str) -> None:
-    """Check a loaded model: every product and every head's shape has an invariant kernel.
+    """Check a loaded model: every linear layer and every head shape has an invariant kernel.
 
     Args:
         model: loaded with `linear`.
@@ -77,7 +77,7 @@ def require_invariance(model: Model, linear: str, attention: str) -> None:
         attention: what `invariant_attention` returned.
 
     Raises:
-        StartupError: the first that has none.
+        StartupError: names the first one without such a kernel.
     """
     for name, holder in model.holders():
         packed: PackedLinear | None = None

@@ -1,4 +1,4 @@
-"""Which implementation computes each op here, and why: one line of the log."""
+"""Which implementation computes each op, and why: one line of the log."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from runtime.models.attention.backend import (
     AttentionBackend,
 )
 
-# In `LINEAR`: float32 that is multiplied as bfloat16.
+# The entry of `LINEAR` that multiplies float32 as bfloat16.
 _ROUNDED = "cpu_bf16"
 
 logger = logging.getLogger(__name__)
 
 _EXPERTS_BACKENDS = {"auto": None, "torch": "grouped", "triton": "triton"}
-# Chosen by device alone; what attention is made of, the back end chooses.
+# Chosen by device alone; the attention back end chooses its own parts.
 _TABLES: tuple[Table[Any], ...] = (NORM, ACTIVATION, EMBEDDING, SAMPLING, GREEDY, DECODE_STEP)
 
 
 def choose_attention(config: WorkerConfig, device_type: str) -> tuple[str, str | None]:
-    """Pick the attention back end, and products where it may not be the device's fastest.
+    """Pick the attention back end, and the linear kernels where they may not be the fastest.
 
     Returns:
-        Name in `ATTENTION_BACKENDS`; name in `kernels.linear.LINEAR`, `None` for the device's best.
-        Products that round float32 are batch-invariant as well.
+        A name in `ATTENTION_BACKENDS`, and a name in `kernels.linear.LINEAR` or `None` for the
+        device's best. Linear kernels that round float32 are batch-invariant as well.
 
     Raises:
-        StartupError: batch-invariant kernels were asked for and there are none.
+        StartupError: batch-invariant kernels were requested and do not exist here.
     """
     backend = config.attention_backend
     if backend == "auto":
@@ -54,16 +54,16 @@ def choose_attention(config: WorkerConfig, device_type: str) -> tuple[str, str |
 
 
 def rounds_products(config: WorkerConfig, device_type: str) -> bool:
-    """Whether float32 is multiplied as bfloat16: asked for, and there are kernels for it."""
+    """Whether float32 is multiplied as bfloat16: requested, and kernels for it exist."""
     asked = config.rounds_products and config.dtype == "float32" and device_type == "cpu"
     return asked and LINEAR.unavailable(_ROUNDED) is None
 
 
 def choose_experts(config: WorkerConfig, device_type: str) -> str | None:
-    """Pick what computes experts: a name in `EXPERTS`, `None` for the device's best.
+    """Pick the expert kernels: a name in `EXPERTS`, or `None` for the device's best.
 
     Raises:
-        RuntimeError: what was asked for cannot run here.
+        RuntimeError: the requested kernels cannot run here.
     """
     if config.deterministic:
         return EXPERTS.choose(device_type, invariant=True).name
@@ -72,7 +72,7 @@ def choose_experts(config: WorkerConfig, device_type: str) -> str | None:
 
 
 def attention_reason(config: WorkerConfig, device_type: str) -> str:
-    """Why the back end is the one that `choose_attention` picks."""
+    """The reason for the back end that `choose_attention` picks."""
     if config.deterministic:
         return "batch-invariant"
     return DEFAULT_REASONS[device_type] if config.attention_backend == "auto" else "asked for"
@@ -92,13 +92,13 @@ def choose_kernels(
 def log_kernels(
     device_type: str, attention: AttentionBackend, backend: str, config: WorkerConfig
 ) -> None:
-    """Say what computes on a device, and why.
+    """Log which kernels run on a device, and why.
 
     Args:
         device_type: `torch.device.type`.
         attention: the back end in use.
         backend: its name.
-        config: what the user asked for.
+        config: the user's options.
     """
     why = attention_reason(config, device_type)
     choices = choose_kernels(device_type, attention, config)
@@ -106,7 +106,7 @@ def log_kernels(
 
 
 def _grouped(choices: Iterable[Choice[Any]]) -> list[str]:
-    """`op, op by name (reason)`, once for each name and reason."""
+    """`op, op by name (reason)`, once for each pair of name and reason."""
     ops: dict[tuple[str, str], list[str]] = {}
     for choice in choices:
         ops.setdefault((choice.name, choice.reason), []).append(choice.op)

@@ -1,4 +1,4 @@
-"""Tensors of the pool, from what each layer of a model keeps between steps."""
+"""The pool's tensors, from what each layer of a model keeps between steps."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
     """Allocate a pair of page arrays for each layer that keeps keys and values, zeroed.
 
     Args:
-        size: of the pool; one page more is allocated, page 0, for padding.
-        spec: says what the layers keep.
+        size: of the pool; one more page is allocated, page 0, for padding.
+        spec: what the layers keep.
         context: type, device and rank.
 
     Returns:

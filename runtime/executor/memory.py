@@ -1,4 +1,4 @@
-"""How many pages fit: the arithmetic, and one line that shows it."""
+"""How many pages fit: the computation, and one log line that shows it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from runtime.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# Of the memory that is free once the weights are loaded; the rest is for activations and others.
+# Share of the memory that is free after loading the weights; activations and others get the rest.
 CPU_SHARE_FOR_KV = 0.4
-# Of a GPU's memory, for weights, activations and pool together; graphs and libraries take the rest.
+# Share of a GPU's memory for weights, activations and pool; graphs and libraries get the rest.
 CUDA_FRACTION = 0.9
 GIB = 1 << 30
 
@@ -36,7 +36,7 @@ class PoolSize:
 
 
 def available_memory_bytes(*, with_swap: bool = False, control_group: Path = _CONTROL_GROUP) -> int:
-    """Memory this process may still take: the machine's, or its control group's if that is less."""
+    """Memory this process may still allocate: the machine's, or its control group's if less."""
     available = 0
     counted = ("MemAvailable:", "SwapFree:") if with_swap else ("MemAvailable:",)
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -53,9 +53,9 @@ def available_memory_bytes(*, with_swap: bool = False, control_group: Path = _CO
 
 
 def _reclaimable_bytes(control_group: Path) -> int:
-    """Pages of files that the control group is charged for, as of a checkpoint just downloaded.
+    """File pages charged to the control group, for example of a checkpoint just downloaded.
 
-    The kernel drops them when memory is asked for, and counts them in `MemAvailable` too.
+    The kernel drops them when memory is needed, and counts them in `MemAvailable` too.
     """
     try:
         lines = (control_group / "memory.stat").read_text(encoding="ascii").splitlines()
@@ -70,9 +70,9 @@ class Budget:
     """Memory for the KV pool.
 
     Attributes:
-        size_bytes: what the pool may take; below 0 when others need more than there is.
-        available_bytes: what is free on the device.
-        arithmetic: how the one comes from the other, in GiB, for the log.
+        size_bytes: what the pool may take; negative if the rest needs more than there is.
+        available_bytes: free memory of the device.
+        arithmetic: how `size_bytes` was computed, in GiB, for the log.
     """
 
     size_bytes: int
@@ -80,20 +80,20 @@ class Budget:
     arithmetic: str
 
     def without(self, size_bytes: int, what: str) -> Budget:
-        """The same where something else takes `size_bytes` of it, and the log says so."""
+        """This budget minus `size_bytes` for something else; the log shows it."""
         left = self.size_bytes - size_bytes
         arithmetic = f"{self.arithmetic} - {size_bytes / GIB:.2f} for {what} = {left / GIB:.2f}"
         return Budget(left, self.available_bytes, arithmetic)
 
     def limited(self, size_bytes: int, available_bytes: int) -> Budget:
-        """The same where no rank may take more than the one with the least, and the log says so.
+        """This budget limited to that of the rank with the least; the log shows it.
 
         Args:
             size_bytes: the least that any rank may take, this one included.
             available_bytes: the least that is free on any rank's device.
         """
         arithmetic = self.arithmetic
-        # Less does not show in the log's figures.
+        # A smaller difference is not visible in the log's figures.
         if self.size_bytes - size_bytes >= GIB // 100:
             arithmetic += f" on this rank; {size_bytes / GIB:.2f} on the rank with the least"
         return Budget(size_bytes, available_bytes, arithmetic)
@@ -113,8 +113,8 @@ def cpu_budget(
         fraction: share of memory for weights and pool together, or `None`.
         weight_bytes: memory that this rank's weights take.
         num_ranks: processes that share the memory evenly.
-        unloaded_bytes: of `weight_bytes`, what is not taken yet: a forecast.
-        available_bytes: of the machine; None for what this one has.
+        unloaded_bytes: the part of `weight_bytes` that is not allocated yet, for a forecast.
+        available_bytes: the machine's free memory; None measures this machine's.
     """
     if available_bytes is None:
         available_bytes = available_memory_bytes()
@@ -138,9 +138,9 @@ def cuda_budget(
 
     Args:
         fraction: share of the GPU's memory for weights, pool and activations together.
-        weight_bytes: memory that the weights take; said in the log only.
+        weight_bytes: memory that the weights take; only for the log.
         activation_bytes: what the largest step needs besides weights and pool, measured.
-        unloaded_bytes: of `weight_bytes`, what is not taken yet: a forecast.
+        unloaded_bytes: the part of `weight_bytes` that is not allocated yet, for a forecast.
     """
     free, total = torch.cuda.mem_get_info()
     free -= unloaded_bytes
@@ -168,13 +168,13 @@ def size_pool(
     Args:
         per_token: bytes that a token takes in the pool.
         page_size: tokens per page.
-        max_total_tokens: the user's wish, or `None` for as much as is useful and fits.
-        max_running_requests: more than all of them at full length is never needed.
+        max_total_tokens: the user's limit, or `None` for as much as is useful and fits.
+        max_running_requests: the pool never needs more than all of them at full length.
         context_len: longest request, tokens.
         budget: what the pool may take.
 
     Raises:
-        StartupError: not even one page fits, or less than the user asked for.
+        StartupError: not even one page fits, or less than the user requested.
     """
     available = budget.available_bytes
     fits = budget.size_bytes // per_token

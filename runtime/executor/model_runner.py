@@ -1,6 +1,6 @@
 """Runs steps: applies row changes, builds the batch, runs the model, samples.
 
-A step that fails is traced to the sequences that cause it; results come to the host as they are.
+A failing step is traced to the sequences that cause it; results are copied to the host unchanged.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 
 @dataclass
 class Computed:
-    """What a step gives, on the device.
+    """The result of a step, on the device.
 
     Attributes:
-        token_ids: `[num_samples]` int64; `None` when nobody gets a token.
-        host_tokens: in their place: on the host once the device has done the step.
-        host_places: `[num_samples]`, which of `host_tokens` are the step's; all when absent.
-        outputs: what rows ask about their new tokens.
-        inputs: what they ask about the step's spans of their prompts.
+        token_ids: `[num_samples]` int64; `None` if no token is sampled.
+        host_tokens: used instead of `token_ids`: on the host once the device has run the step.
+        host_places: `[num_samples]`, indices in `host_tokens` of the step's samples; all if absent.
+        outputs: what rows requested about their new tokens.
+        inputs: what rows requested about the step's spans of their prompts.
     """
 
     token_ids: Tensor | None = None
@@ -67,10 +67,10 @@ class Computed:
 
 
 class PendingStep:
-    """A launched step whose tokens may still be on their way to the host.
+    """A launched step whose tokens may still be on the way to the host.
 
-    On a GPU one that gives nobody a token is waited for too: graphs take their inputs from a few
-    buffers of the host in turn, so no more steps than these may be on their way.
+    On a GPU even a step without samples is waited for: graphs read their inputs from a few host
+    buffers in turn, so only that many steps may be in flight.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PendingStep:
         *,
         was_retried: bool = False,
     ) -> None:
-        """Start the copy of what `device` computes to the host."""
+        """Start copying the results in `device` to the host."""
         self._rows = plan.sample_rows
         self._was_retried = was_retried
         self._failed = failed
@@ -102,10 +102,10 @@ class PendingStep:
         return pinned.copy_(source, non_blocking=True)
 
     def wait(self) -> StepResult:
-        """Block until the step is done, and its tokens on the host.
+        """Block until the step is done and its tokens are on the host.
 
         Raises:
-            DeviceLost: the device failed while it computed.
+            DeviceLost: the device failed during the step.
         """
         if self._event is not None:
             with losing_device():
@@ -122,7 +122,7 @@ class PendingStep:
         if self._tokens is None:
             return StepResult(_NO_TOKENS, self._failed)
         tokens = self._tokens if self._places is None else self._tokens[self._places]
-        # A copy: later steps write to the same place.
+        # A copy: later steps write to the same memory.
         token_ids = tokens.astype(np.int32)
         bad = token_ids == NAN_TOKEN
         nan_rows: list[int] = self._rows[bad].tolist() if bad.any() else []
@@ -132,11 +132,11 @@ class PendingStep:
 
 
 class StepRunner(ABC):
-    """Launches steps of one device; families of models differ in how one is computed.
+    """Launches steps on one device; subclasses differ in how a step is computed.
 
     Attributes:
-        profiler: watches the steps, if any does.
-        recorder: keeps which experts the steps chose, if that was asked for at start.
+        profiler: traces the steps, if set.
+        recorder: records the experts that steps choose, if requested at start-up.
         delay_s: how long each step waits before it is launched.
     """
 
@@ -147,8 +147,8 @@ class StepRunner(ABC):
     def __init__(self, rows: BatchRows, *, is_alone: bool) -> None:
         """Keep `rows` of the running batch.
 
-        Where several ranks compute each step (not `is_alone`), one that fails is not tried again:
-        the ranks would no longer agree.
+        If several ranks compute each step (not `is_alone`), a failing step is not retried: the
+        ranks would no longer agree.
         """
         self._rows = rows
         self._is_alone = is_alone
@@ -159,28 +159,28 @@ class StepRunner(ABC):
         return False
 
     def capture_graphs(self, progress: Callable[[float], None]) -> None:  # noqa: B027  # most have none
-        """Capture CUDA graphs, if there are to be any; `progress` hears the share that is done."""
+        """Capture CUDA graphs, if there are any; `progress` receives the fraction that is done."""
 
     def drop_graphs(self) -> None:  # noqa: B027  # likewise
-        """Forget the graphs, whose addresses will no longer hold; steps run without them."""
+        """Drop the graphs, whose addresses become invalid; steps then run without them."""
 
     def drop_images(self) -> None:  # noqa: B027  # likewise
-        """Give the memory of images' vectors back; steps must compute them again."""
+        """Release the memory of images' vectors; steps must compute them again."""
 
     @abstractmethod
     def _compute(
         self, plan: StepPlan, masks: MaskSource | None = None, *, with_graphs: bool = True
     ) -> Computed:
-        """Start computing a step whose row changes are applied."""
+        """Start computing a step whose row changes have been applied."""
 
     def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> PendingStep:
         """Start computing `plan`; samples that follow a grammar need `masks`.
 
-        A failure is traced to the sequences that cause it by computing each alone: writing keys
-        and values twice is harmless, so the others lose nothing.
+        A failure is traced to the sequences that cause it by computing each alone. Writing keys and
+        values twice is harmless, so the other sequences lose nothing.
 
         Raises:
-            DeviceLost: the device computes nothing right any more.
+            DeviceLost: the device no longer works.
         """
         if self.delay_s:
             time.sleep(self.delay_s)
@@ -212,13 +212,13 @@ class StepRunner(ABC):
             if not self._is_alone:
                 raise
             logger.exception("A step of %d sequences failed; trying each alone", len(plan.rows))
-        # Not in the handler: its traceback would keep the failed step's tensors in memory, which
-        # those that are tried alone may need.
+        # Outside the handler: its traceback would keep the failed step's tensors in memory, which
+        # the retries may need.
         self._rows.take_back(plan.rows[: plan.num_decodes])
         return self._compute_each(plan, masks, self._join_each(plan))
 
     def _join_each(self, plan: StepPlan) -> dict[int, str]:
-        """Apply row changes one by one, once more if need be; the rows that cannot join."""
+        """Apply row changes one by one, possibly again; returns the rows that could not join."""
         failed: dict[int, str] = {}
         for join in plan.joins:
             try:
@@ -239,13 +239,13 @@ class StepRunner(ABC):
         for index in range(len(plan.rows)):
             if int(plan.rows[index]) in failed:
                 continue
-            # So many steps on their way would write over what is sent for those ahead.
+            # This many steps in flight would overwrite the inputs of the ones before.
             if self._rows.device.type == "cuda":
                 with losing_device():
                     torch.cuda.synchronize()
             try:
-                # Without graphs: so many runs would write over the tokens of the step before, which
-                # may not have been read.
+                # Without graphs: this many runs would overwrite the tokens of the previous step,
+                # which may not have been read yet.
                 made = made_masks(masks) if plan.samples[index] else None
                 mine = None if made is None else made.only(int(sampled[index]))
                 result = self._compute(plan.only(index), mine, with_graphs=False)
@@ -262,7 +262,7 @@ class StepRunner(ABC):
 
 
 def made_masks(masks: MaskSource | None) -> TokenMasks | None:
-    """The masks of a step, made now unless they are there."""
+    """The masks of a step; made now unless they exist."""
     return None if masks is None else masks.make()
 
 
@@ -280,17 +280,17 @@ class ModelRunner(StepRunner):
         share: Callable[[Tensor], Tensor] | None = None,
         sees_alone: bool = False,
     ) -> None:
-        """Put the parts together.
+        """Store the parts.
 
         Args:
             model: loaded.
-            attention: planned here, once a step.
+            attention: planned here once per step.
             kv: one entry per layer.
             rows: of the running batch.
             page_size: tokens per page.
-            share: where several ranks compute each step, gives all of them the tokens of one. A
-                step that fails is then not tried again: the ranks would no longer agree.
-            sees_alone: the tower computes each image by itself, so that none depends on another.
+            share: if several ranks compute each step, gives all of them the tokens of one. A
+                failing step is then not retried: the ranks would no longer agree.
+            sees_alone: the tower computes each image separately, so that none depends on another.
         """
         self._model = model
         self._attention = attention
@@ -307,7 +307,7 @@ class ModelRunner(StepRunner):
         self._graphs: GraphRunner | None = None
 
     def add_graphs(self, limits: GraphLimits) -> None:
-        """Have steps within `limits` run as CUDA graphs, once `capture_graphs` has made them."""
+        """Run steps within `limits` as CUDA graphs, once `capture_graphs` has captured them."""
         if self._experts is not None:
             self._experts.note_in_graphs()
         self._graphs = GraphRunner(
@@ -321,7 +321,7 @@ class ModelRunner(StepRunner):
         )
 
     def capture_graphs(self, progress: Callable[[float], None]) -> None:
-        """Capture all graphs, if there are to be any; when that fails, there are none."""
+        """Capture all graphs, if there are any; if that fails, none are kept."""
         if self._graphs is not None:
             self._graphs.capture(progress)
 
@@ -331,17 +331,17 @@ class ModelRunner(StepRunner):
         return self._graphs is not None and bool(self._graphs.captured)
 
     def drop_graphs(self) -> None:
-        """Forget the graphs, whose addresses will no longer hold; steps run without them."""
+        """Drop the graphs, whose addresses become invalid; steps then run without them."""
         if self._graphs is not None:
             self._graphs.drop()
 
     def warm_up_images(self) -> None:
-        """Have the tower, if there is one, compute packs of images of every size."""
+        """Run the tower, if there is one, on packs of images of every size."""
         if self._images is not None:
             self._images.warm_up()
 
     def drop_images(self) -> None:
-        """Give the memory of images' vectors back."""
+        """Release the memory of images' vectors."""
         if self._images is not None:
             self._images.clear()
 
@@ -354,7 +354,7 @@ class ModelRunner(StepRunner):
             self._images.update(plan)
         graphs = self._graphs if with_graphs else None
         bucket = None if graphs is None else graphs.find(plan)
-        # Behind the last layer's attention a graph of prompts has lost most tokens.
+        # A graph of prompts drops most tokens after the last layer's attention.
         if graphs is not None and bucket is not None and (bucket.decodes or not watches):
             return self._compute_in_graph(graphs, bucket, plan, masks)
         self._rows.grow(plan, self._page_size)
@@ -364,7 +364,7 @@ class ModelRunner(StepRunner):
         )
         self._attention.plan(batch)
         places = batch.logits_indices
-        # What is noted of the last layer's experts is of every token, too.
+        # The last layer's experts must be recorded for every token, too.
         if plan.report_spans or watches:
             batch.logits_indices = None
         hidden = self._model.forward(batch)
@@ -385,14 +385,14 @@ class ModelRunner(StepRunner):
     def _compute_in_graph(
         self, graphs: GraphRunner, bucket: Bucket, plan: StepPlan, masks: MaskSource | None
     ) -> Computed:
-        """The tokens of the sequences that want one, from a graph that computes all."""
+        """The tokens of the sequences that sample, from a graph that computes all sequences."""
         rows = plan.sample_rows
         is_plain = self._sampler.is_plain(rows)
         found = Computed(host_tokens=graphs.run(bucket, plan, wants_logits=not is_plain))
         if len(rows) < len(plan.rows):
             found.host_places = np.flatnonzero(plan.samples)
         if self._experts is not None and bucket.decodes:
-            # The layers' own notes were made when the graph was captured.
+            # The layers set this only while the graph was captured.
             self._experts.num_tokens = plan.num_tokens
             found.outputs = self._of_experts(rows, self._asked_experts())
         if is_plain and graphs.hidden is None:
@@ -409,21 +409,21 @@ class ModelRunner(StepRunner):
     def _sample(
         self, plan: StepPlan, logits: Tensor, masks: MaskSource | None, found: Computed
     ) -> Computed:
-        """Draw tokens from `logits`, `[num_samples, vocab_size]`, beside what was found."""
+        """Sample tokens from `logits`, `[num_samples, vocab_size]`, and add them to `found`."""
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
         sampled = self._sampler.sample(logits, plan.sample_rows, positions, made_masks(masks))
         outputs = sampled.extras + found.outputs
         return Computed(sampled.token_ids, outputs=outputs, inputs=found.inputs)
 
     def _watch_experts(self, plan: StepPlan) -> bool:
-        """Whether choices of this step's tokens are wanted; the layers are told."""
+        """Whether this step's expert choices are needed; also tells the layers."""
         if self._experts is None:
             return False
         self._experts.is_asked = bool(self._rows.extras.reads_experts[plan.rows].any())
         return self._experts.is_asked or self._experts.is_on
 
     def _asked_experts(self) -> Tensor | None:
-        """Of the step's tokens, `[num_tokens, layers, chosen]`, where a request asks."""
+        """The experts of the step's tokens, `[num_tokens, layers, chosen]`, if requested."""
         if self._experts is None or not self._experts.is_asked:
             return None
         return self._experts.ids().transpose(0, 1)

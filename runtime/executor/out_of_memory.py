@@ -1,4 +1,4 @@
-"""Memory that runs out while the engine starts: one line that says for what, and what to lower."""
+"""Out of memory while the engine starts: one line that says for what, and which option to lower."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from runtime.errors import StartupError
 from runtime.executor.memory import GIB, available_memory_bytes
 from runtime.models.layers.build_context import BuildContext
 
-# What `StepResult.failed` says of a sequence.
+# The text in `StepResult.failed` for a sequence.
 STEP_OUT_OF_MEMORY = f"Internal error: {torch.OutOfMemoryError.__name__}"
 
-# What errors say that have no type of their own: the CPU's allocator; CUDA, where a graph is
-# instantiated, and its driver, also where Triton loads a kernel; libraries' workspaces.
+# Messages of out-of-memory errors without a type: the CPU's allocator; CUDA, when a graph is
+# instantiated, and its driver, also when Triton loads a kernel; libraries' workspaces.
 _NO_MEMORY = (
     "can't allocate memory",
     "CUDA error: out of memory",
@@ -26,7 +26,7 @@ _NO_MEMORY = (
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 
-# What to do about weights that do not fit.
+# The advice for weights that do not fit.
 TOO_LARGE = (
     "the model is too large for it; share it with --tp-size, store it in 16 bits (--dtype "
     "bfloat16), or free memory"
@@ -34,18 +34,18 @@ TOO_LARGE = (
 
 
 def least_weight_bytes(spec: ModelSpec, context: BuildContext) -> int:
-    """What a rank's weights take at least, known before they are read.
+    """The least memory that a rank's weights need, known before they are read.
 
-    Embeddings are whole on each rank, and a layout for the device's kernels may hold a copy.
+    Each rank has the whole embeddings, and a layout for the device's kernels may need a copy.
     """
     return spec.weight_bytes(context.dtype.itemsize, context.device.type) // context.tp_size
 
 
 def require_room(spec: ModelSpec, context: BuildContext) -> None:
-    """Refuse weights that cannot fit, before they are read.
+    """Refuse weights that cannot fit before reading them.
 
     Raises:
-        StartupError: this rank's part is larger than what is free on its device.
+        StartupError: this rank's part is larger than the free memory of its device.
     """
     needed = least_weight_bytes(spec, context)
     device = context.device
@@ -63,15 +63,15 @@ def require_room(spec: ModelSpec, context: BuildContext) -> None:
 
 @contextmanager
 def memory_for(what: str, advice: str, device: torch.device) -> Iterator[None]:
-    """Do one part of the start; when its memory is not there, say so in one line.
+    """Run one part of the start-up; if its memory is missing, raise a one-line error.
 
     Args:
-        what: the part, as "the weights".
-        advice: what to do about it, options by their names.
-        device: where the memory was wanted.
+        what: the part, such as "the weights".
+        advice: what to do about it, with option names.
+        device: where the memory was needed.
 
     Raises:
-        StartupError: there was too little.
+        StartupError: there was too little memory.
     """
     try:
         yield
@@ -82,14 +82,14 @@ def memory_for(what: str, advice: str, device: torch.device) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory was asked for and not there."""
+    """Whether an error means that an allocation failed."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
 
 
 def step_failure(error: BaseException) -> str:
-    """What is told of an error while a step was computed; its own words may hold anything."""
+    """What is reported of an error in a step; its own message may contain anything."""
     return (
         STEP_OUT_OF_MEMORY if is_out_of_memory(error) else f"Internal error: {type(error).__name__}"
     )
@@ -102,7 +102,7 @@ def _left(device: torch.device) -> str:
         free, total = torch.cuda.mem_get_info(device)
         ours = torch.cuda.memory_reserved(device)
     except RuntimeError:
-        # A context that failed answers no more, and why it failed is what has to be said.
+        # A failed context does not answer; the original error is the one to report.
         return ""
     others = total - free - ours
     return (

@@ -1,7 +1,7 @@
 """Which rows of a decode batch begin with the same pages of the KV cache.
 
 The radix cache gives requests with a common beginning, such as a system prompt, the same pages.
-Attention reads such keys once for all of them where that is worth a launch more a layer.
+Attention reads such keys once for all of them if that is worth one more launch per layer.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from runtime.executor.batch_rows import BatchRows
 from runtime.models.attention.backend import SharesPrefixes
 from runtime.step.step_plan import Int64Array
 
-# Smaller batches never share: their attention is a small part of a step.
+# Smaller batches never share: attention is a small part of their step.
 MIN_BATCH = 8
 _MIN_MEMBERS = 4
 _MIN_TOKENS = 256
-# Keys that are not read again, times key heads: from here on it pays. Measured on an H200, bf16,
-# microseconds a layer without and with it, for sequences x (shared + own tokens):
+# Saved key reads times key heads from which sharing pays. Measured on an H200, bf16, microseconds
+# per layer without and with it, for sequences x (shared + own tokens):
 #   32/8 heads of 128: 64 x (4096 + 80) 152, 42; 64 x (1024 + 256) 60, 43; 64 x (256 + 256) 34, 40;
 #     16 x (4096 + 80) 79, 28; 16 x (1024 + 256) 31, 27
 #   14/2 heads of 64: 64 x (4096 + 80) 35, 19; 64 x (1024 + 256) 20, 18; 16 x (4096 + 80) 19, 15;
@@ -31,18 +31,18 @@ _MIN_SAVED = 160_000
 
 
 class PrefixGroups:
-    """The groups of a batch that are worth sharing, found anew only when its rows have changed."""
+    """The groups of a batch that are worth sharing; searched again only when its rows change."""
 
     def __init__(
         self, rows: BatchRows, page_size: int, num_kv_heads: int, attention: SharesPrefixes
     ) -> None:
-        """Look at the pages in `rows` and tell `attention`.
+        """Search the pages in `rows` and pass the groups to `attention`.
 
         Args:
             rows: of the running batch.
             page_size: tokens of a page.
-            num_kv_heads: of a layer.
-            attention: what reads the keys.
+            num_kv_heads: key heads of a layer.
+            attention: the back end that reads the keys.
         """
         self._min_saved = _MIN_SAVED / num_kv_heads
         self._rows = rows
@@ -53,12 +53,12 @@ class PrefixGroups:
         self._batch: tuple[int, bytes] | None = None
 
     def find(self, batch: Int64Array, seq_lens: Int64Array) -> bool:
-        """Look at a batch; whether there is something worth sharing.
+        """Search a batch; whether it has groups worth sharing.
 
         Args:
             batch: `[num_seqs]`, rows.
             seq_lens: `[num_seqs]`, keys of each row, the newest included. They only grow while the
-                batch stays the same, so groups that were found before stay right.
+                batch stays the same, so groups found before stay valid.
         """
         if len(batch) < MIN_BATCH:
             return False
@@ -71,13 +71,13 @@ class PrefixGroups:
         return bool(self._groups)
 
     def send(self) -> None:
-        """Let attention know the groups of the batch that was looked at last."""
+        """Pass the groups of the batch searched last to attention."""
         if self._sent is not self._groups:
             self._attention.put_prefixes(self._groups)
             self._sent = self._groups
 
     def clear(self) -> None:
-        """Let attention know of none, until groups are sent again."""
+        """Pass no groups to attention, until `send` is called."""
         self._attention.put_prefixes([])
         self._sent = None
 
@@ -85,11 +85,11 @@ class PrefixGroups:
 def find_groups(
     page_table: NDArray[np.int32], batch: Int64Array, seq_lens: Int64Array, page_size: int
 ) -> list[PrefixGroup]:
-    """Return groups of at least 4 sequences whose first 256 tokens or more lie in the same pages.
+    """Return groups of at least 4 sequences whose first 256 tokens or more are in the same pages.
 
-    Pages of the radix cache are shared from the first on, so rows whose tables name the same page
-    at the same place begin with the same tokens up to there. In a tree of prefixes a long one of
-    few and a short one of many exclude each other: what saves most is taken first.
+    The radix cache shares pages from the first one on. So rows whose tables have the same page at
+    the same index begin with the same tokens up to there. In a tree of prefixes, a long prefix of
+    few rows and a short one of many exclude each other; the one that saves most is taken first.
 
     Args:
         page_table: `[num_rows, max_pages]`.
@@ -98,7 +98,7 @@ def find_groups(
         page_size: tokens of a page.
 
     Returns:
-        At most `MAX_GROUPS`; every member has a token behind its prefix.
+        At most `MAX_GROUPS`; every member has a token after its prefix.
     """
     # Pages that end before the newest key.
     full = (seq_lens - 1) // page_size
@@ -113,7 +113,7 @@ def find_groups(
         if chosen is None:
             break
         members = np.flatnonzero(chosen.labels == chosen.counts.argmax())
-        # Not all of them share the next level's page, or some end before it.
+        # Not all members share the next level's page, or some end before it.
         most = min(int(full[members].min()), 2 * chosen.depth - 1)
         pages = _common_pages(page_table, batch[members], chosen.depth, most)
         groups.append(PrefixGroup(members, pages * page_size))
@@ -124,12 +124,12 @@ def find_groups(
 
 @dataclass
 class _Level:
-    """Who shares the pages up to one.
+    """The rows that share all pages up to a depth.
 
     Attributes:
-        depth: that page's number, from 1 on.
-        labels: `[num_seqs]`, the same number for those who share, 0 for nobody.
-        counts: how often each number stands there; 0 for 0.
+        depth: number of that page, from 1 on.
+        labels: `[num_seqs]`, equal for sequences that share the page; 0 for those without it.
+        counts: number of sequences with each label; 0 for label 0.
     """
 
     depth: int
@@ -137,7 +137,7 @@ class _Level:
     counts: Int64Array
 
     def take(self, members: Int64Array) -> None:
-        """Leave `members` out from now on."""
+        """Exclude `members` from now on."""
         self.counts -= np.bincount(self.labels[members], minlength=len(self.counts))
         self.counts[0] = 0
         self.labels[members] = 0
@@ -146,13 +146,13 @@ class _Level:
 def _levels(
     page_table: NDArray[np.int32], batch: Int64Array, full: Int64Array, depth: int
 ) -> Iterator[_Level]:
-    """Yield who shares `depth` pages, and its doublings, while enough do."""
+    """Yield the groups that share `depth` pages, then twice as many, while enough do."""
     while True:
         deep = np.flatnonzero(full >= depth)
         if len(deep) < _MIN_MEMBERS:
             return
         pages = page_table[batch[deep], depth - 1]
-        # As `np.unique` numbers them, in half its time.
+        # The numbering of `np.unique`, in half its time.
         order = pages.argsort()
         ordered = pages[order]
         numbers = np.ones(len(deep), dtype=np.int64)
@@ -168,7 +168,7 @@ def _levels(
 
 
 def _common_pages(page_table: NDArray[np.int32], rows: Int64Array, least: int, most: int) -> int:
-    """Return the pages that all `rows` begin with, known to be `least` and at most `most`."""
+    """Return how many pages all `rows` have in common, known to be `least` to `most`."""
     while least < most:
         middle = (least + most + 1) // 2
         column = page_table[rows, middle - 1]

@@ -1,6 +1,6 @@
-"""Traces of a rank's steps by torch's profiler: files for Perfetto, one for each stage if wanted.
+"""Traces of a rank's steps by torch's profiler: files for Perfetto, optionally one per stage.
 
-A profile only looks: what fails in here is logged, and the step it was to watch goes on.
+Profiling must not disturb serving: an error here is logged, and the traced step continues.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def _move(event: dict[str, Any], rank: int, num_ranks: int) -> None:
 
 
 _ACTIVITIES = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
-# GPU beside CPU is what clients ask for everywhere; these are asked for on purpose.
+# Clients request GPU beside CPU everywhere, so GPU is ignored on a CPU; these are deliberate.
 _GPU_ONLY = {"MEM", "CUDA_PROFILER"}
-# Allocations kept for a memory snapshot.
+# Number of allocations kept for a memory snapshot.
 _MAX_ALLOCATIONS = 100_000
 
 
@@ -91,15 +91,15 @@ class Profiler:
 
     Attributes:
         is_waiting: whether steps must go through `step`.
-        num_steps: launched so far; the runner counts them.
+        num_steps: steps launched so far; the runner counts them.
     """
 
     def __init__(
         self, device: str, rank: int, num_ranks: int = 1, dp_rank: int | None = None
     ) -> None:
-        """Watch `rank` of `num_ranks` on `device` (`cpu` or `cuda`).
+        """Trace `rank` of `num_ranks` on `device` (`cpu` or `cuda`).
 
-        Files are named after `dp_rank`, the replica, where there are several.
+        File names contain `dp_rank`, the replica, if there are several.
         """
         self._replica = "" if dp_rank is None else f"-DP-{dp_rank}"
         self.is_waiting = False
@@ -116,7 +116,7 @@ class Profiler:
         """Record steps from `spec.start_step` on.
 
         Raises:
-            InvalidRequest: a profile is on already, or it needs a GPU.
+            InvalidRequest: a profile is already running, or an activity needs a GPU.
         """
         if self._spec is not None:
             raise InvalidRequest("A profile is already running; stop it first.")
@@ -132,10 +132,10 @@ class Profiler:
         self.is_waiting = True
 
     def stop(self) -> str:
-        """Write what was recorded; the folder it is in.
+        """Write the recorded steps; returns the folder.
 
         Raises:
-            InvalidRequest: no profile is on.
+            InvalidRequest: no profile is running.
         """
         spec = self._spec
         if spec is None:
@@ -148,7 +148,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def step(self, plan: StepPlan) -> Iterator[None]:
-        """Watch the launch of a step, if it is one to record."""
+        """Record the launch of a step, if it is one to record."""
         spec = self._spec
         if spec is None or self.num_steps < spec.start_step:
             yield
@@ -171,7 +171,7 @@ class Profiler:
     def _prepare(self, spec: ProfileSpec, stage: Stage) -> None:
         recording = self._recording
         if recording is not None:
-            # A stage whose steps stay away must not keep the next one waiting.
+            # A stage whose steps do not come must not hold up the next one.
             if recording.stage in (None, stage) or stage not in self._stages:
                 return
             self._write()
@@ -209,7 +209,7 @@ class Profiler:
 
 
 class _Recording:
-    """One trace being made."""
+    """One trace in progress."""
 
     def __init__(self, spec: ProfileSpec, stage: Stage | None, device: str) -> None:
         self.stage = stage
@@ -231,9 +231,9 @@ class _Recording:
             torch.cuda.cudart().cudaProfilerStart()
 
     def write(self, folder: Path, name: str) -> None:
-        """End it and write its files: first under a hidden name, so that a file is a whole one."""
+        """End it and write its files; a hidden name until then, so a visible file is complete."""
         if self._on_cuda:
-            # Kernels of the last step may still run.
+            # Kernels of the last step may still be running.
             torch.cuda.synchronize()
         if self._profile is not None:
             self._profile.stop()

@@ -1,8 +1,8 @@
-"""Where each row's tokens stand for the rotation, where an image takes fewer places than tokens.
+"""Positions of each row's tokens for RoPE when an image spans fewer positions than tokens.
 
-A token has three positions: time, row and column. A text token's are equal and go on by one; an
-image's tokens share one time and have its rows and columns, and the text behind it goes on at the
-largest of all. So behind its images a row's positions are those of its tokens and a delta.
+A token has three positions: time, row and column. A text token's three are equal and grow by one.
+An image's tokens share one time and have the image's rows and columns. The text after it continues
+at the largest of all. So after its last image, a row's positions are the token indices plus delta.
 
 Source: Qwen2-VL (arXiv 2409.12191), multimodal rotary position embedding.
 """
@@ -25,15 +25,15 @@ class RopeRows:
     """The positions of every row.
 
     Attributes:
-        delta: `[num_rows]` int64 on the device: what a token behind all images of its row adds to
-            its place in the sequence.
+        delta: `[num_rows]` int64 on the device: after the last image of a row, a token's position
+            is its index in the sequence plus this.
     """
 
     def __init__(self, num_rows: int, cell: int, device: torch.device) -> None:
-        """Start with rows of text; an image's token stands for `cell` pixels of each side."""
+        """Start with text-only rows; an image token covers `cell` pixels of each side."""
         self._cell = cell
         self._delta: Int64Array = np.zeros(num_rows, dtype=np.int64)
-        # `[3, n]` of each row: the positions of its tokens up to the last image's end.
+        # For each row `[3, n]`: positions of its tokens up to the end of the last image.
         self._places = [_NO_PLACES] * num_rows
         self._ends: Int64Array = np.zeros(num_rows, dtype=np.int64)
         self.delta = torch.from_numpy(self._delta)
@@ -44,7 +44,7 @@ class RopeRows:
         """Reset a row for a prompt with these images.
 
         Raises:
-            ValueError: an image's size and its number of tokens do not fit.
+            ValueError: an image's size and its number of tokens do not match.
         """
         places, delta = _positions(images, self._cell)
         self._places[row], self._ends[row] = places, places.shape[1]
@@ -55,14 +55,14 @@ class RopeRows:
     def shift(
         self, plan: StepPlan, positions: Int64Array, token_rows: Int64Array, indptr: NDArray[Any]
     ) -> Int64Array:
-        """Return what stands for each token of a step in the place of `positions`.
+        """Return the RoPE position of each token of a step, to be used instead of `positions`.
 
-        Of an image's tokens it is the time, which alone is not enough: see `axes`.
+        For an image's tokens this is only the time; `axes` gives all three.
 
         Args:
             plan: the step.
-            positions: `[num_tokens]`, places in the sequences.
-            token_rows: `[num_tokens]`, whose tokens they are.
+            positions: `[num_tokens]`, indices in the sequences.
+            token_rows: `[num_tokens]`, the row of each token.
             indptr: `[num_seqs + 1]`, bounds of each sequence's tokens.
         """
         shifted = positions + self._delta[token_rows]
@@ -71,7 +71,7 @@ class RopeRows:
         return shifted
 
     def axes(self, plan: StepPlan, shifted: Int64Array, indptr: NDArray[Any]) -> Int64Array:
-        """Return `[3, num_tokens]`: all positions of a step's tokens; `shift` gave `shifted`."""
+        """Return `[3, num_tokens]`: all positions of a step's tokens; `shifted` is from `shift`."""
         axes = np.repeat(shifted[None], 3, axis=0)
         for tokens, places in self._before_the_end(plan, indptr):
             axes[:, tokens] = places
@@ -80,7 +80,7 @@ class RopeRows:
     def _before_the_end(
         self, plan: StepPlan, indptr: NDArray[Any]
     ) -> Iterator[tuple[slice, Int64Array]]:
-        """For rows whose images do not all lie behind: tokens up to there, and their positions."""
+        """For rows that still have images ahead: the tokens up to their end, and the positions."""
         for index in np.flatnonzero(plan.start_lens < self._ends[plan.rows]).tolist():
             start, length = int(plan.start_lens[index]), int(plan.query_lens[index])
             part = self._places[plan.rows[index]][:, start : start + length]
@@ -89,7 +89,7 @@ class RopeRows:
 
 
 def _positions(images: list[RowImage], cell: int) -> tuple[Int64Array, int]:
-    """`[3, n]` of the tokens up to the last image's end, and the delta behind it."""
+    """`[3, n]` for the tokens up to the end of the last image, and the delta after it."""
     if not images:
         return _NO_PLACES, 0
     parts: list[Int64Array] = []

@@ -1,4 +1,4 @@
-"""Which rows ask for which extras, and what steps give for them."""
+"""Which rows request which extras, and what steps gather for them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from runtime.extras.device import DeviceExtra, Gathered, PromptPart, Reads, Samp
 from runtime.requests.extra_spec import ExtraSpec, load_half
 from runtime.step.step_plan import BoolArray, Int64Array, Reported, StepPlan
 
-# Gathered by the extra of that name.
+# The name of an extra, and what it gathered.
 Named = tuple[str, Gathered]
 
 
 class RowExtras:
-    """The extras of the running batch; a step in which nobody asks for any costs one look.
+    """The extras of the running batch; a step without any costs one check.
 
     Attributes:
-        reads_hidden: `[num_rows]` bool on the host, rows with an extra that reads what a new
-            token's logits are made of.
-        reads_experts: the same of those that read which experts tokens passed.
-        reads_logits: the same of those that read its logits, raw or as they are sampled from.
+        reads_hidden: `[num_rows]` bool on the host: rows with an extra that reads the hidden state
+            from which a new token's logits are computed.
+        reads_experts: likewise for extras that read the experts chosen for tokens.
+        reads_logits: likewise for extras that read logits, raw or as sampled from.
     """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        """Nobody asks for anything, and no extra is loaded."""
+        """Start without requests and without loaded extras."""
         self._num_rows = num_rows
         self._vocab_size = vocab_size
         self._send = partial(to_device, device)
         self._loaded: dict[str, DeviceExtra] = {}
-        # Of each extra that is loaded.
+        # For each loaded extra, the rows that request it.
         self._asking: dict[str, BoolArray] = {}
         self.reads_hidden = np.zeros(num_rows, dtype=bool)
         self.reads_experts = np.zeros(num_rows, dtype=bool)
@@ -65,7 +65,7 @@ class RowExtras:
             case "raw_logits" | "logits":
                 return self.reads_logits
             case "pooled":
-                # What a text model gives needs no row's wish.
+                # The runner of a text model gathers this for all rows.
                 return None
 
     def _load(self, name: str) -> DeviceExtra:
@@ -75,7 +75,7 @@ class RowExtras:
         return self._loaded[name]
 
     def device_half(self, name: str) -> DeviceExtra | None:
-        """The extra of that name, if anybody has asked for it."""
+        """The extra of that name, if a request has used it."""
         return self._loaded.get(name)
 
     def of_samples(
@@ -86,15 +86,15 @@ class RowExtras:
         temperature: np.float32 | np.ndarray = np.float32(1),
         token_ids: Tensor | None = None,
     ) -> list[Named]:
-        """Gather what a step's new tokens are asked about.
+        """Gather what is requested of a step's new tokens.
 
         Args:
-            reads: what `values` are; extras that read something else gather nothing.
+            reads: the kind of `values`; extras that read another kind gather nothing.
             rows: `[num_samples]`, on the host.
-            values: `[num_samples, ...]`, left as they are.
-            temperature: `[num_samples]` float32 on the host, 1 for greedy rows; 1 for all when
-                absent.
-            token_ids: `[num_samples]` int64, where they are known.
+            values: `[num_samples, ...]`, not modified.
+            temperature: `[num_samples]` float32 on the host, 1 for greedy rows; 1 for all by
+                default.
+            token_ids: `[num_samples]` int64, if they are known.
         """
         found: list[Named] = []
         for name, extra in self._loaded.items():
@@ -121,13 +121,13 @@ class RowExtras:
         compute_logits: Callable[[Tensor], Tensor],
         expert_ids: Tensor | None = None,
     ) -> list[Named]:
-        """Gather what the spans of the step's prompts are asked about.
+        """Gather what is requested of the spans of the step's prompts.
 
         Args:
             plan: the step.
             hidden: `[num_tokens, hidden_size]`, of every token of the step.
             compute_logits: the model's head.
-            expert_ids: `[num_tokens, layers with experts, chosen]`, where a row asks.
+            expert_ids: `[num_tokens, layers with experts, chosen]`, if a row requests them.
         """
         found: list[Named] = []
         firsts = np.cumsum(plan.query_lens) - plan.query_lens
@@ -148,7 +148,7 @@ class RowExtras:
 
 
 def reported(named: list[Named]) -> list[tuple[int, Reported]]:
-    """By row, what was gathered; on the host only."""
+    """What was gathered, by row; on the host only."""
     return [
         (row, Reported(name, num_positions, data))
         for name, gathered in named

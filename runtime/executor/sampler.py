@@ -1,6 +1,6 @@
 """Applies each row's penalties, masks and biases, then samples the whole batch at once.
 
-Nothing here waits for the device: parameters are the host's, and sent with what uses them.
+Nothing here waits for the device: parameters are kept on the host and sent with each use.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from runtime.step.step_plan import Int64Array, TokenMasks
 
 
 class Sampled(NamedTuple):
-    """What the sampler gives.
+    """The sampler's result.
 
     Attributes:
         token_ids: `[num_samples]` int64 on the device, `NAN_TOKEN` for rows with NaN logits.
-        extras: what rows ask about their tokens, of that what is read from logits.
+        extras: what rows requested about their tokens, as far as it is read from logits.
     """
 
     token_ids: Tensor
@@ -41,10 +41,10 @@ class Sampled(NamedTuple):
 
 
 class Sampler:
-    """Samples rows of `BatchRows`; keeps no state of its own."""
+    """Samples rows of `BatchRows`; stateless."""
 
     def __init__(self, rows: BatchRows, share: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Read parameters from `rows`; where ranks sample, `share` gives all the tokens of one."""
+        """Read parameters from `rows`; with several ranks, `share` gives all the tokens of one."""
         self._rows = rows
         self._share = share
 
@@ -55,13 +55,13 @@ class Sampler:
         positions: Int64Array,
         masks: TokenMasks | None = None,
     ) -> Sampled:
-        """Choose the next token of each row, and note it as the row's next input.
+        """Choose the next token of each row, and store it as the row's next input.
 
         Args:
             logits: `[num_samples, vocab_size]` float32, changed in place.
             rows: `[num_samples]`, the row of each line of `logits`.
             positions: `[num_samples]`, index in its sequence of each token to be sampled.
-            masks: for lines of `logits` that follow a grammar.
+            masks: for the lines of `logits` that follow a grammar.
         """
         state = self._rows
         is_greedy = state.is_greedy[rows].all()
@@ -94,7 +94,7 @@ class Sampler:
         return Sampled(token_ids, found)
 
     def is_plain(self, rows: Int64Array) -> bool:
-        """Whether every row takes its largest logit as it is, and nobody asks about the others."""
+        """Whether every row takes its largest logit unedited, and no extra reads the others."""
         state = self._rows
         edited = state.edits_logits[rows] | state.has_grammar[rows]
         edited |= state.extras.reads_logits[rows]
@@ -103,7 +103,7 @@ class Sampler:
     def _sampling_rows(
         self, rows: Int64Array, positions: Int64Array
     ) -> tuple[Tensor, SamplingRows]:
-        """Send `rows`, and what sampling them takes."""
+        """Send `rows` and the parameters for sampling them."""
         state = self._rows
         params, top_k = state.params[rows], state.top_k[rows]
         limits = top_k[top_k < state.vocab_size]
@@ -143,7 +143,7 @@ class Sampler:
             row = int(rows[line])
             sampling = state.sampling[row]
             assert sampling is not None
-            # A mask has that rule in it: a grammar knows when there is nothing but the end.
+            # A grammar's mask covers that rule: the grammar knows when only the end is possible.
             if num_outputs[line] < sampling.min_new_tokens and line not in masked:
                 too_early += [(line, token_id) for token_id in state.stop_ids[row]]
             if sampling.logit_bias:
@@ -159,7 +159,7 @@ class Sampler:
             words, of_lines = self._on_device(logits, masks)
             assert words is not None
             apply_token_bitmask(logits, words, of_lines)
-        # Behind the masks: what a bias is added to, a forbidden token's minus infinity, it stays.
+        # After the masks: a bias added to a forbidden token's minus infinity leaves it unchanged.
         if biased:
             ids_of, values_of = zip(*(state.biases[row] for _, row in biased), strict=True)
             counts = [len(ids) for ids in ids_of]
@@ -174,7 +174,7 @@ class Sampler:
     def _on_device(
         self, logits: Tensor, masks: TokenMasks | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Masks, and the lines they are for; none where they are for every one."""
+        """Masks, and the lines they are for; no lines if the masks are for every line."""
         if masks is None:
             return None, None
         device = self._rows.device

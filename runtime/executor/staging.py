@@ -1,4 +1,4 @@
-"""Host arrays to the device: zero-copy views on the CPU, one pinned copy of all on a GPU."""
+"""Copies host arrays to the device: zero-copy views on a CPU, one pinned copy on a GPU."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _TORCH_DTYPES = {
 def to_device(device: torch.device, *arrays: NDArray[Any]) -> list[Tensor]:
     """Return each array as a tensor on `device`.
 
-    On a GPU the arrays are packed into one pinned buffer and sent by one asynchronous copy; the
+    On a GPU the arrays are packed into one pinned buffer and sent with one asynchronous copy; the
     caching host allocator keeps the buffer alive until the copy is done. On the CPU the tensors
     share the arrays' memory.
 
     Args:
-        device: where the tensors are wanted.
+        device: the target.
         arrays: contiguous, int32, int64, float32 or uint8.
     """
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""First steps before the first request: kernels compile, caches fill, a broken model shows."""
+"""First steps before the first request: they compile kernels, fill caches, and test the model."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def warm_up_sampling(vocab_size: int, device: torch.device) -> None:
 
 
 _ZERO = np.zeros(1, dtype=np.int64)
-# A step of so many tokens meets the kernels of larger ones.
+# A step of this many tokens uses the kernels of larger ones.
 _MANY_TOKENS = 16_384
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """A made-up step: `num_seqs` prompts of `length` tokens each, behind `cached` tokens."""
+    """A made-up step: `num_seqs` prompts of `length` tokens each, after `cached` tokens."""
 
     length: int
     num_seqs: int = 1
@@ -90,18 +90,18 @@ class Prompts:
 
 
 def prompts_to_compile(max_tokens: int, context_len: int, max_seqs: int) -> list[Prompts]:
-    """Steps that between them meet every kernel that prompts need on a GPU.
+    """Steps that together use every kernel that prompts need on a GPU.
 
     Args:
-        max_tokens: of a step's prompts together.
-        context_len: tokens of a sequence.
-        max_seqs: sequences of a step.
+        max_tokens: most prompt tokens of a step.
+        context_len: most tokens of a sequence.
+        max_seqs: most sequences of a step.
     """
     max_tokens = min(max_tokens, _MANY_TOKENS)
     longest = context_len - 1
     lengths = (2, 5, 12, 24, 48, 96, 200, GATED_TOKENS)
     steps = [Prompts(min(length, longest, max_tokens)) for length in lengths]
-    # Full ones, with blocks of queries as large as they get; cuDNN takes no shorter whole prompts.
+    # Full steps, with query blocks of the largest size; cuDNN takes no shorter whole prompts.
     mean = max_tokens // max(1, min(max_seqs, max_tokens // 256))
     for cached, most in ((0, min(MIN_LENGTH - 1, longest)), (1, longest - 1)):
         length = max(1, min(mean, most))
@@ -116,13 +116,13 @@ def compute_prompts(
 
     Args:
         runner: an idle one.
-        prompts: how many of how many tokens.
-        vocab_size: ids below it are used.
-        num_pages: pages 1 to so many are written for row 0; else page 0, which belongs to nobody.
+        prompts: number and length of the prompts.
+        vocab_size: ids are below this.
+        num_pages: pages 1 to `num_pages` are written for row 0; else page 0, the padding page.
 
     Raises:
-        StartupError: the model cannot compute.
-        MemoryError: there is too little memory for it, or for one alone where there are several.
+        StartupError: the model fails.
+        MemoryError: too little memory, for the whole step or for a single sequence of it.
     """
     length, num_seqs = prompts.length, prompts.num_seqs
     spec = RowSpec(sampling=SamplingParams(max_new_tokens=2, temperature=0.0))
@@ -155,8 +155,8 @@ def warm_up(runner: StepRunner, vocab_size: int, page_size: int, context_len: in
     """Compute a short prompt and one token after it.
 
     Raises:
-        StartupError: the model cannot compute.
-        MemoryError: there is too little memory for it.
+        StartupError: the model fails.
+        MemoryError: too little memory.
     """
     length = min(8, page_size - 1, context_len - 1) or 1
     compute_prompts(runner, Prompts(length), vocab_size)

@@ -1,4 +1,4 @@
-"""Texts of a step that begin alike, as documents behind a query do: who computes for whom."""
+"""Texts of a step with a common beginning, such as documents after a query: which computes it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from runtime.step.step_plan import Int32Array, Int64Array
 
 
 class SharedTexts:
-    """Texts one after the other; each is held against the last that computes all of its own.
+    """Texts in sequence; each is compared with the last one that computes all its tokens.
 
-    Those of one request stand side by side.
+    Texts of one request are adjacent.
     """
 
     def __init__(self, grain: int) -> None:
-        """Share `grain` tokens at a time; a text keeps one of its own at least."""
+        """Share multiples of `grain` tokens; each text keeps at least one token of its own."""
         self._grain = grain
         self._lender: Int32Array | None = None
 
     def num_shared(self, text: Int32Array) -> int:
-        """Tokens at the beginning of `text` that are computed already."""
+        """Number of tokens at the beginning of `text` that are computed already."""
         if self._lender is None:
             return 0
         most = min(len(self._lender), len(text) - 1)
@@ -30,7 +30,7 @@ class SharedTexts:
         return same - same % self._grain
 
     def add(self, text: Int32Array) -> int:
-        """Return what `num_shared` does; where that is nothing, `text` may lend to the next."""
+        """Return `num_shared`; if it is 0, later texts may share the beginning of `text`."""
         num_shared = self.num_shared(text)
         if not num_shared:
             self._lender = text
@@ -38,12 +38,12 @@ class SharedTexts:
 
 
 def shared_beginnings(texts: Sequence[Int32Array], grain: int) -> tuple[Int64Array, Int64Array]:
-    """Find what each text of a step need not compute itself; see `SharedTexts`.
+    """Find the part of each text of a step that another one computes; see `SharedTexts`.
 
     Returns:
-        Of each text the index of the one that computes its beginning (its own where nobody does),
-        and how many tokens that are, a multiple of `grain`. A text that computes for others
-        computes all of its own.
+        For each text the index of the one that computes its beginning (its own index if it shares
+        nothing), and the length of that beginning, a multiple of `grain`. A text that computes for
+        others computes all its own tokens.
     """
     known = SharedTexts(grain)
     lengths = np.array([known.add(text) for text in texts], dtype=np.int64)

@@ -1,6 +1,6 @@
-"""The seam between scheduler and executor: plain data in, plain data out.
+"""The interface between scheduler and executor: plain data in both directions.
 
-A plan crosses processes as it is: `runtime.ipc.array_codec` writes its arrays.
+A plan crosses processes unchanged: `runtime.ipc.array_codec` writes its arrays.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class _Part(msgspec.Struct, array_like=True, gc=False):
 
 
 class RowImage(_Part):
-    """An image in a row's prompt, for the positions of tokens in it and behind it.
+    """An image in a row's prompt, for the positions of the tokens in it and after it.
 
     Attributes:
-        start: place in the prompt of its first token.
-        num_tokens: in a row from there.
+        start: index in the prompt of its first token.
+        num_tokens: number of consecutive tokens from there.
         size: `(channels, height, width)` of its pixels.
     """
 
@@ -40,13 +40,13 @@ class RowImage(_Part):
 
 
 class RowJoin(_Part):
-    """A request takes a row: what it brings along is set there, once.
+    """A request takes a row; its data is set there once.
 
     Attributes:
-        spec: the request's, as its service made it. Every rank goes the same way through a step,
+        spec: the request's, as its service made it. Every rank takes the same path through a step,
             so each rank gets it.
         output_ids: tokens generated before a retraction, for the penalties.
-        has_grammar: whether steps may bring masks for it.
+        has_grammar: whether steps may send masks for it.
         images: of its prompt, in order.
     """
 
@@ -67,7 +67,7 @@ class PageUpdate(_Part):
 
 
 class ReportSpan(_Part):
-    """Consecutive prompt positions about which an extra is to report something.
+    """Consecutive prompt positions about which an extra reports something.
 
     Attributes:
         index: of the sequence in the step.
@@ -83,11 +83,11 @@ class ReportSpan(_Part):
 
 
 class EmbedSpan(_Part):
-    """Consecutive prompt positions that bring an embedding instead of a token.
+    """Consecutive prompt positions that have an embedding instead of a token.
 
     Attributes:
-        first: place of the first one in `StepPlan.chunk_tokens`.
-        length: positions.
+        first: index of the first one in `StepPlan.chunk_tokens`.
+        length: number of positions.
         values: float32 bytes, `[length, hidden_size]`.
     """
 
@@ -97,12 +97,12 @@ class EmbedSpan(_Part):
 
 
 class ImageSpan(_Part):
-    """Consecutive prompt positions that bring vectors of an image instead of tokens.
+    """Consecutive prompt positions that have vectors of an image instead of tokens.
 
     Attributes:
-        first: place of the first one in `StepPlan.chunk_tokens`.
-        length: positions.
-        offset: which of the image's vectors the first one is.
+        first: index of the first one in `StepPlan.chunk_tokens`.
+        length: number of positions.
+        offset: index among the image's vectors of the first one.
         digest: the image's.
     """
 
@@ -114,58 +114,58 @@ class ImageSpan(_Part):
 
 @dataclass
 class TokenMasks:
-    """Which tokens may be sampled, for those sequences whose output follows a grammar.
+    """Which tokens may be sampled, for the sequences whose output follows a grammar.
 
     Attributes:
-        lines: `[num_masks]` int64, places in `StepPlan.sample_rows`, ascending.
-        words: `[num_masks, ceil(vocab_size / 32)]` int32, a set bit allows its token.
+        lines: `[num_masks]` int64, indices in `StepPlan.sample_rows`, ascending.
+        words: `[num_masks, ceil(vocab_size / 32)]` int32; a set bit allows its token.
     """
 
     lines: Int64Array
     words: Int32Array
 
     def only(self, line: int) -> TokenMasks | None:
-        """The mask of one place, as place 0."""
+        """The mask of one line, as line 0."""
         found = np.flatnonzero(self.lines == line)
         return TokenMasks(np.zeros(1, dtype=np.int64), self.words[found]) if len(found) else None
 
     def make(self) -> TokenMasks:
-        """A `MaskSource` that has made them already."""
+        """Return these masks: a `MaskSource` whose masks exist already."""
         return self
 
 
 class MaskSource(Protocol):
     """The masks of one step, which travel beside its plan.
 
-    The executor asks for them when the device has the work up to the logits: making them takes no
-    time of its own.
+    The executor calls `make` when the work up to the logits is queued on the device, so making the
+    masks overlaps with it.
     """
 
     def make(self) -> TokenMasks | None:
-        """The masks; made when first asked for, however often a failing step is tried again."""
+        """The masks; made at the first call, even if a failing step is retried several times."""
 
 
 class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """What to compute: sequences that decode first, then prompt chunks.
+    """What to compute: decoding sequences first, then prompt chunks.
 
-    A sequence that decodes has one new token, which is on the device, or several: the others, which
-    are known already, stand in `chunk_tokens`. Those of one token come first.
+    A decoding sequence has one new token, which is on the device, or several: the others are known
+    already and are in `chunk_tokens`. Sequences with one token come first.
 
     Attributes:
         rows: `[num_seqs]` int64.
-        num_decodes: the first so many sequences decode; their first token is on the device.
+        num_decodes: the first `num_decodes` sequences decode; their first token is on the device.
         start_lens: `[num_seqs]` int64, keys and values each sequence already has.
         query_lens: `[num_seqs]` int64, new tokens of each sequence.
         chunk_tokens: int32, all tokens that are not on the device, concatenated.
-        samples: `[num_seqs]` bool, sequences that get a token sampled.
+        samples: `[num_seqs]` bool, sequences for which a token is sampled.
         joins, page_updates: changes of rows, applied before the step.
-        new_pages: `[num_decodes]` int32, the first page that a decoding sequence's tokens begin, 0
-            for none; `None` when there is no such page in the step.
-        report_spans: prompt positions that are reported, at most one span a sequence and extra.
+        new_pages: `[num_decodes]` int32, the first page that each decoding sequence's tokens begin,
+            0 for none; `None` if the step begins no such page.
+        report_spans: prompt positions to report, at most one span per sequence and extra.
         embed_spans: parts of `chunk_tokens` that are embeddings, ascending.
         image_spans: parts of `chunk_tokens` that stand for images, ascending.
-        image_drops: digests of images whose vectors are kept no longer, from before this step on.
-        image_loads: images whose vectors this step computes, each once; they are kept from then on.
+        image_drops: digests of images whose vectors are dropped before this step.
+        image_loads: images whose vectors this step computes, each once; they are kept afterwards.
     """
 
     rows: Int64Array
@@ -208,7 +208,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
         return self.rows[self.samples]
 
     def only(self, index: int) -> StepPlan:
-        """The same step for one of its sequences, to find out which one fails."""
+        """The same step for one of its sequences, to find the one that fails."""
         num_known = self.query_lens - (np.arange(len(self.rows)) < self.num_decodes)
         first = int(num_known[:index].sum())
         last = first + int(num_known[index])
@@ -241,15 +241,16 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
                 if first <= span.first < last
             ],
             image_spans=image_spans,
-            # Each time: the step may have failed before it dropped any. What it computes anew is
-            # written over; another of its sequences may have done so already.
+            # Repeated for each sequence: the step may have failed before it dropped any. Images
+            # that this sequence computes again are overwritten; another sequence may have computed
+            # them already.
             image_drops=[digest for digest in self.image_drops if digest not in loaded],
             image_loads=[image for image in self.image_loads if image.digest in wanted],
         )
 
 
 class Reported(NamedTuple):
-    """What an extra says of consecutive positions of one sequence."""
+    """What an extra reports about consecutive positions of one sequence."""
 
     extra: str
     num_positions: int
@@ -258,16 +259,16 @@ class Reported(NamedTuple):
 
 @dataclass
 class StepResult:
-    """What came out.
+    """The outcome of a step.
 
     Attributes:
         token_ids: `[num_samples]` int32, one per row of `StepPlan.sample_rows`.
         failed: row to error text, for sequences that could not be computed; their entries of
-            `token_ids` mean nothing.
+            `token_ids` are meaningless.
         nan_rows: those of `failed` whose logits held NaN.
         was_retried: whether the step failed and each sequence was tried alone. Then images that
             none of them reads were not computed.
-        outputs: row to what is reported of its new token, for rows that ask for something.
+        outputs: row to what is reported of its new token, for rows with extras.
         inputs: row and extra to what is reported of the step's span of its prompt.
     """
 
