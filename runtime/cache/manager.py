@@ -2,13 +2,13 @@
 
 Every page is in exactly one place: free in the pool, cached in the tree, or held by one request:
 
-    hold.pages:  [ shared with the tree (locked by hold.node) | the request's own ]
+    hold.pages:  [ shared with the tree (locked by hold.node) | owned by the request ]
                    0 ............................... num_shared ........ num_pages
 
-Where no query sees all keys, pages behind every window are let go, from the front on; then the tree
-has no part in the request any more:
+Where no query sees all keys, pages behind every window are freed, from the front on. Then the
+request no longer shares pages with the tree:
 
-    hold.pages:  [ 0, 0, ... 0 | the request's own ]
+    hold.pages:  [ 0, 0, ... 0 | owned by the request ]
                    num_dropped .......... num_pages
 """
 
@@ -27,11 +27,11 @@ class BlockTable:
 
     Attributes:
         pages: `[num_pages]` int32, in sequence order.
-        num_shared: the first so many belong to the tree.
-        num_dropped: the first so many were let go: their numbers are 0.
+        num_shared: the first `num_shared` belong to the tree.
+        num_dropped: the first `num_dropped` were freed: their numbers are 0.
         node: where the shared part ends, locked; `None` when nothing is shared.
-        version: grows when `pages` changes before its end, so that device copies are renewed. Not
-            for what was dropped: no kernel uses what lies behind a window.
+        version: grows when an entry of `pages` other than at the end changes, so that device copies
+            are renewed. Dropped pages do not count: no kernel reads what is behind a window.
     """
 
     __slots__ = ("node", "num_dropped", "num_pages", "num_shared", "pages", "version")
@@ -49,7 +49,7 @@ class BlockTable:
         return self.pages[: self.num_pages]
 
     def own(self) -> Pages:
-        """Those that neither the tree nor anybody else has."""
+        """The pages that belong to this request alone."""
         return self.pages[max(self.num_shared, self.num_dropped) : self.num_pages]
 
     def append(self, pages: Pages) -> None:
@@ -77,8 +77,8 @@ class CacheManager:
     """Matches, allocates, shares and frees pages; evicts cached ones when the pool runs dry.
 
     Attributes:
-        window: keys that a query sees at most, its own included; `None` where some see all.
-        num_evicted_tokens: tokens dropped from the tree so far.
+        window: most keys that a query sees, its own included; `None` if some layer sees all.
+        num_evicted_tokens: tokens evicted from the tree so far.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class CacheManager:
 
     @property
     def num_held_pages(self) -> int:
-        """Pages that running requests need: their own and the shared ones they lock."""
+        """Pages that running requests need: their own, and the shared ones that they lock."""
         return self.pool.num_pages - self.num_available_pages
 
     def pages_for(self, num_tokens: int) -> int:
@@ -112,7 +112,7 @@ class CacheManager:
         return -(-num_tokens // self.page_size)
 
     def match_length(self, tokens: Tokens, namespace: str) -> int:
-        """Tokens of the longest cached prefix, for policies that order by it."""
+        """Tokens of the longest cached prefix, for policies that order requests by it."""
         if not self.enable_prefix_cache:
             return 0
         return self.tree.count_pages(tokens, namespace) * self.page_size
@@ -124,7 +124,7 @@ class CacheManager:
     def attach_prefix(self, hold: BlockTable, tokens: Tokens, namespace: str) -> int:
         """Give an empty `hold` the longest cached prefix of `tokens`, locked; returns its tokens.
 
-        At least one token is left to compute, since its logits are needed.
+        At least one token remains to be computed, because its logits are needed.
         """
         assert hold.num_pages == 0
         if not self.enable_prefix_cache:
@@ -152,16 +152,16 @@ class CacheManager:
         Args:
             hold: the request's, empty.
             prefix: tokens that may come from the cache, as the tree knows them.
-            namespace: prefixes are shared inside one only.
-            num_tokens: pages are needed for so many.
-            num_reserved: pages that must stay available for those that run.
-            free_more: called once where pages lack; it may let go of some.
+            namespace: prefixes are shared only inside one.
+            num_tokens: number of tokens that need pages.
+            num_reserved: pages that must stay available for running requests.
+            free_more: called once if pages are missing; it may free some.
 
         Returns:
-            How many tokens came from the cache; `None`, with nothing changed, where pages lack.
+            Number of tokens from the cache; `None`, with nothing changed, if pages are missing.
         """
         num_cached = self.attach_prefix(hold, prefix, namespace)
-        # One more than the tokens: the first that is generated needs a place.
+        # One more than the tokens: the first generated token needs a slot.
         needed = self.pages_for(num_tokens + 1) - hold.num_pages + num_reserved
         if needed > self.num_available_pages:
             free_more()
@@ -196,7 +196,7 @@ class CacheManager:
         return pages
 
     def _make_free(self, count: int) -> bool:
-        """Evict until `count` pages are free; false, with nothing changed, when it cannot."""
+        """Evict until `count` pages are free; false, with nothing changed, if it cannot."""
         if count > self.num_available_pages:
             return False
         shortage = count - self.pool.num_free
@@ -225,10 +225,10 @@ class CacheManager:
     def drop_behind(self, hold: BlockTable, first_seen: int) -> int:
         """Let go of the pages that lie wholly before token `first_seen`: no later query sees them.
 
-        What the tree shares is let go as a whole, once all of it lies behind: it stays cached.
+        The part shared with the tree is released at once when all of it is behind; it stays cached.
 
         Returns:
-            Pages that have to lie behind before a call can do more.
+            Number of pages that must be behind before another call can free more.
         """
         num_behind = min(max(first_seen, 0) // self.page_size, hold.num_pages)
         if num_behind < hold.num_shared:
@@ -262,7 +262,7 @@ class CacheManager:
     ) -> PrefixMatch:
         known = tokens[: num_full * self.page_size]
         match = self.tree.insert(known, hold.held()[:num_full], namespace)
-        # Another request computed part of the same prefix first: its pages stay, ours go.
+        # Another request computed part of the same prefix first: its pages stay, ours are freed.
         ours = hold.held()[hold.num_shared : num_full]
         theirs = match.pages[hold.num_shared :]
         self.pool.give_back(ours[ours != theirs])
@@ -275,8 +275,8 @@ class CacheManager:
     def recover(self, holds: list[BlockTable]) -> None:
         """Free every page that neither the tree nor one of `holds` has, and undo every other lock.
 
-        For when something raised half-way: whatever it had taken for a request that is not among
-        those of `holds` is free again. It looks at every page, so it takes milliseconds.
+        For use after an exception: whatever was taken for a request that is not in `holds` is freed.
+        This checks every page, so it takes milliseconds.
         """
         self.tree.lock_only([hold.node for hold in holds if hold.node is not None])
         own = [hold.own() for hold in holds]

@@ -10,10 +10,10 @@ EMPTY_PAGES: Pages = np.empty(0, dtype=np.int32)
 
 
 class PagePool:
-    """Hands out page numbers 1 to `num_pages`; page 0 is padding's and belongs to nobody."""
+    """Hands out page numbers 1 to `num_pages`; page 0 is reserved for padding."""
 
     def __init__(self, num_pages: int) -> None:
-        """All `num_pages` pages are free at first."""
+        """Start with all `num_pages` pages free."""
         self.num_pages = num_pages
         # Highest numbers at the bottom, so that pages are handed out in ascending order.
         self._stack: Pages = np.arange(num_pages, 0, -1, dtype=np.int32)
@@ -21,7 +21,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds."""
+        """Number of free pages."""
         return self._num_free
 
     def take(self, count: int) -> Pages:
@@ -39,7 +39,7 @@ class PagePool:
         self._num_free += count
 
     def reset(self, taken: Pages) -> None:
-        """Let all pages be free but those `taken`."""
+        """Make all pages free except `taken`."""
         is_free = np.ones(self.num_pages + 1, dtype=bool)
         is_free[0] = False
         is_free[taken] = False

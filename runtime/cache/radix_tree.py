@@ -2,7 +2,7 @@
 
 Source: RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured Language Model
 Programs", 2024). Edges hold whole pages, so a child is found by the bytes of its first page and a
-match costs one array comparison per node, no loop over tokens.
+match costs one array comparison per node, without a loop over tokens.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Tokens = NDArray[np.int32]
 
 
 class RadixNode:
-    """An edge and its end: `tokens` (whole pages) lead here from `parent`, kept in `pages`.
+    """An edge and its end: `tokens` (whole pages), stored in `pages`, lead here from `parent`.
 
-    A root has no parent, no tokens, and the `namespace` that it is the root of.
+    A root has no parent and no tokens; it is the root of `namespace`.
     """
 
     __slots__ = (
@@ -41,7 +41,7 @@ class RadixNode:
         self.children: dict[bytes, RadixNode] = {}
         self.lock_count = 0
         self.last_access = 0
-        # Whether it has an entry among the leaves that may be evicted.
+        # Whether it has an entry in the list of leaves that may be evicted.
         self.is_listed = False
 
 
@@ -55,12 +55,12 @@ class PrefixMatch:
 
 @dataclass(frozen=True)
 class CommonPrefix:
-    """What a sequence has in common with the most similar one that is kept.
+    """What a sequence has in common with the most similar cached one.
 
     Attributes:
-        num_tokens: that are the same.
-        differs: another token follows there; else nothing that is kept goes on, or the whole
-            sequence is kept.
+        num_tokens: length of the common part.
+        differs: another token follows there. If false, no cached sequence continues, or the whole
+            sequence is cached.
     """
 
     num_tokens: int
@@ -68,11 +68,11 @@ class CommonPrefix:
 
 
 class RadixTree:
-    """Prefixes of one KV pool, a separate root for each name space.
+    """Prefixes of one KV pool, with a separate root for each namespace.
 
     Attributes:
         num_pages: pages held by all nodes.
-        num_locked_pages: those below which a running request stands, so they cannot be evicted.
+        num_locked_pages: pages on the path of a running request, which cannot be evicted.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -82,8 +82,8 @@ class RadixTree:
         self.num_locked_pages = 0
         self._roots: dict[str, RadixNode] = {}
         self._clock = itertools.count(1)
-        # Unlocked leaves, the least recently used first, as they were when they were listed: who
-        # was used since, locked or grown on is found out when its turn comes.
+        # Heap of unlocked leaves by last access at the time of listing. Stale entries (used, locked
+        # or extended since) are re-checked when popped.
         self._leaves: list[tuple[int, int, RadixNode]] = []
         self._serial = itertools.count()
 
@@ -92,7 +92,7 @@ class RadixTree:
         return sum(num_pages for _, num_pages in self._path(tokens, namespace))
 
     def match(self, tokens: Tokens, namespace: str) -> PrefixMatch:
-        """Find the longest prefix of `tokens`, in whole pages; splits a node it ends inside of."""
+        """Find the longest prefix of `tokens`, in whole pages; splits the node it ends inside."""
         node = self._roots.get(namespace)
         if node is None:
             node = RadixNode(None, np.empty(0, dtype=np.int32), EMPTY_PAGES, namespace)
@@ -105,10 +105,10 @@ class RadixTree:
         return PrefixMatch(np.concatenate(found) if found else EMPTY_PAGES, node)
 
     def common_prefix(self, tokens: Tokens, namespace: str) -> CommonPrefix:
-        """How far `tokens` and the most similar sequence that is kept are the same.
+        """How far `tokens` and the most similar cached sequence agree.
 
-        Counted in tokens, so that it ends where the two differ and not with a page. Nothing is
-        split, and nothing counts as used.
+        Counted in tokens, so it ends where the two differ and not at a page. No node is split, and
+        no node counts as used.
         """
         node, num_tokens = self._roots.get(namespace), 0
         while node is not None and node.children and num_tokens < len(tokens):
@@ -126,10 +126,10 @@ class RadixTree:
         return CommonPrefix(num_tokens, differs=False)
 
     def insert(self, tokens: Tokens, pages: Pages, namespace: str) -> PrefixMatch:
-        """Make `tokens` (whole pages, kept in `pages`) known.
+        """Add `tokens` (whole pages, stored in `pages`) to the tree.
 
-        Where the tree already has a prefix, its own pages win: the returned match says which, and
-        the caller gives its duplicates back.
+        If the tree already has a prefix, its own pages stay. The returned match has them, and the
+        caller frees its duplicates.
         """
         match = self.match(tokens, namespace)
         num_known = len(match.pages)
@@ -146,7 +146,7 @@ class RadixTree:
         return PrefixMatch(np.concatenate([match.pages, node.pages]), node)
 
     def lock(self, node: RadixNode) -> None:
-        """Keep the path to `node` from being evicted."""
+        """Protect the path to `node` from eviction."""
         step: RadixNode | None = node
         while step is not None and step.parent is not None:
             if step.lock_count == 0:
@@ -178,7 +178,7 @@ class RadixTree:
     def evict(self, num_pages: int) -> Pages:
         """Remove least recently used unlocked leaves until `num_pages` are free; returns the pages.
 
-        Fewer are returned when the rest is locked.
+        Returns fewer if the rest is locked.
         """
         freed: list[Pages] = []
         num_freed = 0
@@ -188,7 +188,7 @@ class RadixTree:
             if node.last_access > listed or not _evictable(node):
                 self._list(node)
                 continue
-            # Only the tail of a long leaf is needed: the beginning stays useful.
+            # Only the tail of a long leaf is evicted: the beginning stays useful.
             num_kept = max(0, num_freed + len(node.pages) - num_pages)
             freed.append(node.pages[num_kept:])
             num_freed += len(freed[-1])
@@ -214,9 +214,9 @@ class RadixTree:
             yield node
 
     def _path(self, tokens: Tokens, namespace: str) -> Iterator[tuple[RadixNode, int]]:
-        """Yield the nodes along `tokens`, each with how many of its pages agree.
+        """Yield the nodes along `tokens`, each with the number of its pages that match.
 
-        All but the last agree in all of theirs. That one may be split before the next is asked for.
+        All but the last match completely. The caller may split the last before the next is yielded.
         """
         node = self._roots.get(namespace)
         rest = tokens[: len(tokens) - len(tokens) % self.page_size]
@@ -231,13 +231,13 @@ class RadixTree:
                 return
 
     def _list(self, node: RadixNode) -> None:
-        """Note that `node` may be evicted, if it may."""
+        """List `node` as evictable, if it is."""
         if not node.is_listed and _evictable(node):
             node.is_listed = True
             heapq.heappush(self._leaves, (node.last_access, next(self._serial), node))
 
     def _remove(self, node: RadixNode) -> None:
-        """Take a leaf out; its parent may be the next, and a root without children goes as well."""
+        """Remove a leaf, and its root if that has no other child; the parent may become a leaf."""
         parent = node.parent
         assert parent is not None
         del parent.children[self._key(node.tokens)]
@@ -255,7 +255,7 @@ class RadixTree:
         return first // self.page_size
 
     def _split(self, node: RadixNode, num_pages: int) -> RadixNode:
-        """Cut `node` after `num_pages`; the new upper part takes its place and is returned."""
+        """Split `node` after `num_pages`; the new upper part takes its place and is returned."""
         parent = node.parent
         assert parent is not None
         cut = num_pages * self.page_size
@@ -271,7 +271,7 @@ class RadixTree:
 
 
 def _longest_common(rows: Tokens, tokens: Tokens) -> int:
-    """Most tokens that one of `rows` and `tokens` begin with alike."""
+    """The most tokens that one of `rows` shares with the beginning of `tokens`."""
     width = min(rows.shape[1], len(tokens))
     same = rows[:, :width] == tokens[:width]
     return int(np.logical_and.accumulate(same, axis=1).sum(axis=1).max())
