@@ -1,6 +1,6 @@
 """The ranks that share each layer: sums, gathers and the tokens of rank 0.
 
-NCCL between GPUs, but for small sums; gloo between processes on the CPU. Everything runs on the
+NCCL between GPUs, except for small sums; gloo between processes on the CPU. Everything runs on the
 device's current stream, so CUDA graphs capture it.
 """
 
@@ -94,7 +94,7 @@ def make_one_shot(size: int, device: torch.device) -> OneShotAllReduce | None:
         return None
 
 
-# Renamed in newer versions of torch.
+# The name in newer versions of torch, else the old one.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -102,12 +102,12 @@ class TensorGroup:
     """One rank's view of the group; every rank makes the same calls in the same order.
 
     Attributes:
-        rank: 0 decides, the others follow.
-        size: how many there are.
+        rank: rank 0 decides, the others follow.
+        size: number of ranks.
     """
 
     def __init__(self, rank: int, size: int, device: torch.device, store: Path) -> None:
-        """Meet the other ranks; returns once all are there.
+        """Join the other ranks; returns once all have joined.
 
         Args:
             rank: below `size`.
@@ -118,7 +118,7 @@ class TensorGroup:
         self.rank = rank
         self.size = size
         self._device = device
-        # All ranks are on this machine; nobody else is to reach their sockets.
+        # All ranks are on this machine, so their sockets must not be reachable from outside.
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, "lo")
         is_gpu = device.type == "cuda"
@@ -134,7 +134,7 @@ class TensorGroup:
             self._one_shot = None
 
     def place(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
-        """Return `[num_rows, width]` for what `all_reduce` sums next; None if anywhere does."""
+        """Return `[num_rows, width]` for what `all_reduce` sums next; None if any memory does."""
         return None if self._one_shot is None else self._one_shot.place((num_rows, width), dtype)
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -147,8 +147,8 @@ class TensorGroup:
     def sum_in_order(self, x: Tensor) -> Tensor:
         """Sum `x` over the ranks in place, rank 0 first, and return it.
 
-        The backend's own sum may go another way round for another number of rows, and so round
-        differently; here an element's sum is the same in every batch, and on each rank.
+        The backend's own sum may use another order for another number of rows, and so round
+        differently. Here an element's sum is the same in every batch and on each rank.
         """
         parts = x.new_empty(self.size, x.numel())
         _gather(parts.view(-1), x.contiguous().view(-1))
@@ -158,7 +158,7 @@ class TensorGroup:
         return x.copy_(total.view(x.shape))
 
     def gather_columns(self, x: Tensor) -> Tensor:
-        """Join the ranks' `[num_rows, width]` to `[num_rows, size * width]`, in order of rank."""
+        """Concatenate the ranks' `[num_rows, width]` to `[num_rows, size * width]`, by rank."""
         num_rows, width = x.shape
         parts = x.new_empty(self.size * num_rows, width)
         _gather(parts, x.contiguous())
@@ -168,12 +168,12 @@ class TensorGroup:
         return parts.reshape(num_rows, self.size * width)
 
     def share(self, x: Tensor) -> Tensor:
-        """Overwrite `x` with that of rank 0 and return it."""
+        """Overwrite `x` with that of rank 0, and return it."""
         dist.broadcast(x, 0)
         return x
 
     def minimum(self, *values: int) -> list[int]:
-        """The least of each value over the ranks; waits for all of them."""
+        """The minimum of each value over the ranks; waits for all of them."""
         numbers = torch.tensor(values, dtype=torch.int64, device=self._device)
         dist.all_reduce(numbers, dist.ReduceOp.MIN)
         return numbers.tolist()
