@@ -1,1 +1,1 @@
-"""What requests may ask for beside tokens: a folder each, with a front and a device half."""
+"""What requests may ask for beside tokens: one folder each, with a front and a device half."""

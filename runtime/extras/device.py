@@ -1,4 +1,4 @@
-"""The device half of an extra: what it reads of a step, and what it gives."""
+"""The device half of an extra: what it reads of a step, and what it reports."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Of each sample: what its logits are made of; the experts that its token passed; the logits as the
-# model gives them; those that are sampled from, with penalties, masks and biases. Of a text: the
-# numbers of all of it.
+# For each sample: the hidden state of its logits; the experts chosen for its token; the model's raw
+# logits; the logits that are sampled from, with penalties, masks and biases. For a whole text: its
+# pooled output.
 Reads = Literal["hidden", "experts", "raw_logits", "logits", "pooled"]
 Send = Callable[..., list[Tensor]]
 Pack = Callable[[int, list[NDArray[Any]]], bytes]
@@ -27,10 +27,10 @@ class Gathered:
     """Numbers of `n` positions, on the device or on their way to the host.
 
     Attributes:
-        rows: `[n]` int64 on the host, whose each position is; those of a row follow one another.
+        rows: `[n]` int64 on the host, the row of each position; positions of a row are adjacent.
         tensors: `[n, ...]` each.
-        pack: gives a row's block: takes the place of the row's first position in `rows`, and what
-            each of `tensors` holds for the row; by default their bytes one after the other.
+        pack: makes a row's block. It takes the index in `rows` of the row's first position, and the
+            row's part of each tensor; by default it concatenates their bytes.
     """
 
     rows: NDArray[np.int64]
@@ -38,7 +38,7 @@ class Gathered:
     pack: Pack = _as_they_are
 
     def to_host(self, copy: Callable[[Tensor], Tensor]) -> Gathered:
-        """The same with every tensor copied by `copy`, which need not wait."""
+        """The same with every tensor copied by `copy`, which may be asynchronous."""
         return Gathered(self.rows, [copy(each) for each in self.tensors], self.pack)
 
     def blocks(self) -> list[tuple[int, int, bytes]]:
@@ -54,15 +54,15 @@ class Gathered:
 
 @dataclass
 class Samples:
-    """The samples of a step whose rows ask for an extra.
+    """The samples of a step whose rows request an extra.
 
     Attributes:
         rows: `[n]` int64 on the host.
         values: what the extra reads of each, `[n, hidden_size]`, `[n, layers with experts, chosen]`
-            int32, or `[n, vocab_size]` float32; the extra's own, to be changed in place.
-        token_ids: `[n]` int64, the new tokens, its own too, where the sampled logits are read.
+            int32, or `[n, vocab_size]` float32; a copy that the extra may change in place.
+        token_ids: `[n]` int64, the new tokens, also a copy; set where the sampled logits are read.
         temperature: `[n]` float32 on the host; 1 for greedy rows.
-        send: brings arrays of the host to the device, in one copy.
+        send: sends host arrays to the device, in one copy.
     """
 
     rows: NDArray[np.int64]
@@ -77,13 +77,14 @@ class PromptPart:
     """Consecutive positions of a prompt that an extra reports.
 
     Attributes:
-        row: whose they are.
+        row: the prompt's row.
         hidden: `[n, hidden_size]`, a view.
-        next_tokens: `[n]` int32 on the host, the token behind each position.
+        next_tokens: `[n]` int32 on the host, the token after each position.
         compute_logits: the model's head.
         vocab_size: the logits' width.
-        send: brings arrays of the host to the device, in one copy.
-        expert_ids: `[n, layers with experts, chosen]` int32, a view; where a row of the step asks.
+        send: sends host arrays to the device, in one copy.
+        expert_ids: `[n, layers with experts, chosen]` int32, a view; set if a row of the step
+            requests it.
     """
 
     row: int
@@ -96,28 +97,28 @@ class PromptPart:
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """`[n]`, the row for each position."""
+        """`[n]`, the row of each position."""
         return np.full(len(self.next_tokens), self.row, dtype=np.int64)
 
 
 class DeviceExtra:
-    """Gathers one extra; `EXTRA` of its `device` module is the class, one is made for each runner.
+    """Gathers one extra; `EXTRA` of its `device` module is the class. Each runner has one instance.
 
-    Nothing here waits for the device, and only rows that asked are touched.
+    Nothing here waits for the device, and only rows with the extra cost anything.
 
     Attributes:
-        reads: what it takes of each sample.
+        reads: what it reads of each sample.
     """
 
     reads: ClassVar[Reads]
 
     def join(self, row: int, params: bytes) -> None:
-        """A request that asks for it takes a row; `params` are those of its `ExtraSpec`."""
+        """A request with this extra takes a row; `params` are those of its `ExtraSpec`."""
 
     def of_samples(self, samples: Samples) -> Gathered:
-        """Gather what is reported of new tokens."""
+        """Gather the report on new tokens."""
         raise NotImplementedError
 
     def of_prompt(self, part: PromptPart) -> Gathered:
-        """Gather what is reported of a prompt; needed where an `ExtraSpec.prompt_start` is set."""
+        """Gather the report on a prompt; required if an `ExtraSpec.prompt_start` is set."""
         raise NotImplementedError

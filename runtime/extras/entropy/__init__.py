@@ -1,1 +1,1 @@
-"""Entropy of what each generated token was drawn from, as the model gives it."""
+"""Entropy of the model's distribution at each generated token."""

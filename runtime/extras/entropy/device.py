@@ -8,15 +8,15 @@ import torch
 
 from runtime.extras.device import DeviceExtra, Gathered, Reads, Samples
 
-# Logits whose probabilities exist at a time: 64 MiB in float32.
+# Most logits whose probabilities exist at a time: 64 MiB in float32.
 MAX_LOGITS = 1 << 24
 
 
 class Entropy(DeviceExtra):
     """`-sum(p * ln p)` of the softmax of a sample's logits, `[]` float32 a position.
 
-    They are the model's own: no temperature, no penalty, mask or bias, whatever the token was then
-    drawn from.
+    They are the model's own, without temperature, penalty, mask or bias, however the token was
+    sampled.
     """
 
     reads: ClassVar[Reads] = "raw_logits"

@@ -1,4 +1,4 @@
-"""Entropies as they are asked for and answered."""
+"""Entropies as they are requested and returned."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class EntropyMeta(TypedDict, total=False):
 
 
 class EntropyFront(FrontExtra):
-    """Of each generated token; or of the one that would come next, where none is made."""
+    """For each generated token; without tokens, for the one that would come next."""
 
     field = "return_entropy"
     advice = "leave it out"
 
     def plan(self, body: EntropyFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
-        """Of all samples or of none."""
+        """The spec for all samples, or None."""
         return [ExtraSpec(NAME)] * asked.num_prompts if body.return_entropy else None
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> ExtraAnswer:  # noqa: ARG002
@@ -47,16 +47,16 @@ class EntropyAnswer(ExtraAnswer):
         self._values: list[float] = []
 
     def add(self, chunk: GenerationChunk, *, incremental: bool) -> None:
-        """Take in a chunk; `incremental` forgets the output that was shown before."""
+        """Add a chunk; `incremental` drops the output that was returned before."""
         if incremental:
             self._values.clear()
         blocks = chunk.blocks(NAME, is_input=False)
         found = [value for block in blocks for value in memoryview(block.data).cast("f")]
-        # A stop string cuts tokens off; what stands behind the last one is cut here.
+        # A stop string removes tokens; the entries after the last remaining one are removed here.
         self._values += found[: len(chunk.token_ids) or len(chunk.unsent_ids(NAME))]
 
     def meta_info(self) -> dict[str, Any]:
-        """The key that goes into `meta_info`, in a list of its own."""
+        """The key for `meta_info`, with a new list."""
         return {"output_token_entropy": [*self._values]}
 
 

@@ -1,4 +1,4 @@
-"""`meta_info.hidden_states`: rows of numbers, as lists for Python or as JSON piece by piece."""
+"""`meta_info.hidden_states`: rows of numbers, as lists for Python or as JSON pieces."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ class HiddenMeta(TypedDict, total=False):
 class HiddenAnswer(ExtraAnswer, Pieces):
     """One sample's hidden states, growing with its chunks.
 
-    All of them are a list: a matrix of the prompt's rows first, then one row for each further
-    output token, each row what the next token was made of. The last alone is one row.
+    The full form is a list: first a matrix of the prompt's rows, then one row for each further
+        output
+    token. Each row is the hidden state from which the next token was computed. The "last" form is
+    one row.
     """
 
     def __init__(self, hidden_size: int, *, only_last: bool, as_json: bool = True) -> None:
@@ -38,7 +40,7 @@ class HiddenAnswer(ExtraAnswer, Pieces):
         self._num_tokens = 0
 
     def add(self, chunk: GenerationChunk, *, incremental: bool = False) -> None:  # noqa: ARG002
-        """Take in a chunk; nothing is shown before the last."""
+        """Add a chunk; nothing is returned before the last."""
         self._num_tokens += len(chunk.token_ids)
         if not chunk.extras:
             return
@@ -50,7 +52,7 @@ class HiddenAnswer(ExtraAnswer, Pieces):
     def _parts(self) -> tuple[list[bytes], list[bytes]]:
         """The rows of the prompt, and those of output tokens after the first."""
         outputs = self._rows(self._outputs)
-        # After a stop string some may lie behind the last token of the answer.
+        # After a stop string, some may be beyond the last token of the answer.
         later = outputs[1 : max(self._num_tokens, 1)]
         return [*self._rows(self._inputs), *outputs[:1]], later
 
@@ -68,7 +70,7 @@ class HiddenAnswer(ExtraAnswer, Pieces):
         return [[_floats(row) for row in prompt], *(_floats(row) for row in later)]
 
     def at_end(self) -> dict[str, Any]:
-        """All of it as nested lists."""
+        """The whole as nested lists."""
         return {"hidden_states": self if self._as_json else self.lists()}
 
     @property

@@ -1,4 +1,4 @@
-"""Hidden states of a step: picked on the device, in float32."""
+"""Hidden states of a step: selected on the device, in float32."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from runtime.extras.device import DeviceExtra, Gathered, PromptPart, Reads, Samp
 
 
 class HiddenStates(DeviceExtra):
-    """What each token's logits are made of, `[hidden_size]` float32 a position."""
+    """The hidden state behind each token's logits, `[hidden_size]` float32 per position."""
 
     reads: ClassVar[Reads] = "hidden"
 
     def of_samples(self, samples: Samples) -> Gathered:
-        """Gather what new tokens are made of."""
+        """Gather the hidden states behind new tokens."""
         return Gathered(samples.rows, [samples.values.float()])
 
     def of_prompt(self, part: PromptPart) -> Gathered:
-        """Gather what the prompt's tokens became."""
+        """Gather the hidden states of the prompt's tokens."""
         return Gathered(part.rows, [part.hidden.to(torch.float32, copy=True)])
 
 

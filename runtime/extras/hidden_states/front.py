@@ -1,4 +1,4 @@
-"""Hidden states as they are asked for, and what they weigh."""
+"""Hidden states as they are requested, and their size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HiddenFields(Protocol):
 
 
 class HiddenStatesFront(FrontExtra):
-    """Of the last token that was generated, or of every token."""
+    """Hidden states of the last generated token, or of every token."""
 
     field = "return_hidden_states"
     advice = 'ask for "last" only'
@@ -36,7 +36,7 @@ class HiddenStatesFront(FrontExtra):
         """Which hidden states each prompt's samples report.
 
         Raises:
-            InvalidRequest: the server was not started for it, or a list of the wrong length.
+            InvalidRequest: the server was started without them, or a list has the wrong length.
         """
         given = body.return_hidden_states
         if not isinstance(given, list):
@@ -65,10 +65,10 @@ class HiddenStatesFront(FrontExtra):
 
 
 def check_offered(hidden_states: bool) -> None:
-    """Refuse a request for them where the server was not started for it.
+    """Refuse a request for them if the server was started without them.
 
     Raises:
-        InvalidRequest: it was not.
+        InvalidRequest: it was started without them.
     """
     if not hidden_states:
         raise InvalidRequest(

@@ -1,1 +1,1 @@
-"""Log-probabilities of tokens: of the prompt, of the output, of the best and of given ids."""
+"""Log-probabilities of tokens: of the prompt, the output, the most probable and given ids."""

@@ -1,4 +1,4 @@
-"""Log-probabilities in the words of the native API: triples `[logprob, token_id, text]`."""
+"""Log-probabilities in the native API's format: triples `[logprob, token_id, text]`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from runtime.extras.logprobs.positions import (
 
 TokenText = Callable[[int], str]
 Triple = list[Any]
-# The same as it is described: unknown before the first position that is reported, and the text on
-# request.
+# The type in the API's schema: the logprob is null before the first reported position, and the text
+# is null unless requested.
 TripleBody = tuple[float | None, int, str | None]
 
 
@@ -48,7 +48,7 @@ class _PythonList:
         self._items.extend(items)
 
     def shown(self) -> list[Any]:
-        # A new list: a caller in this process may keep the one given before.
+        # A new list: a caller in this process may keep the previous one.
         return [*self._items]
 
 
@@ -61,7 +61,7 @@ class LogprobAnswer(ExtraAnswer):
     """One sample's lists for `meta_info`, growing with its chunks."""
 
     def __init__(self, spec: LogprobSpec, sample: AnsweredSample) -> None:
-        """Start empty; `spec` is what was asked for."""
+        """Start empty; `spec` is the request."""
         self._spec = spec
 
         def make_list() -> _Growing:
@@ -74,13 +74,13 @@ class LogprobAnswer(ExtraAnswer):
         self._began = False
 
     def add(self, chunk: GenerationChunk, *, incremental: bool) -> None:
-        """Take in a chunk; `incremental` forgets the output that was shown before."""
+        """Add a chunk; `incremental` drops the output that was returned before."""
         if incremental:
             self._outputs.clear()
         prompt = self._prompt
         if not self._began and prompt:
             self._began = True
-            # Nothing was computed before the first position that is reported.
+            # Nothing was computed before the first reported position.
             self._inputs.add_unknown(prompt[0])
         if not chunk.extras:
             return
@@ -108,7 +108,7 @@ class LogprobAnswer(ExtraAnswer):
 
 
 class _Lists:
-    """Chosen, most probable and asked-for entries of the prompt, or of the output."""
+    """Chosen, most probable and requested entries, of the prompt or of the output."""
 
     def __init__(
         self, spec: LogprobSpec, token_text: TokenText | None, make_list: Callable[[], _Growing]

@@ -1,6 +1,6 @@
 """Log-probabilities of a step, gathered on the device.
 
-Only rows that asked are touched, and no more than a bounded part of a prompt's logits exists at a
+Only rows that request them cost anything, and only a bounded part of a prompt's logits exists at a
 time.
 """
 
@@ -17,25 +17,25 @@ from kernels.sampling import gather_logprobs
 from runtime.extras.device import DeviceExtra, Gathered, PromptPart, Reads, Samples, Send
 from runtime.extras.logprobs.positions import LogprobArrays, LogprobSpec
 
-# Logits of a prompt that exist at a time: 64 MiB in float32.
+# Most logits of a prompt that exist at a time: 64 MiB in float32.
 MAX_LOGITS = 1 << 24
 
 
 class Logprobs(DeviceExtra):
-    """Of output tokens by the sampled logits, of prompts by the raw ones."""
+    """Log-probabilities of output tokens by the sampled logits, of prompts by the raw ones."""
 
     reads: ClassVar[Reads] = "logits"
 
     def __init__(self) -> None:
-        """Know no row."""
+        """Start without rows."""
         self._specs: dict[int, LogprobSpec] = {}
 
     def join(self, row: int, params: bytes) -> None:
-        """Note what the row's request wants."""
+        """Store what the row's request wants."""
         self._specs[row] = LogprobSpec.of(params)
 
     def of_samples(self, samples: Samples) -> Gathered:
-        """Of the distribution before any token is cut off; a greedy row counts as temperature 1."""
+        """By the distribution before any token is cut off; greedy rows use temperature 1."""
         logits, token_ids = samples.values, samples.token_ids
         assert token_ids is not None, "they are known where the sampled logits are read"
         if (samples.temperature != 1).any():
@@ -46,7 +46,7 @@ class Logprobs(DeviceExtra):
         return _gathered(samples.rows, specs, _look_up(logits, chosen, specs, samples.send))
 
     def of_prompt(self, part: PromptPart) -> Gathered:
-        """Of a prompt's tokens, with raw logits made a part at a time."""
+        """Those of a prompt's tokens, with raw logits computed a part at a time."""
         size = max(1, MAX_LOGITS // part.vocab_size)
         (targets,) = part.send(part.next_tokens.astype(np.int64))
         specs = [self._specs[part.row]] * len(targets)
@@ -68,17 +68,17 @@ class Logprobs(DeviceExtra):
 def _look_up(
     logits: Tensor, token_ids: Tensor, specs: list[LogprobSpec], send: Send
 ) -> list[Tensor]:
-    """Look up what `specs` ask for; one that asks for more makes the others' tensors wider.
+    """Look up what `specs` request; the tensors are as wide as the largest request.
 
     Args:
-        logits: `[n, vocab_size]` float32, left as they are.
+        logits: `[n, vocab_size]` float32, not modified.
         token_ids: `[n]` int64, the token of each line.
         specs: `[n]`.
-        send: brings arrays to the device.
+        send: sends arrays to the device.
 
     Returns:
-        Of the tokens `[n]` float32; the largest `[n, top_num]` float32, descending, and their
-        tokens, int32; of the ids `[n, num_ids]` float32.
+        For the tokens `[n]` float32; the largest `[n, top_num]` float32, descending, and their
+        tokens, int32; for the given ids `[n, num_ids]` float32.
     """
     top_num = max(spec.top_num for spec in specs)
     num_ids = max(len(spec.token_ids) for spec in specs)
@@ -95,7 +95,7 @@ def _look_up(
 
 def _gathered(rows: NDArray[np.int64], specs: list[LogprobSpec], tensors: list[Tensor]) -> Gathered:
     def pack(first: int, arrays: list[NDArray[Any]]) -> bytes:
-        # Cut to what the row wants.
+        # Cut to the size that the row requested.
         spec = specs[first]
         chosen, top_values, top_ids, id_values = arrays
         return LogprobArrays(

@@ -1,4 +1,4 @@
-"""Log-probabilities as they are asked for in `/generate`, prompt by prompt, and what they weigh."""
+"""Log-probabilities as `/generate` requests them, for each prompt, and their size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TokenIds = list[int | list[int] | None] | None
 
 
 class LogprobFields(Protocol):
-    """Its fields of `/generate`; the others mean nothing where `return_logprob` is off."""
+    """Its fields of `/generate`; the others have no effect without `return_logprob`."""
 
     return_logprob: Switch
     logprob_start_len: Number
@@ -34,13 +34,13 @@ class LogprobFields(Protocol):
 
 
 class LogprobsFront(FrontExtra):
-    """Of output tokens, and of the prompt's where a start is given."""
+    """Log-probabilities of output tokens, and of the prompt's if a start is given."""
 
     field = "top_logprobs_num"
     advice = "ask for fewer at each position"
 
     def plan(self, body: LogprobFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
-        """What each prompt's samples want.
+        """The spec of each prompt's samples.
 
         Raises:
             InvalidRequest: a list of the wrong length, lists together with `n` above 1, a number
@@ -82,10 +82,10 @@ class LogprobsFront(FrontExtra):
         return specs
 
     def check(self, spec: ExtraSpec, num_prompt: int) -> None:
-        """Check what needs the prompt's length.
+        """Check what depends on the prompt's length.
 
         Raises:
-            InvalidRequest: a start behind the prompt.
+            InvalidRequest: the start is beyond the prompt.
         """
         if spec.prompt_start > num_prompt:
             raise InvalidRequest(
@@ -101,7 +101,7 @@ class LogprobsFront(FrontExtra):
         num_output: int,
         limits: EngineLimits,  # noqa: ARG002
     ) -> int:
-        """The largest ones count with their ids, and each prompt token's own with its id."""
+        """Counts each most probable token and each prompt token with its id."""
         wanted = LogprobSpec.of(spec.params)
         num_inputs = max(0, num_prompt - wanted.start_len) if wanted.start_len >= 0 else 0
         num_each = 2 * wanted.top_num + len(wanted.token_ids)
@@ -146,7 +146,7 @@ def _checked(ids: list[int] | None, vocab_size: int) -> list[int]:
 
 
 def _nested(token_ids: TokenIds) -> list[list[int] | None] | None:
-    """One list for each prompt; `None` where one list is for all."""
+    """One list for each prompt; `None` if one list applies to all."""
     if not token_ids or all(isinstance(each, int) for each in token_ids):
         return None
     lists = [each for each in token_ids if not isinstance(each, int)]

@@ -1,4 +1,4 @@
-"""Log-probabilities as they are asked for and read: packed until each position is looked at."""
+"""Log-probabilities as they are requested and read: packed until a position is read."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ class LogprobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     with_text: bool = False
 
     def extra(self) -> ExtraSpec:
-        """What a request carries."""
+        """The `ExtraSpec` for a request."""
         return ExtraSpec(NAME, _ENCODER.encode(self), self.start_len)
 
     @classmethod
     def of(cls, params: bytes) -> LogprobSpec:
-        """What `ExtraSpec.params` say."""
+        """The spec in `ExtraSpec.params`."""
         return _SPEC_DECODER.decode(params)
 
 
 class LogprobArrays(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The data of a block: numbers of each position, position after position.
+    """The data of a block: the numbers of all positions in order.
 
     Attributes:
-        chosen: float32 bytes, one for each position: of the token that stands there.
+        chosen: float32 bytes, one for each position: of its token.
         top_values: float32 bytes, the largest ones of each position in descending order.
         top_ids: int32 bytes, their tokens.
-        id_values: float32 bytes, of the ids that were asked for, in their order.
+        id_values: float32 bytes, of the requested ids, in their order.
     """
 
     chosen: bytes
@@ -56,7 +56,7 @@ class LogprobArrays(msgspec.Struct, frozen=True, array_like=True, gc=False):
     id_values: bytes = b""
 
     def encode(self) -> bytes:
-        """As a block carries them."""
+        """The bytes of a block."""
         return _ENCODER.encode(self)
 
 
@@ -67,12 +67,12 @@ _DECODER = msgspec.msgpack.Decoder(LogprobArrays)
 
 @dataclass(slots=True)
 class PositionLogprobs:
-    """What was asked about one token.
+    """The log-probabilities at one token.
 
     Attributes:
         logprob: of the token itself.
         top: the most probable tokens, (log-probability, id), in descending order.
-        id_values: of the ids that were asked for, in their order.
+        id_values: of the requested ids, in their order.
     """
 
     logprob: float
@@ -81,14 +81,14 @@ class PositionLogprobs:
 
 
 class LogprobRows(Sequence[PositionLogprobs]):
-    """Positions of one request in order; each becomes Python objects when it is read.
+    """Positions of one request in order; each becomes a Python object when it is read.
 
-    Packed, a number takes four bytes, as an object of a list of tuples some eighty.
+    A packed number takes four bytes; in a list of tuples it takes about eighty.
 
     Attributes:
         chosen: one number for each position.
-        num_top, num_ids: numbers of the most probable tokens and of the ids that were asked for,
-            the same at each position.
+        num_top, num_ids: how many most probable tokens and requested ids there are, the same at
+            each position.
     """
 
     __slots__ = ("_id_values", "_top_ids", "_top_values", "chosen", "num_ids", "num_top")
@@ -100,7 +100,7 @@ class LogprobRows(Sequence[PositionLogprobs]):
         top_ids: array[int],
         id_values: array[float],
     ) -> None:
-        """Hold what is given: float32 values and int32 ids, row after row."""
+        """Store the arrays: float32 values and int32 ids, position after position."""
         self.chosen = chosen
         self._top_values = top_values
         self._top_ids = top_ids
@@ -141,24 +141,24 @@ class LogprobRows(Sequence[PositionLogprobs]):
         return self._top_values[rows], self._top_ids[rows]
 
     def id_values(self, at: int) -> list[float]:
-        """The values of the ids that were asked for, at a position."""
+        """The values of the requested ids at a position."""
         return self._id_values[at * self.num_ids : (at + 1) * self.num_ids].tolist()
 
 
-# Shared: nothing is ever added to it.
+# Shared, because it is never modified.
 _NO_ROWS = LogprobRows(array("f"), array("f"), array("i"), array("f"))
 
 
 def inputs_of(chunk: GenerationChunk) -> LogprobRows:
-    """Of the prompt's tokens after the first that is reported, those that a chunk brings."""
+    """Those of the prompt tokens in a chunk, after the first reported one."""
     return read_blocks(chunk.blocks(NAME, is_input=True)) if chunk.extras else _NO_ROWS
 
 
 def outputs_of(chunk: GenerationChunk) -> LogprobRows:
-    """One for each of a chunk's tokens; or for the one that would come next, where none is made."""
+    """One for each token of a chunk; without tokens, one for the token that would come next."""
     if not chunk.extras:
         return _NO_ROWS
-    # A stop string cuts tokens off; what stands behind the last one is cut here.
+    # A stop string removes tokens; the entries after the last remaining one are removed here.
     found = read_blocks(chunk.blocks(NAME, is_input=False))
     return found[: len(chunk.token_ids) or len(chunk.unsent_ids(NAME))]
 

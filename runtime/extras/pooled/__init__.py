@@ -1,1 +1,1 @@
-"""The vector of a text, which is all that an embedding model gives."""
+"""The vector of a text, which is the only output of an embedding model."""

@@ -1,4 +1,4 @@
-"""Numbers of texts, vectors or scores: made already, in float32."""
+"""Numbers of texts, vectors or scores; the model has computed them, in float32."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from runtime.extras.pooled.parts import parts_of
 
 
 class Numbers(DeviceExtra):
-    """What the model gives for a text, `[output_size]` float32."""
+    """The model's output for a text, `[output_size]` float32."""
 
     reads: ClassVar[Reads] = "pooled"
 
     def __init__(self) -> None:
-        """No text is a pair, and none has a prompt."""
+        """Start without pairs and without prompts."""
         self._parts: dict[int, tuple[int, int]] = {}
 
     def join(self, row: int, params: bytes) -> None:
-        """Note where the second text of a pair begins, or a text behind its prompt."""
+        """Store where the second text of a pair begins, or the text after its prompt."""
         self._parts[row] = parts_of(params)
 
     def parts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -30,7 +30,7 @@ class Numbers(DeviceExtra):
         return np.array(found, dtype=np.int64).reshape(-1, 2)
 
     def of_samples(self, samples: Samples) -> Gathered:
-        """Pass on what the model's runner has pooled."""
+        """Pass on what the model's runner pooled."""
         return Gathered(samples.rows, [samples.values.float()])
 
 

@@ -1,4 +1,4 @@
-"""A text's vector as it is asked for: by routes of its own, never by `/generate`."""
+"""A text's vector as separate routes request it; `/generate` has no field for it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class VectorAnswer(ExtraAnswer):
     """One text's vector."""
 
     def __init__(self) -> None:
-        """Start without."""
+        """Start without a vector."""
         self._data = b""
 
     def add(self, chunk: GenerationChunk, *, incremental: bool = False) -> None:  # noqa: ARG002
-        """Take in a chunk."""
+        """Add a chunk."""
         for block in chunk.blocks(NAME, is_input=False):
             self._data = block.data
 
@@ -32,7 +32,7 @@ class VectorAnswer(ExtraAnswer):
         """The vector or the scores, float32.
 
         Raises:
-            HeadraceError: the model gave none, or one that is not finite.
+            HeadraceError: the model returned none, or one that is not finite.
         """
         found = array("f", self._data)
         if not found or not all(map(math.isfinite, found)):
@@ -41,14 +41,14 @@ class VectorAnswer(ExtraAnswer):
 
 
 class VectorFront(FrontExtra):
-    """No field of `/generate` asks for it."""
+    """An extra without a field of `/generate`."""
 
     needs: ClassVar[Gives] = "vectors"
     field = "input"
     advice = "send fewer texts"
 
     def plan(self, body: Any, asked: Asked) -> Sequence[ExtraSpec | None] | None:  # noqa: ARG002
-        """Nothing."""
+        """No specs."""
         return None
 
     def num_numbers(
@@ -58,7 +58,7 @@ class VectorFront(FrontExtra):
         num_output: int,  # noqa: ARG002
         limits: EngineLimits,
     ) -> int:
-        """A vector."""
+        """The size of a vector."""
         return limits.hidden_size
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> VectorAnswer:  # noqa: ARG002

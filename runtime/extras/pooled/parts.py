@@ -1,4 +1,4 @@
-"""What a model must know of a text beside its ids: where its parts begin. Both halves read it."""
+"""Where the parts of a text begin, which a model needs beside its ids. Used by both halves."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _PARTS = struct.Struct("<II")
 
 
 def of_pair(first_tokens: int) -> ExtraSpec:
-    """Asks for a pair's numbers; its first text has so many tokens, 0 where that is no matter."""
+    """A request for a pair's numbers; its first text has this many tokens, 0 if irrelevant."""
     return _with_parts(first_tokens, 0)
 
 
 def behind_prompt(prompt_tokens: int) -> ExtraSpec:
-    """Asks for a text's numbers without the tokens of its prompt; 0 where they count."""
+    """A request for a text's numbers without its prompt's tokens; 0 to include them."""
     return _with_parts(0, prompt_tokens)
 
 

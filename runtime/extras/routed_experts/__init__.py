@@ -1,1 +1,1 @@
-"""Which experts each token passed, of a mixture of experts."""
+"""Which experts of a mixture-of-experts model each token used."""

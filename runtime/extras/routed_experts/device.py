@@ -1,4 +1,4 @@
-"""Choices of experts of a step: picked on the device."""
+"""The experts chosen in a step: selected on the device."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from runtime.extras.device import DeviceExtra, Gathered, PromptPart, Reads, Samp
 
 
 class RoutedExperts(DeviceExtra):
-    """`[layers with experts, chosen]` int32 a position.
+    """`[layers with experts, chosen]` int32 per position.
 
-    A block begins with the bytes of a position, four of them, little-endian as the ids are.
+    A block begins with the size in bytes of a position: four bytes, little-endian like the ids.
     """
 
     reads: ClassVar[Reads] = "experts"
 
     def of_samples(self, samples: Samples) -> Gathered:
-        """Gather what new tokens were made of."""
+        """Gather the experts behind new tokens."""
         return Gathered(samples.rows, [samples.values], _pack)
 
     def of_prompt(self, part: PromptPart) -> Gathered:
-        """Gather those of the prompt's tokens."""
+        """Gather the experts of the prompt's tokens."""
         assert part.expert_ids is not None
         return Gathered(part.rows, [part.expert_ids.to(torch.int32, copy=True)], _pack)
 

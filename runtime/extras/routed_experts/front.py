@@ -1,4 +1,4 @@
-"""Routed experts as they are asked for and answered."""
+"""Routed experts as they are requested and returned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEAD = 4
 
 
 class RoutedFields(Protocol):
-    """Its fields of `/generate`; the second means nothing without the first."""
+    """Its fields of `/generate`; the second has no effect without the first."""
 
     return_routed_experts: bool | None
     routed_experts_start_len: int | None
@@ -31,16 +31,16 @@ class RoutedMeta(TypedDict, total=False):
 
 
 class RoutedExpertsFront(FrontExtra):
-    """Of every token but the last one, which no step has computed."""
+    """The experts of every token except the last, which no step has computed."""
 
     field = "return_routed_experts"
     advice = "give routed_experts_start_len"
 
     def plan(self, body: RoutedFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
-        """Of all samples or of none.
+        """The spec for all samples, or None.
 
         Raises:
-            InvalidRequest: the server was not started for it, or a negative start.
+            InvalidRequest: the server was started without it, or the start is negative.
         """
         start = body.routed_experts_start_len or 0
         if not 0 <= start <= INT64_MAX:
@@ -59,10 +59,10 @@ class RoutedExpertsFront(FrontExtra):
         return [ExtraSpec(NAME, prompt_start=start)] * asked.num_prompts
 
     def check(self, spec: ExtraSpec, num_prompt: int) -> None:
-        """Check what needs the prompt's length.
+        """Check what depends on the prompt's length.
 
         Raises:
-            InvalidRequest: a start behind the prompt.
+            InvalidRequest: the start is beyond the prompt.
         """
         if spec.prompt_start > num_prompt:
             raise InvalidRequest(
@@ -79,22 +79,22 @@ class RoutedExpertsFront(FrontExtra):
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> ExtraAnswer:
         """An empty answer."""
-        # What the first output token is made of stands at the prompt's last position.
+        # The experts behind the first output token are at the prompt's last position.
         return RoutedExpertsAnswer(1 if spec.prompt_start >= len(sample.prompt_ids) else 0)
 
 
 class RoutedExpertsAnswer(ExtraAnswer):
-    """`routed_experts`, when the sample has ended."""
+    """`routed_experts`, returned when the sample has ended."""
 
     def __init__(self, num_left_out: int) -> None:
-        """Start empty; so many of the output's positions are left out."""
+        """Start empty; the first `num_left_out` positions of the output are omitted."""
         self._num_left_out = num_left_out
         self._found: dict[bool, list[bytes]] = {True: [], False: []}
         self._num_tokens = 0
         self._size = 0
 
     def add(self, chunk: GenerationChunk, *, incremental: bool) -> None:  # noqa: ARG002
-        """Take in a chunk; nothing is shown before the last."""
+        """Add a chunk; nothing is returned before the last."""
         self._num_tokens += len(chunk.token_ids)
         for is_input, found in self._found.items():
             for block in chunk.blocks(NAME, is_input=is_input):
@@ -102,9 +102,9 @@ class RoutedExpertsAnswer(ExtraAnswer):
                 found.append(block.data[_HEAD:])
 
     def at_end(self) -> dict[str, Any]:
-        """The key of the last answer's `meta_info`."""
+        """The key for the `meta_info` of the last answer."""
         outputs = b"".join(self._found[False])
-        # After a stop string some may lie behind the last token of the answer.
+        # After a stop string, some may be beyond the last token of the answer.
         most = max(self._num_tokens, 1) * self._size
         outputs = outputs[self._num_left_out * self._size : most]
         data = b"".join(self._found[True]) + outputs

@@ -1,4 +1,4 @@
-"""Vectors of a text's tokens: made already, in float32."""
+"""Vectors of a text's tokens; the model has computed them, in float32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.extras.device import DeviceExtra, Gathered, PromptPart, Reads, Samp
 
 
 class TokenVectors(DeviceExtra):
-    """One vector of each token, `[token_size]` float32; the last token's is its text's sample."""
+    """One vector for each token, `[token_size]` float32; the last token's is the text's sample."""
 
     reads: ClassVar[Reads] = "hidden"
 
@@ -21,7 +21,7 @@ class TokenVectors(DeviceExtra):
         return _gathered(samples.rows, samples.values)
 
     def of_prompt(self, part: PromptPart) -> Gathered:
-        """Pass on the vectors of the others."""
+        """Pass on the vectors of the other tokens."""
         return _gathered(part.rows, part.hidden)
 
 
@@ -30,7 +30,7 @@ def _gathered(rows: NDArray[np.int64], vectors: Tensor) -> Gathered:
 
 
 def _finite_bytes(_: int, arrays: list[NDArray[Any]]) -> bytes:
-    """The numbers, or nothing: to look at millions of them would hold the front's loop."""
+    """The bytes, empty if not finite; checking millions of numbers would block the front's loop."""
     (vectors,) = arrays
     return vectors.tobytes() if np.isfinite(vectors).all() else b""
 

@@ -1,4 +1,4 @@
-"""Vectors of a text's tokens as they are asked for, and what they weigh."""
+"""Vectors of a text's tokens as they are requested, and their size."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ OF_ALL = ExtraSpec(NAME, prompt_start=0)
 
 
 class TokenAnswer(ExtraAnswer):
-    """One text's."""
+    """The vectors of one text."""
 
     def __init__(self) -> None:
-        """Start without."""
+        """Start without vectors."""
         self._inputs: list[bytes] = []
         self._outputs: list[bytes] = []
 
     def add(self, chunk: GenerationChunk, *, incremental: bool = False) -> None:  # noqa: ARG002
-        """Take in a chunk."""
+        """Add a chunk."""
         self._inputs += [block.data for block in chunk.blocks(NAME, is_input=True)]
         self._outputs += [block.data for block in chunk.blocks(NAME, is_input=False)]
 
     def data(self, size_bytes: int) -> bytes:
-        """The vectors, float32, one after the other.
+        """The vectors, float32, concatenated.
 
         Args:
-            size_bytes: of all of them.
+            size_bytes: total size.
 
         Raises:
-            HeadraceError: some are missing: they were not finite.
+            HeadraceError: some are missing because they were not finite.
         """
         found = b"".join([*self._inputs, *self._outputs[-1:]])
         if len(found) != size_bytes:
@@ -45,14 +45,14 @@ class TokenAnswer(ExtraAnswer):
 
 
 class TokenVectorsFront(FrontExtra):
-    """No field of `/generate` asks for it."""
+    """An extra without a field of `/generate`."""
 
     needs: ClassVar[Gives] = "vectors"
     field = "input"
     advice = "send fewer or shorter texts"
 
     def plan(self, body: Any, asked: Asked) -> Sequence[ExtraSpec | None] | None:  # noqa: ARG002
-        """Nothing."""
+        """No specs."""
         return None
 
     def num_numbers(
@@ -62,7 +62,7 @@ class TokenVectorsFront(FrontExtra):
         num_output: int,  # noqa: ARG002
         limits: EngineLimits,
     ) -> int:
-        """A vector for each token."""
+        """The size of a vector for each token."""
         return limits.token_size * num_prompt
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> TokenAnswer:  # noqa: ARG002
