@@ -275,7 +275,7 @@ class CacheManager:
     def recover(self, holds: list[BlockTable]) -> None:
         """Free every page that neither the tree nor one of `holds` has, and undo every other lock.
 
-        For use after an exception: whatever was taken for a request that is not in `holds` is freed.
+        After an exception: whatever was taken for a request that is not in `holds` is freed.
         This checks every page, so it takes milliseconds.
         """
         self.tree.lock_only([hold.node for hold in holds if hold.node is not None])

@@ -25,9 +25,8 @@ class HiddenAnswer(ExtraAnswer, Pieces):
     """One sample's hidden states, growing with its chunks.
 
     The full form is a list: first a matrix of the prompt's rows, then one row for each further
-        output
-    token. Each row is the hidden state from which the next token was computed. The "last" form is
-    one row.
+    output token. Each row is the hidden state from which the next token was computed. The "last"
+    form is one row.
     """
 
     def __init__(self, hidden_size: int, *, only_last: bool, as_json: bool = True) -> None:
