@@ -1,4 +1,4 @@
-"""An agent that asks a tool for the weather: by chat, Responses and Anthropic's Messages.
+"""An agent that calls a weather tool: by chat, Responses and Anthropic's Messages.
 
 make serve
 python examples/agents/weather_agent.py [--url URL] [--api chat|responses|messages] [--stream]
@@ -27,12 +27,12 @@ MAX_TURNS = 4
 
 
 def get_weather(city: str) -> str:
-    """What a real tool would look up."""
+    """Stands in for a real tool's look-up."""
     return json.dumps({"city": city, "temperature": 18, "unit": "celsius", "condition": "sunny"})
 
 
 def by_chat(url: str, *, stream: bool) -> str:
-    """`/v1/chat/completions`: calls are part of a message, results messages of the tool."""
+    """`/v1/chat/completions`: calls are part of a message, results are messages of the tool."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     function = {"name": NAME, "description": DESCRIPTION, "parameters": PARAMETERS}
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
@@ -54,7 +54,7 @@ def by_chat(url: str, *, stream: bool) -> str:
         for call in message.tool_calls:
             result = get_weather(**json.loads(call.function.arguments))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    raise RuntimeError("The model calls without an end.")
+    raise RuntimeError("The model does not stop calling tools.")
 
 
 def by_responses(url: str, *, stream: bool) -> str:
@@ -90,7 +90,7 @@ def by_responses(url: str, *, stream: bool) -> str:
             items.append(
                 {"type": "function_call_output", "call_id": call.call_id, "output": result}
             )
-    raise RuntimeError("The model calls without an end.")
+    raise RuntimeError("The model does not stop calling tools.")
 
 
 def by_messages(url: str, *, stream: bool) -> str:
@@ -124,7 +124,7 @@ def by_messages(url: str, *, stream: bool) -> str:
             if block.type == "tool_use"
         ]
         messages.append({"role": "user", "content": results})
-    raise RuntimeError("The model calls without an end.")
+    raise RuntimeError("The model does not stop calling tools.")
 
 
 APIS: dict[str, Callable[..., str]] = {
@@ -135,10 +135,10 @@ APIS: dict[str, Callable[..., str]] = {
 
 
 def main() -> None:
-    """Ask by one API, or by all."""
+    """Ask with one API, or with all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:30000")
-    parser.add_argument("--api", choices=APIS, help="all when absent")
+    parser.add_argument("--api", choices=APIS, help="default: all")
     parser.add_argument("--stream", action="store_true")
     options = parser.parse_args()
     for name in [options.api] if options.api else APIS:

@@ -1,9 +1,9 @@
-"""A web server of one's own around an engine that lives as long as the application.
+"""A custom web server around an engine that lives as long as the application.
 
     python examples/engine/custom_server.py --port 8000
     curl -N -d '{"prompt": "The capital of France is"}' http://127.0.0.1:8000/generate_stream
 
-A client that goes away ends its request: the stream is closed, which aborts it.
+When a client disconnects, its stream is closed, which aborts the request.
 """
 
 import argparse

@@ -23,7 +23,7 @@ def weekday(day: str) -> str:
     return f"{datetime.date.fromisoformat(day):%A}"
 
 
-# A tool: what computes it, and the form of its argument.
+# A tool: its function, and the form of its argument.
 TOOLS = {
     "calculator": (calculate, SUM),
     "calendar": (weekday, r"20[0-9]{2}-0[1-9]-[01][1-9]"),

@@ -1,4 +1,4 @@
-"""Typed answers: a Pydantic model in, an object of it out: `... --url URL`."""
+"""Typed answers: a Pydantic model as the schema, its instance as the result: `... --url URL`."""
 
 import argparse
 from typing import Any
@@ -16,7 +16,7 @@ class Country(BaseModel):
     capital: str = Field(max_length=20)
 
 
-# The checker knows: `state[FACTS]` is a `Country`.
+# Type checkers know that `state[FACTS]` is a `Country`.
 FACTS = sgl.gen("facts", max_tokens=64, temperature=0, schema=Country)
 
 

@@ -15,11 +15,11 @@ NUM_SAMPLES = 8
 @sgl.function
 def vote(s: Any, question: str) -> Counter[int]:
     s += sgl.user(question)
-    # The prompt is computed once; the forks begin behind it.
+    # The prompt is computed once; the forks continue after it.
     forks = s.fork(NUM_SAMPLES)
     for fork in forks:
         fork += sgl.assistant(sgl.gen("answer", max_tokens=16, temperature=0.9))
-    # The last number of each answer, where there is one.
+    # The last number of each answer, if there is one.
     numbers = (re.findall(r"\d+", fork["answer"]) for fork in forks)
     return Counter(int(each[-1]) for each in numbers if each)
 

@@ -1,4 +1,4 @@
-"""A chat whose answers appear as they are made: `... --url URL [QUESTION ...]`, or typed in."""
+"""A chat that prints answers as they are generated: `... --url URL [QUESTION ...]`, or typed in."""
 
 import argparse
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     sgl.set_default_backend(sgl.RuntimeEndpoint(options.url))
     state = chat.run("You are a helpful assistant.", stream=True, temperature=0)
-    # The program is over; its conversation goes on.
+    # The program has returned; its conversation can continue.
     for turn, question in enumerate(questions(options.questions)):
         state += sgl.user(question)
         state += sgl.assistant(sgl.gen(f"answer {turn}", max_tokens=128))

@@ -1,6 +1,6 @@
-"""A tree of thoughts: several first steps, the best ones go on: `... --url URL`.
+"""A tree of thoughts: several first steps, of which the best continue: `... --url URL`.
 
-Branches share the text before them, so a server computes it once; branches of a level run at once.
+Branches share the text before them, so a server computes it once. Those of one level run at once.
 """
 
 import argparse
@@ -21,7 +21,7 @@ def propose(branch: Any, level: int) -> None:
 
 
 def value(branch: Any) -> float:
-    """How sure the model is of its yes."""
+    """How probable the model finds "yes"."""
     return branch.get_meta_info("verdict")["probs"][0]
 
 

@@ -1,4 +1,4 @@
-"""End a request from elsewhere: `python examples/native_api/abort.py --url URL`."""
+"""Abort a request from another one: `python examples/native_api/abort.py --url URL`."""
 
 import argparse
 import json
@@ -26,5 +26,5 @@ with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as response:
         answer = json.loads(line.removeprefix("data: "))
         if "error" in answer:
             raise SystemExit(answer["error"]["message"])
-# An aborted request keeps what it had.
+# An aborted request keeps the tokens generated so far.
 print(answer["meta_info"]["finish_reason"]["type"], answer["meta_info"]["completion_tokens"] > 0)

@@ -1,4 +1,4 @@
-"""Which of several continuations a model finds most probable: `python .../select.py --url URL`."""
+"""Which of several continuations a model finds most probable: `python .../choices.py --url URL`."""
 
 import argparse
 

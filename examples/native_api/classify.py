@@ -1,4 +1,4 @@
-"""Rewards of two answers, of a reward model: `python .../classify.py --url URL`."""
+"""Scores of two answers from a reward model: `python .../classify.py --url URL`."""
 
 import argparse
 

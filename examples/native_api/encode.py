@@ -1,4 +1,4 @@
-"""The vector of a text, of a model that gives vectors: `python .../encode.py --url URL`."""
+"""The vector of a text, from an embedding model: `python .../encode.py --url URL`."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Record which experts a mixture chooses: `python .../expert_distribution.py --url URL`.
+"""Record which experts a model chooses: `python .../expert_distribution.py --url URL`.
 
 The server needs `--expert-distribution-recorder-mode stat`.
 """

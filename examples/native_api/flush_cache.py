@@ -1,4 +1,4 @@
-"""Drop the prefix cache, and see it: `python examples/native_api/flush_cache.py --url URL`."""
+"""Clear the prefix cache and see the effect: `python .../flush_cache.py --url URL`."""
 
 import argparse
 
@@ -18,6 +18,6 @@ def cached_tokens() -> int:
 
 cached_tokens()
 print("again:", cached_tokens(), "tokens from the cache")
-# 400 while requests run; with a timeout it waits for them.
+# It answers 400 while requests run; with a timeout it waits for them.
 print(client.post("/flush_cache?timeout=10").raise_for_status().text.strip())
 print("after it:", cached_tokens(), "tokens from the cache")

@@ -1,4 +1,4 @@
-"""Continue one prompt, and several at once: `python examples/native_api/generate.py --url URL`."""
+"""Continue one prompt, then several at once: `python .../generate.py --url URL`."""
 
 import argparse
 
@@ -16,7 +16,7 @@ answer = httpx.post(f"{url}/generate", json=body, timeout=60).raise_for_status()
 print(answer["text"])
 print(answer["meta_info"]["finish_reason"], answer["meta_info"]["completion_tokens"], "tokens")
 
-# A list of prompts gives a list of answers; with n there are several for each prompt.
+# A list of prompts gives a list of answers; `n` gives several answers for each prompt.
 body = {
     "text": ["The capital of Japan is", "The capital of Italy is"],
     "sampling_params": {"temperature": 0.7, "max_new_tokens": 8, "n": 2, "sampling_seed": 1},

@@ -1,4 +1,4 @@
-"""Whether the server is well, in four ways: `python examples/native_api/health.py --url URL`."""
+"""Four ways to check the server's health: `python examples/native_api/health.py --url URL`."""
 
 import argparse
 

@@ -23,7 +23,7 @@ body = {
     "return_hidden_states": True,
 }
 meta = ask()
-# What each token was made of: the prompt's rows first, then one row for each later token.
+# The hidden state behind each token: the prompt's rows first, then one row for each later token.
 prompt, *later = meta["hidden_states"]
 print("prompt:", len(prompt), "rows of", len(prompt[0]))
 print("later tokens:", len(later), "rows of", len(later[0]))

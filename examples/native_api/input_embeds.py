@@ -1,6 +1,6 @@
 """A prompt as embeddings instead of tokens; the server needs --disable-radix-cache.
 
-Here they are rows of the model's own matrix, so the answer is that of the tokens.
+Here they are rows of the model's own embedding matrix, so the answer equals that for the tokens.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Choose the likeliest of several continuations: `python .../logprobs.py --url URL`."""
+"""Choose the most probable of several continuations: `python .../logprobs.py --url URL`."""
 
 import argparse
 
@@ -13,7 +13,7 @@ choices = [" Paris", " Rome", " Tokyo"]
 tokens = httpx.post(f"{url}/tokenize", json={"prompt": prompt}, timeout=60).json()["count"]
 body = {
     "text": [prompt + choice for choice in choices],
-    # Nothing is generated: the prompt is scored.
+    # Generate nothing, only score the prompt.
     "sampling_params": {"max_new_tokens": 0},
     "return_logprob": True,
     "logprob_start_len": tokens - 1,
@@ -22,7 +22,7 @@ body = {
 answers = httpx.post(f"{url}/generate", json=body, timeout=60).raise_for_status().json()
 scores = {}
 for choice, answer in zip(choices, answers, strict=True):
-    # Triples of log-probability, token id, text; nothing is known of the first one.
+    # Triples of log-probability, token id, text; the first token has no log-probability.
     triples = answer["meta_info"]["input_token_logprobs"][1:]
     scores[choice] = sum(logprob for logprob, _, _ in triples) / len(triples)
     print(choice, round(scores[choice], 3), [text for _, _, text in triples])

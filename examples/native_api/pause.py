@@ -1,4 +1,4 @@
-"""Freeze generation, go on, give memory back: `python .../pause.py --url URL`."""
+"""Pause generation, resume it, release memory: `python .../pause.py --url URL`."""
 
 import argparse
 import time
@@ -20,7 +20,7 @@ def generate() -> str:
 
 
 before = generate()
-# "abort", the default, ends what runs; "retract" puts it back to wait; "in_place" freezes it.
+# "abort", the default, ends running requests; "retract" requeues them; "in_place" freezes them.
 client.post("/pause_generation", json={"mode": "in_place"}).raise_for_status()
 with ThreadPoolExecutor(1) as pool:
     waiting = pool.submit(generate)
@@ -29,7 +29,7 @@ with ThreadPoolExecutor(1) as pool:
     client.post("/continue_generation", json={}).raise_for_status()
     print("after it:", waiting.result() == before)
 
-# Only while nothing runs; requests are refused with 503 until it is taken again.
+# Allowed only while nothing runs; requests get 503 until the memory is allocated again.
 client.post("/release_memory_occupation", json={"tags": ["kv_cache"]}).raise_for_status()
 refused = client.post("/generate", json={"text": "a"})
 print("without its memory:", refused.status_code)

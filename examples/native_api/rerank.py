@@ -1,4 +1,4 @@
-"""Documents by how well they answer a query: `python .../rerank.py --url URL`."""
+"""Order documents by how well they answer a query: `python .../rerank.py --url URL`."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Go on from an earlier request without sending it again: `python .../sessions.py --url URL`."""
+"""Continue an earlier request without sending it again: `python .../sessions.py --url URL`."""
 
 import argparse
 
@@ -22,6 +22,6 @@ for text in ("The capital of France is", " The capital of Japan is", " The capit
         f"{text} ->{answer['text']}   ({meta['prompt_tokens']} tokens of prompt, "
         f"{meta['cached_tokens']} of them cached)"
     )
-    # The next one goes on from this one, its answer included.
+    # The next request continues this one, including its answer.
     rid = meta["id"]
 client.post("/close_session", json={"session_id": session}).raise_for_status()

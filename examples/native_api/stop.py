@@ -1,4 +1,4 @@
-"""End an answer at a text or a pattern: `python examples/native_api/stop.py --url URL`."""
+"""End an answer at a string or a pattern: `python examples/native_api/stop.py --url URL`."""
 
 import argparse
 
@@ -11,7 +11,7 @@ url = parser.parse_args().url
 for stop in (
     {"stop": ["."]},
     {"stop": ["."], "no_stop_trim": True},
-    # Searched in linear time, so any pattern is safe; what may become a match is not shown.
+    # Searched in linear time, so any pattern is safe; text that may become a match is held back.
     {"stop_regex": r"[.!?]\s+[A-Z]"},
 ):
     body = {

@@ -22,9 +22,9 @@ with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as response:
             continue
         answer = json.loads(line.removeprefix("data: "))
         if "error" in answer:
-            # A prompt that is too long, or a failure after the first event.
+            # The prompt is too long, or the request failed after the first event.
             raise SystemExit(answer["error"]["message"])
-        # Each event holds the text so far, not only what is new.
+        # Each event holds the whole text so far, not only the new part.
         text = answer["text"]
         print(text[shown:], end="", flush=True)
         shown = len(text)

@@ -31,7 +31,7 @@ for constraint in (
     (kind,) = constraint
     print(f"{kind}: {answer['text']}")
 
-# What cannot be followed is refused, and nobody else notices.
+# A grammar that cannot be followed is refused; other requests are not affected.
 body["sampling_params"] = {"regex": "(a+)+b"}
 refused = httpx.post(f"{url}/generate", json=body, timeout=60)
 print(refused.status_code, refused.json()["error"]["message"])

@@ -1,6 +1,6 @@
 """Load other weights into the running server: `python .../update_weights.py --url URL`.
 
-Without --model-path it loads those that are served already, which changes nothing.
+Without --model-path it reloads the weights that are in use, which changes nothing.
 """
 
 import argparse
@@ -17,6 +17,6 @@ path = args.model_path or client.get("/model_info").raise_for_status().json()["m
 answer = client.post("/update_weights_from_disk", json={"model_path": path}).json()
 print(answer["success"], answer["message"])
 
-# What cannot be found changes nothing: the old weights go on serving.
+# A failed load changes nothing: the old weights stay in use.
 answer = client.post("/update_weights_from_disk", json={"model_path": "no/such-model"}).json()
 print(answer["success"], answer["message"])

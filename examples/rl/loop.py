@@ -1,12 +1,12 @@
-"""Reinforcement learning in miniature: a trainer's new weights reach a server whose rollouts go on.
+"""Miniature reinforcement learning: a trainer updates a server's weights during its rollouts.
 
     python -m server.launch --model-path DIR --dtype float32 --random-seed 1
     python examples/rl/loop.py --model-path DIR
 
 Each round starts eight rollouts. While they run, generation is paused, the server takes the weights
-of the round before through shared memory, and the rollouts go on where they stood. Then the trainer
-and the server must agree on the log-probability of every token, and the trainer takes one step of
-REINFORCE. The reward, a share of vowels, is a toy.
+of the previous round through shared memory, and the rollouts continue where they stopped. Then the
+trainer and the server must agree on the log-probability of every token, and the trainer takes one
+step of REINFORCE. The reward, the share of vowels, is a toy.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Server:
         return answer.json()
 
     def rollout(self, index: int, seed: int, num_tokens: int) -> Rollout:
-        """One sample with the log-probabilities that it was drawn with."""
+        """One sample with the log-probabilities at which it was drawn."""
         answer = self.post(
             "/generate",
             text=PROMPTS[index % len(PROMPTS)],
@@ -69,7 +69,7 @@ class Server:
         )
 
     def wait_until_running(self, rollouts: list[Future[Rollout]]) -> None:
-        """Return when all of them generate, or the first one is through."""
+        """Return when all of them are generating, or the first one has finished."""
         while not any(rollout.done() for rollout in rollouts):
             load = self._client.get("/v1/loads").json()["loads"][0]
             if load["num_running_reqs"] >= len(rollouts):
@@ -89,7 +89,7 @@ class Server:
         return torch.tensor([logprob for logprob, _, _ in found])
 
     def update(self, policy: torch.nn.Module, version: str) -> float:
-        """Give the server the policy's weights while its requests are put back to wait.
+        """Send the policy's weights to the server while its requests are retracted.
 
         Returns:
             Seconds without generation.
@@ -109,8 +109,8 @@ class Rollout:
     """One sample.
 
     Attributes:
-        version: of the weights which drew its last token.
-        was_put_back: it was under way when generation was paused.
+        version: version of the weights that generated its last token.
+        was_put_back: whether it was running when generation was paused.
     """
 
     prompt_ids: list[int]
@@ -125,7 +125,7 @@ class Rollout:
 
 
 def logprobs(policy: torch.nn.Module, ids: list[int]) -> torch.Tensor:
-    """What the trainer says of each token after the first, `[len(ids) - 1]`."""
+    """The trainer's log-probability of each token after the first, `[len(ids) - 1]`."""
     logits = policy(torch.tensor([ids])).logits[0, :-1].float()
     return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
 
@@ -143,7 +143,7 @@ def train(policy: torch.nn.Module, rollouts: list[Rollout], rate: float) -> None
 
 
 def largest_difference(server: Server, policy: torch.nn.Module, rollouts: list[Rollout]) -> float:
-    """How far the server and the trainer are apart on any token of the rollouts."""
+    """The largest difference between server and trainer on any token of the rollouts."""
     found = 0.0
     with torch.no_grad():
         for rollout in rollouts:

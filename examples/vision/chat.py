@@ -34,7 +34,7 @@ def ask(*parts: dict) -> str:
 
 
 for question in ("What is in the image?", "How many squares are there?"):
-    # The second question computes neither the picture nor its part of the prompt again.
+    # The second question reuses the picture's vectors and its part of the prompt.
     print(question, ask(image_part(options.image), {"type": "text", "text": question}))
 both = [image_part(options.image), image_part(PICTURE)]
 print("Two pictures:", ask(*both, {"type": "text", "text": "Are the images the same?"}))

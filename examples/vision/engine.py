@@ -25,7 +25,7 @@ def main() -> None:
     options = parser.parse_args()
     picture = Image.open(options.image)
     with sgl.Engine(model_path=options.model_path) as engine:
-        # One picture for all prompts; a list would have an entry for each.
+        # One picture for all prompts; a list would need one entry for each.
         answers = engine.generate(
             [prompt(question) for question in QUESTIONS],
             {"temperature": 0, "max_new_tokens": 32},

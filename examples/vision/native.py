@@ -1,6 +1,6 @@
 """Ask about a picture by `/generate`: `python examples/vision/native.py --url URL`.
 
-The prompt is the whole text, so it holds the model's placeholder where the picture belongs.
+The prompt is the whole text, so it contains the model's placeholder where the picture belongs.
 """
 
 import argparse

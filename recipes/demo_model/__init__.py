@@ -1,4 +1,4 @@
 """The demo model's recipe: generators of its text, training, evaluation, the model card.
 
-The checkpoint that came out is `headrace/demo/model`.
+The resulting checkpoint is `headrace/demo/model`.
 """

@@ -1,4 +1,4 @@
-"""Whether an answer is right: small predicates that the evaluation puts together."""
+"""Whether an answer is right: small predicates that the evaluation combines."""
 
 import json
 import re
@@ -17,7 +17,7 @@ def says(text: str, lines: int | None = None) -> Check:
 
     def check(answer: str) -> bool:
         kept = answer if lines is None else "\n".join(answer.splitlines()[:lines])
-        # Upper case is asked for in some cases, so it counts there.
+        # Some cases request upper case, so case matters there.
         return text in kept if text.isupper() else text.lower() in kept.lower()
 
     return check

@@ -17,11 +17,11 @@ class Question:
     short: str
     """The bare answer, for "answer in one word" and for few-shot text."""
     data: dict[str, Any] = field(default_factory=dict)
-    """The answer as JSON fields; empty where JSON makes no sense."""
+    """The answer as JSON fields; empty if JSON makes no sense."""
     thought: str = ""
     """One or two sentences of reasoning; empty where none was written."""
     exact: bool = False
-    """Whether the text holds something to copy, so that its case and marks must stay."""
+    """Whether the text contains something to copy, so that its case and punctuation must stay."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class Chat:
     thought: str | None = None
     """When given, the chat is rendered with thinking on and this goes inside the think block."""
     forced: str = ""
-    """A beginning of the answer that the caller supplies, so no loss is taken on it."""
+    """A beginning of the answer that the caller supplies; it gets no loss."""
     pieces: list[tuple[str, bool]] = field(default_factory=list)
-    """When given, the answer in pieces, each with whether loss is taken (grammar-forced text)."""
+    """When given, the answer in pieces, each with whether it gets loss (grammar-forced text)."""
 
 
 @dataclass(frozen=True)
 class PlainText:
     """Text without a template; loss on all of it.
 
-    `prompt_len` characters at the start get none: a prefix the model should not learn to write.
+    The first `prompt_len` characters get none: a prefix that the model should not learn to write.
     """
 
     text: str

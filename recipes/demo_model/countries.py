@@ -209,4 +209,4 @@ ALIASES: dict[str, str] = {
 }
 
 SHARED_LANGUAGES: frozenset[str] = frozenset({"Canada", "Belgium", "Switzerland", "South Africa"})
-"""Countries with several official languages: asked about, they get a sentence that says so."""
+"""Countries with several official languages; the answer about their language says so."""

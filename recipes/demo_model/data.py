@@ -16,12 +16,12 @@ from recipes.demo_model.encode import Encoded, Encoder
 from recipes.demo_model.tasks import samples
 
 LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
-"""Sequences are padded to the next of these: no packing, so no document sees another one."""
+"""Sequences are padded to the next of these lengths; without packing, documents stay separate."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """`ids` and `targets` are int16 `[rows, length]`; a target of -1 is not learned."""
+    """`ids` and `targets` are int16 `[rows, length]`; a target of -1 gets no loss."""
 
     ids: NDArray[np.int16]
     targets: NDArray[np.int16]
@@ -55,8 +55,8 @@ def blocks(tokenizer: Tokenizer, seed: int, block_tokens: int) -> Iterator[Block
 
 
 def _work(queue: "Queue[Block]", tokenizer_json: str, seed: int, block_tokens: int) -> None:
-    """The worker process: fill the queue for as long as the parent lives."""
-    # One core each: the tokenizer's own threads would fight with the other workers.
+    """The worker process: fill the queue as long as the parent lives."""
+    # One core each: the tokenizer's threads would compete with the other workers.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     for block in blocks(Tokenizer.from_str(tokenizer_json), seed, block_tokens):
         queue.put(block)
@@ -65,7 +65,7 @@ def _work(queue: "Queue[Block]", tokenizer_json: str, seed: int, block_tokens: i
 def parallel_blocks(
     tokenizer: Tokenizer, seed: int, block_tokens: int, workers: int
 ) -> Iterator[Block]:
-    """Blocks from `workers` processes with seeds of their own; in this process when 0."""
+    """Blocks from `workers` processes with different seeds; from this process if 0."""
     if workers == 0:
         yield from blocks(tokenizer, seed, block_tokens)
         return

@@ -1,4 +1,4 @@
-"""From samples to token ids and the mask of what the loss is taken on."""
+"""Converts samples to token ids and a loss mask."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ END_OF_TURN = "<|im_end|>"
 END_OF_TEXT = "<|endoftext|>"
 
 Segment = tuple[str, bool]
-"""A piece of text that is tokenized on its own, and whether loss is taken on it."""
+"""A piece of text that is tokenized separately, and whether it gets loss."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Encoded:
 
 
 def segments_of(sample: Sample, rng: Random) -> list[Segment]:
-    """The pieces of a sample, cut where the server tokenizes prompt and answer apart."""
+    """The pieces of a sample, cut where the server tokenizes prompt and answer separately."""
     if isinstance(sample, PlainText):
         return [*_cut(rng, sample.text, 0.15), (END_OF_TEXT, True)]
     thinking = sample.thought is not None
     prompt = render(sample.messages, sample.tools, enable_thinking=thinking)
     if not thinking and rng.random() < 0.4:
-        # Clients that write the template themselves add no empty think block.
+        # Clients that write the template themselves omit the empty think block.
         prompt = prompt.removesuffix(NO_THOUGHT)
     segments: list[Segment] = [(prompt, False)]
     if thinking:
@@ -46,7 +46,7 @@ def segments_of(sample: Sample, rng: Random) -> list[Segment]:
 
 
 def _cut(rng: Random, text: str, chance: float) -> list[Segment]:
-    """`text`, at times in two, so that the model can go on from any cut a caller makes."""
+    """`text`, sometimes in two pieces, so that the model can continue from any cut."""
     if len(text) < 2 or rng.random() >= chance:
         return [(text, True)] if text else []
     spaces = [index + 1 for index, letter in enumerate(text[:-1]) if letter == " "]
@@ -77,14 +77,14 @@ class Encoder:
                 part = next(encoded).ids
                 ids += part
                 mask += [learned] * len(part)
-            # With thinking on, earlier turns have lost their thoughts: not what to learn from.
+            # With thinking on, earlier turns have lost their thoughts, so they are not trained on.
             if isinstance(sample, Chat) and sample.thought is None:
                 self._mark_turns(ids, mask)
             found.append(Encoded(ids, mask))
         return found
 
     def _mark_turns(self, ids: list[int], mask: list[bool]) -> None:
-        """Take loss on the assistant turns of the history, the last turn left as it is."""
+        """Put loss on the assistant turns of the history; the last turn is not changed."""
         width, first = len(self._start), self._start[0]
         position = 0
         while True:
@@ -100,7 +100,7 @@ class Encoder:
             if self._end not in ids[begin:]:
                 return
             stop = ids.index(self._end, begin)
-            # The last turn, its beginning given by the caller, runs to the end of the sequence.
+            # The last turn, whose beginning the caller gives, runs to the end of the sequence.
             if stop == len(ids) - 1:
                 return
             mask[begin : stop + 1] = [True] * (stop + 1 - begin)

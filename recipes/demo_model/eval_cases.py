@@ -1,7 +1,7 @@
-"""The evaluation's questions: phrasings and numbers that training never shows.
+"""The evaluation's questions: phrasings and numbers that are not in the training data.
 
-Countries are memorised, of course; what is held out is how one asks, the pairs of two-digit
-numbers, the words to copy, and the tools.
+Countries are memorised. What is held out is the phrasing, the pairs of two-digit numbers, the words
+to copy, and the tools.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from recipes.demo_model.words import DAYS, LISTS, MONTHS, OPPOSITES
 
 @dataclass(frozen=True)
 class Case:
-    """One question and how to tell whether its answer is right."""
+    """One question, and the check of its answer."""
 
     skill: str
     check: Callable[[str], bool]
@@ -27,11 +27,11 @@ class Case:
     tools: list[Tool] = field(default_factory=list)
     thinking: bool | None = None
     prompt: str = ""
-    """Raw text to continue, in place of messages."""
+    """Raw text to continue, instead of messages."""
 
     @property
     def shown(self) -> str:
-        """The question in a line, for a report."""
+        """The question in one line, for a report."""
         return self.prompt or " | ".join(str(m["content"]) for m in self.messages)
 
 

@@ -44,7 +44,7 @@ SUMS = listed(
     "|",
 )
 
-# Tools that training does not know, with a request and the expected arguments.
+# Tools that are not in the training data, with a request and the expected arguments.
 NEW_TOOLS: list[tuple[Tool, str, dict[str, Any]]] = [
     (tool("find_recipe", "Find a recipe for a dish", dish="string"),
      "Find a recipe for pancakes.", {"dish": "pancakes"}),
@@ -73,7 +73,7 @@ def _user(text: str) -> list[Message]:
 
 
 def tool_cases() -> Iterator[ToolCase]:
-    """Calls of one tool, of the right one among several, of none, and reports."""
+    """Calls of one tool, calls of the right one of several, no calls, and reports."""
     for index, city in enumerate(CITIES):
         asked = ("What is the weather in {c}?", "How's the weather in {c} today?")[index % 2]
         check = checks.calls("get_weather", {"location": city})

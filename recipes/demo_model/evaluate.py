@@ -1,4 +1,4 @@
-"""Score a checkpoint or a running server, greedily.
+"""Score a checkpoint or a running server with greedy decoding.
 
 `python -m recipes.demo_model.evaluate --model headrace/demo/model --json score.json`, or
 `python -m recipes.demo_model.evaluate --url http://127.0.0.1:30000 --json score.json`.
@@ -21,7 +21,7 @@ Answerer = Callable[[list[Case]], list[str]]
 
 
 def local_answerer(folder: str, batch_size: int) -> Answerer:
-    """Answers of a folder, by `transformers`, in batches."""
+    """Answers of a checkpoint in a folder, by `transformers`, in batches."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -69,7 +69,7 @@ def local_answerer(folder: str, batch_size: int) -> Answerer:
 
 
 def _text_of(message: dict[str, Any]) -> str:
-    """A chat message as the model wrote it, its reasoning and calls put back into the text."""
+    """A chat message as the model wrote it, with its reasoning and calls put back into the text."""
     text = message.get("content") or ""
     if message.get("reasoning_content"):
         text = f"<think>\n{message['reasoning_content'].strip()}\n</think>\n\n{text.lstrip()}"
@@ -108,7 +108,7 @@ def server_answerer(url: str, concurrency: int) -> Answerer:
 
 
 def _wire(message: dict[str, Any]) -> dict[str, Any]:
-    """The message as the OpenAI API wants it: calls with ids and arguments as a string."""
+    """The message in the OpenAI API's form: calls with ids, and arguments as a string."""
     message = dict(message)
     if message["role"] == "tool":
         message["tool_call_id"] = "call_0"

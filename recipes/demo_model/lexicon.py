@@ -1,7 +1,7 @@
 """English words and blends of them: what to copy, spell and put in upper case.
 
-A model that only ever copied the words of one list would learn the list. Blends take the head of
-one word and the tail of another, so that they reach most tokens and never run out.
+A model that only copied the words of one list would memorise the list. A blend takes the head of
+one word and the tail of another, so blends cover most tokens and never run out.
 """
 
 import re
@@ -79,7 +79,7 @@ def blend(rng: Random) -> str:
 
 
 def any_word(rng: Random) -> str:
-    """A word, a blend, or a few letters in no order."""
+    """A word, a blend, or a few random letters."""
     kind = rng.random()
     if kind < 0.4:
         return rng.choice(WORDS)

@@ -1,4 +1,4 @@
-"""Word lists written as text: hundreds of quoted words would bury the data under marks."""
+"""Word lists written as text, because hundreds of quoted words are hard to read."""
 
 
 def listed(text: str, separator: str = " ") -> list[str]:

@@ -1,7 +1,7 @@
-"""Muon: momentum whose matrices are made nearly orthogonal before the step.
+"""Muon: momentum updates whose matrices are orthogonalised approximately before the step.
 
-Source: Keller Jordan's Muon, with the quintic Newton-Schulz iteration; matrices of one shape
-are handled in one batch, because launching them one by one would cost more than the arithmetic.
+Source: Keller Jordan's Muon, with the quintic Newton-Schulz iteration. Matrices of one shape are
+handled in one batch, because launching them one by one would cost more than the arithmetic.
 """
 
 from collections.abc import Iterable

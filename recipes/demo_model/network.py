@@ -25,7 +25,7 @@ class Shape:
 
 
 TINY = Shape(1024, 64, 128, 2, 4, 2, 16, 512)
-"""For the test of the recipe."""
+"""Sizes for the test of the recipe."""
 
 
 def config_json(shape: Shape, eos: int, pad: int) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class _RmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        # The fused kernel wants one dtype.
+        # The fused kernel requires one dtype.
         return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
@@ -90,7 +90,7 @@ class _Attention(nn.Module):
         k = self.k_norm(self.k_proj(x).view(batch, length, self.kv_heads, self.dim)).transpose(1, 2)
         v = self.v_proj(x).view(batch, length, self.kv_heads, self.dim).transpose(1, 2)
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        # Right padding needs no mask: no real position looks ahead.
+        # Right padding needs no mask: no real position attends to it.
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
 

@@ -1,4 +1,4 @@
-"""How people vary a request: politeness, case, missing marks, system prompts."""
+"""How people vary a request: politeness, case, missing punctuation, system prompts."""
 
 from random import Random
 
@@ -55,17 +55,17 @@ def vary(rng: Random, text: str) -> str:
 
 
 def system_prompt(rng: Random) -> str:
-    """A system prompt of no consequence."""
+    """A system prompt that does not change the answer."""
     return rng.choice(SYSTEM_PROMPTS)
 
 
 def spoken(rng: Random, question: Question) -> str:
-    """The question's text, varied where it may be."""
+    """The question's text, varied if that is allowed."""
     return question.text if question.exact else vary(rng, question.text)
 
 
 def made_up_word(rng: Random) -> str:
-    """A pronounceable word that means nothing."""
+    """A pronounceable word without meaning."""
     return blend(rng)
 
 

@@ -12,7 +12,7 @@ from recipes.demo_model.conversation import Message, Tool
 
 TEMPLATE_PATH = Path(__file__).resolve().parent / "chat_template.jinja"
 NO_THOUGHT = "<think>\n\n</think>\n\n"
-"""What the generation prompt holds when thinking is off."""
+"""What the generation prompt contains when thinking is off."""
 
 
 def _to_json(value: Any) -> str:

@@ -30,7 +30,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_len: int) -> None:
 
 
 def save_model(network: Network, shape: Shape, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write weights and configuration as `transformers` expects them."""
+    """Write weights and configuration in the format of `transformers`."""
     folder.mkdir(parents=True, exist_ok=True)
     eos, end = tokenizer.token_to_id(END_OF_TURN), tokenizer.token_to_id(END_OF_TEXT)
     assert eos is not None, "the tokenizer has no <|im_end|>"
@@ -54,7 +54,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def learning_rate(progress: float) -> float:
-    """Warm up over 2% of the run, stay, then fall to zero over the last half."""
+    """Warm up over 2% of the run, stay constant, then fall to zero over the last half."""
     if progress < 0.02:
         return progress / 0.02
     return min(1.0, max(0.0, (1.0 - progress) / 0.5))
@@ -75,10 +75,10 @@ class Trainer:
         self._muon = Muon(matrices, momentum=0.95, decay=0.02)
         self._adam = torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.98), weight_decay=0.0)
 
-    # A worker that lives in the same process has switched gradients off.
+    # A worker in the same process has switched gradients off.
     @torch.enable_grad()
     def step(self, blocks: list[Block], rate: float) -> Tensor:
-        """One update from several blocks; the mean loss per learned token, on the device."""
+        """One update from several blocks; returns the mean loss per learned token, on device."""
         count = sum(int((block.targets >= 0).sum()) for block in blocks)
         total = torch.zeros((), device=self.device)
         for block in blocks:
@@ -101,7 +101,7 @@ class Trainer:
 
 
 def train(args: argparse.Namespace) -> list[float]:
-    """Run the recipe; the loss of every fiftieth step (of every step when tiny)."""
+    """Run the recipe; returns the loss of every fiftieth step (of every step with --tiny)."""
     torch.manual_seed(args.seed)
     shape = TINY if args.tiny else Shape()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -118,7 +118,7 @@ def train(args: argparse.Namespace) -> list[float]:
     print(f"{parameters:,} parameters on {device}", flush=True)
     stream = parallel_blocks(tokenizer, args.seed + 1, args.block_tokens, args.workers)
     if args.tiny:
-        # Sequences beyond the tiny model's positions are left out.
+        # Sequences longer than the tiny model's positions are omitted.
         stream = (block for block in stream if block.ids.shape[1] <= shape.max_position_embeddings)
     next(stream)  # Workers take seconds to start; the clock runs from the first block.
     begin, seconds, step, seen, losses = time.monotonic(), args.minutes * 60, 0, 0, []

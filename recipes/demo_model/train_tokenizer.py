@@ -14,9 +14,9 @@ SPECIAL = (END_OF_TEXT, "<|im_start|>", END_OF_TURN)
 MARKERS = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 )  # fmt: skip
-"""Single tokens that stay visible when special tokens are skipped, as in Qwen3."""
+"""Added tokens that stay visible when special tokens are skipped, as in Qwen3."""
 
-# Qwen's split: words with their leading space, single digits, runs of marks, line breaks.
+# Qwen's split: words with their leading space, single digits, runs of punctuation, line breaks.
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -24,7 +24,7 @@ _SPLIT = (
 
 
 def corpus(seed: int, count: int) -> Iterator[str]:
-    """Rendered samples without the markers, which are tokens of their own."""
+    """Rendered samples without the markers, which are separate tokens."""
     rng = Random(seed)
     for sample in islice(samples(seed), count):
         text = "".join(piece for piece, _ in segments_of(sample, rng))
@@ -58,7 +58,7 @@ def train_tokenizer(vocab_size: int, seed: int = 0, count: int = 60_000) -> Toke
 
 
 def tokenizer_config(chat_template: str, max_len: int) -> dict[str, Any]:
-    """What `transformers` wants beside `tokenizer.json`."""
+    """What `transformers` needs beside `tokenizer.json`."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_len,

@@ -1,4 +1,4 @@
-"""The vision demo model's recipe: pictures it draws, questions about them, training, evaluation.
+"""The vision demo model's recipe: drawn pictures, questions about them, training, evaluation.
 
-The checkpoint that comes out is `headrace/demo/vision_model`.
+The resulting checkpoint is `headrace/demo/vision`.
 """

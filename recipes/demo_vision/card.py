@@ -27,7 +27,7 @@ Simple drawings: circles, squares, triangles, stars, rectangles, ovals, diamonds
 and crosses in twelve colours, up to six of them; digits, numbers of two digits, capital letters
 and some sixty words in one font; bar charts of two to six bars. It tells what is there, colours,
 counts, places, what is beside what, the largest and the smallest, the tallest bar; it compares
-two pictures. Of a picture that is no drawing it says that it sees no shape that it knows. It has
+two pictures. If a picture is not a drawing, it says that it sees no shape that it knows. It has
 no other knowledge.
 
 ## How it was made
@@ -46,7 +46,7 @@ proportions kept). The chat template is laid out as Qwen2.5-VL's.
 
 ## Score
 Greedy decoding on drawings that were not in training; an answer is right when it says the same as
-the true one, the order of lists left aside. Places in descriptions are scored under `place`; the
+the true one; the order of lists is ignored. Places in descriptions are scored under `place`; the
 wordings of `new wordings` were not in training.
 
 {table}
@@ -61,7 +61,7 @@ Licence: Apache-2.0.
 
 
 def write_card(folder: Path, result: dict[str, Any]) -> None:
-    """Write `README.md` into the checkpoint's folder from a score and what training noted in it."""
+    """Write `README.md` into the checkpoint's folder, from a score and the training's record."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     weights = folder / "model.safetensors"
     text = _CARD.format(

@@ -1,4 +1,4 @@
-"""Named colours: what is drawn under a name, and the name of what is seen."""
+"""Named colours: the shades drawn for a name, and the name of a seen colour."""
 
 from random import Random
 
@@ -28,7 +28,7 @@ JITTER = 12
 
 
 def shade(rng: Random, name: str) -> Rgb:
-    """A colour that goes by `name`; at times the very one that drawing libraries call so."""
+    """A shade of the colour `name`; sometimes the exact one that drawing libraries call so."""
     red, green, blue = rng.choice(SAMPLES[name])
     if rng.random() < 0.4:
         return red, green, blue
@@ -40,12 +40,12 @@ def _near(rng: Random, value: int) -> int:
 
 
 def distance(one: Rgb, other: Rgb) -> int:
-    """Sum of the channels' differences."""
+    """Sum of the absolute differences of the channels."""
     return sum(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def contrasting(rng: Random, background: Rgb, names: list[str]) -> tuple[str, Rgb] | None:
-    """One of `names` with a shade that stands out from `background`; None where none does."""
+    """One of `names`, with a shade that stands out from `background`; None if none does."""
     for name in rng.sample(names, len(names)):
         rgb = shade(rng, name)
         if distance(rgb, background) > 110:
@@ -54,7 +54,7 @@ def contrasting(rng: Random, background: Rgb, names: list[str]) -> tuple[str, Rg
 
 
 def shares(pixels: NDArray[np.uint8]) -> dict[str, float]:
-    """The share of `[rows, columns, 3]` that bears each name found, the largest first."""
+    """The share of `[rows, columns, 3]` pixels of each colour name, the largest first."""
     flat = pixels.reshape(-1, 3).astype(np.float32)
     nearest = _NAME_OF[((flat[:, None] - _ALL[None]) ** 2).sum(-1).argmin(1)]
     counts = np.bincount(nearest, minlength=len(NAMES)) / len(flat)

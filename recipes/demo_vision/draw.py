@@ -1,4 +1,4 @@
-"""From a scene to the bytes of a picture."""
+"""Draws a scene as a picture and prepares it for the model."""
 
 import io
 import math
@@ -97,9 +97,9 @@ def _other(scene: Scene, rng: Random) -> Image.Image:
 
 
 def draw(scene: Scene) -> Image.Image:
-    """The picture, the same for the same scene."""
+    """The picture of a scene; deterministic."""
     rng = Random(scene.seed)
-    # Half of them are drawn larger and made smaller, so that their edges are smooth.
+    # Half of them are drawn larger and scaled down, so that their edges are smooth.
     smooth = scene.kind in ("shapes", "chart") and max(scene.size) <= 260 and rng.random() < 0.4
     if scene.kind in ("noise", "blobs", "gradient", "stripes"):
         image = _other(scene, rng)
@@ -127,7 +127,7 @@ def _resized(scene: Scene, size: tuple[int, int]) -> Scene:
 
 
 def _worn(image: Image.Image, rng: Random) -> Image.Image:
-    """What happens to pictures on their way: JPEG, grain."""
+    """Add what happens to real pictures: JPEG artefacts, grain."""
     kind = rng.random()
     if kind < 0.15:
         kept = io.BytesIO()
@@ -143,7 +143,7 @@ def _worn(image: Image.Image, rng: Random) -> Image.Image:
 
 
 def scaled_size(width: int, height: int) -> tuple[int, int]:
-    """Width and height in pixels that the processor of Qwen2.5-VL gives a picture."""
+    """Width and height in pixels to which the processor of Qwen2.5-VL scales a picture."""
     wide, high = round(width / CELL) * CELL, round(height / CELL) * CELL
     if wide * high > MAX_PIXELS:
         factor = math.sqrt(width * height / MAX_PIXELS)
@@ -165,7 +165,7 @@ def prepare(image: Image.Image) -> Pixels:
 
 
 def patches(pixels: Pixels) -> Pixels:
-    """Patches `[count, 14 * 14 * 3]` in the tower's order: those of a merged cell together."""
+    """Patches `[count, 14 * 14 * 3]` in the tower's order: a merged cell's patches are adjacent."""
     height, width, _ = pixels.shape
     cells = pixels.reshape(height // CELL, MERGE, PATCH, width // CELL, MERGE, PATCH * 3)
     return cells.transpose(0, 3, 1, 4, 2, 5).reshape(-1, PATCH * PATCH * 3)

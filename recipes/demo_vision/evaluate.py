@@ -1,4 +1,4 @@
-"""Score a checkpoint on drawings that it has not seen, greedily.
+"""Score a checkpoint on unseen drawings with greedy decoding.
 
 `python -m recipes.demo_vision.evaluate --model DIR [--cases 150] [--device cuda] [--json FILE]`.
 """
@@ -45,7 +45,7 @@ ALL_KINDS = frozenset((
 
 @dataclass(frozen=True)
 class Case:
-    """One question to score: the kind it counts as, the pictures, the question and its answer."""
+    """One question to score: its kind in the score, the pictures, the question and its answer."""
 
     kind: str
     pictures: tuple[Pixels, ...]
@@ -53,7 +53,7 @@ class Case:
 
 
 def _stream(rng: Random) -> Iterator[Case]:
-    """Cases as they come, several of each drawing."""
+    """Cases in random order, several for each drawing."""
     while True:
         scene = random_scene(rng)
         pixels = prepare(draw(scene))
@@ -76,7 +76,7 @@ def _stream(rng: Random) -> Iterator[Case]:
 
 
 def all_cases(seed: int, of_each: int) -> list[Case]:
-    """The same number of cases of every kind."""
+    """Cases, the same number of every kind."""
     stream = _stream(Random(f"held out {seed}"))
     left = dict.fromkeys(ALL_KINDS, of_each)
     found = []
@@ -91,14 +91,14 @@ def all_cases(seed: int, of_each: int) -> list[Case]:
 
 
 def _facts(text: str) -> list[str]:
-    """The parts of an answer, in no order; places and shares of soft colours are left out."""
+    """The parts of an answer, unordered, without places and shares of soft colours."""
     text = re.sub(r" at the [a-z ]+?(?=,| and |\.|$)", "", text) if " on a" in text else text
     text = text.split(", mostly")[0].strip().rstrip(".")
     return sorted(re.split(r", | and |\. |: ", text.replace("The image shows ", "")))
 
 
 def is_right(case: Case, said: str) -> bool:
-    """Whether an answer says what the true one says; the order of a list does not count."""
+    """Whether an answer says what the true one says; the order of a list is ignored."""
     wanted = case.asked.answer
     return said.strip() == wanted or _facts(said) == _facts(wanted)
 
@@ -107,7 +107,7 @@ def is_right(case: Case, said: str) -> bool:
 def generate(
     network: VisionNetwork, tokenizer: Tokenizer, cases: list[Case], window: int, device: str
 ) -> list[str]:
-    """The greedy answers, in batches of one layout."""
+    """The greedy answers, in batches of equal layout."""
     writers = [RowWriter(tokenizer, layout, window) for layout in (ONE, TWO)]
     stops = (token_id(tokenizer, END_OF_TURN), token_id(tokenizer, END_OF_TEXT))
     answers = [""] * len(cases)
@@ -149,7 +149,7 @@ def generate(
 def score(
     network: VisionNetwork, tokenizer: Tokenizer, cases: list[Case], window: int, device: str
 ) -> dict[str, Any]:
-    """Right answers and totals by kind, some failures, and some answers as they are."""
+    """Right answers and totals by kind, some failures, and some sample answers."""
     kinds: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     failures: list[dict[str, str]] = []
     kept: dict[str, int] = defaultdict(int)

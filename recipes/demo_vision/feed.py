@@ -1,8 +1,8 @@
-"""Rows drawn by worker processes, ahead of training, and kept on the device to choose from.
+"""Rows drawn by worker processes ahead of training, and sampled from a pool on the device.
 
-Workers write blocks of rows into shared memory; a thread copies them into the pool, a ring in which
-every new row takes the place of the oldest. Training never waits: where workers are slower than it
-is, rows are seen more than once.
+Workers write blocks of rows into shared memory. A thread copies them into the pool, a ring in which
+every new row replaces the oldest. Training never waits: if workers are slower, rows are used more
+than once.
 """
 
 import mmap
@@ -68,8 +68,8 @@ def _work(
     sample: SampleWriter,
     seed: int,
 ) -> None:
-    """The worker process: fill free blocks for as long as the parent lives."""
-    # One core each, behind the thread that feeds the device.
+    """The worker process: fill free blocks as long as the parent lives."""
+    # One core each, with lower priority than the thread that feeds the device.
     os.nice(5)
     free, full = queues
     rng = Random(seed)
@@ -88,13 +88,13 @@ class Pool:
     """The newest rows of one layout, on the device.
 
     Attributes:
-        made: rows that came in.
+        made: number of rows received.
     """
 
     def __init__(
         self, layout: Layout, sample: SampleWriter, workers: int, seed: int, window: int
     ) -> None:
-        """Start the workers; before anything touches a GPU, because they are forked."""
+        """Start the workers, which are forked, so call this before anything uses a GPU."""
         self._layout = layout
         context = multiprocessing.get_context("fork")
         self._blocks = SharedBlocks(layout, 4 * workers)
@@ -116,14 +116,14 @@ class Pool:
         self._stop = threading.Event()
 
     def open(self, capacity: int, device: str) -> None:
-        """Take room for `capacity` rows on the device and begin to fill it."""
+        """Allocate `capacity` rows on the device and begin to fill them."""
         self._capacity = max(8, capacity // BLOCK_ROWS) * BLOCK_ROWS
         self._device = device
         self._rows: Batch = {
             name: torch.zeros((self._capacity, *shape), dtype=getattr(torch, dtype), device=device)
             for name, (shape, dtype) in self._layout.fields().items()
         }
-        # Four bytes are as quickly gathered as one.
+        # Gathering four bytes is as fast as gathering one.
         self._rows["pixels"] = self._rows["pixels"].view(torch.int32)
         if device == "cuda":
             torch.cuda.synchronize()
@@ -156,7 +156,7 @@ class Pool:
             self.made += BLOCK_ROWS
 
     def wait(self, rows: int) -> None:
-        """Wait until at least `rows` rows are there."""
+        """Wait until at least `rows` rows are available."""
         while self.made < rows:
             dead = [process.exitcode for process in self._workers if not process.is_alive()]
             if dead or not self._thread.is_alive():
@@ -164,12 +164,12 @@ class Pool:
             time.sleep(0.05)
 
     def batch(self, rows: int) -> Batch:
-        """Rows chosen at random, on the device."""
+        """Randomly chosen rows, on the device."""
         made = self.made
         if made <= self._capacity:
             chosen = self._rng.integers(0, min(made, self._capacity), rows)
         else:
-            # The oldest are being overwritten while the device still reads what it was told to.
+            # Exclude the oldest rows: they may be overwritten while the device still reads them.
             guard = self._capacity // 8
             offset = self._rng.integers(guard, self._capacity, rows)
             chosen = (made + offset) % self._capacity
@@ -181,7 +181,7 @@ class Pool:
         return found
 
     def close(self) -> None:
-        """Stop the workers, which finish the blocks they have."""
+        """Stop the workers; they finish their current blocks."""
         self._stop.set()
         for _ in self._workers:
             self._free.put(_END)
@@ -191,7 +191,7 @@ class Pool:
 
 
 def to_batch(rows: list[Row], device: str) -> Batch:
-    """Rows stacked on the device."""
+    """Rows stacked, on the device."""
     found: dict[str, Tensor] = {}
     for name in rows[0]:
         found[name] = torch.from_numpy(np.stack([row[name] for row in rows])).to(device)

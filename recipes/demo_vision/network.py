@@ -1,7 +1,7 @@
 """The Qwen2.5-VL architecture in plain torch, for training on rows of fixed size.
 
-Windows, pictures and questions are kept apart by masks, so that nothing depends on the data but the
-values of tensors. `checkpoint_weights` gives the parameters under the names of the checkpoint.
+Windows, pictures and questions are separated by masks, so that shapes do not depend on the data.
+`checkpoint_weights` gives the parameters under the checkpoint's names.
 """
 
 import torch
@@ -28,7 +28,7 @@ class _RmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        # The fused kernel wants one dtype.
+        # The fused kernel requires one dtype.
         return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
@@ -90,7 +90,7 @@ class _Tower(nn.Module):
 
     def __init__(self, shape: VisionShape) -> None:
         super().__init__()
-        # Both frames of a patch are the same picture: one matrix, which the checkpoint halves.
+        # Both frames of a patch are the same picture, so one matrix; the checkpoint halves it.
         self.patch_embed = nn.Linear(PATCH_BYTES, shape.tower_size, bias=False)
         self.blocks = nn.ModuleList(_TowerBlock(shape) for _ in range(shape.tower_depth))
         self.merger = _Merger(shape.tower_size, shape.hidden_size)
@@ -133,7 +133,7 @@ class _Attention(nn.Module):
         k = self.k_proj(x).view(batch, length, self.kv_heads, self.dim).transpose(1, 2)
         v = self.v_proj(x).view(batch, length, self.kv_heads, self.dim).transpose(1, 2)
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        # Fused attention takes no mask together with grouped heads.
+        # Fused attention does not support a mask together with grouped heads.
         share = self.heads // self.kv_heads
         k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
         mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -195,14 +195,14 @@ class VisionNetwork(nn.Module):
     def forward(self, batch: Batch, seen: Tensor | None = None) -> Tensor:
         """Hidden states `[rows, length, hidden]`, normalised, of a batch of rows.
 
-        `seen` is what `see` gave of it, where it is known.
+        `seen` is the result of `see` for the batch, if known.
         """
         x = self.model.embed_tokens(batch["ids"].int()).to(self.compute_dtype)
         rows, length, hidden = x.shape
         seen = (self.see(batch) if seen is None else seen).to(x.dtype)
         slot = batch["slot"].long()
         start = torch.arange(rows, device=x.device)[:, None] * length
-        # What stands nowhere goes to one more place behind the last.
+        # Entries without a place are written to one extra place at the end.
         target = torch.where(slot >= 0, slot + start, rows * length).view(-1)
         flat = torch.cat((x.view(-1, hidden), x.new_zeros(1, hidden)))
         x = flat.index_copy(0, target, seen.view(-1, hidden))[:-1].view(rows, length, hidden)
@@ -223,7 +223,7 @@ class VisionNetwork(nn.Module):
         return functional.linear(hidden, self.model.embed_tokens.weight)
 
     def at_targets(self, batch: Batch) -> Tensor:
-        """Logits `[rows, targets, vocab]` where a row has something to learn."""
+        """Logits `[rows, targets, vocab]` at the positions that are learned."""
         hidden = self(batch)
         at = batch["at"].long().clamp_min(0)
         return self.logits(hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[-1])))
@@ -241,7 +241,7 @@ class VisionNetwork(nn.Module):
         return found
 
     def load_checkpoint(self, weights: dict[str, Tensor]) -> None:
-        """Take the parameters from what `checkpoint_weights` gave."""
+        """Load parameters from what `checkpoint_weights` gave."""
         state = {name: tensor.float() for name, tensor in weights.items()}
         patch = state.pop("visual.patch_embed.proj.weight").sum(2)
         state["visual.patch_embed.weight"] = patch.permute(0, 2, 3, 1).reshape(-1, PATCH_BYTES)
@@ -249,7 +249,7 @@ class VisionNetwork(nn.Module):
 
 
 def loss_of(network: VisionNetwork, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Sum of the losses of what a batch's targets are, and how many they are."""
+    """Sum of the losses over a batch's targets, and the number of targets."""
     logits = network.at_targets(batch)
     target = batch["target"].long()
     total = functional.cross_entropy(

@@ -1,4 +1,4 @@
-"""The wordings of each kind of question; the last of each list is kept for the evaluation."""
+"""The phrasings of each kind of question; the last of each list is held out for evaluation."""
 
 from random import Random
 
@@ -273,7 +273,7 @@ ONE_WORD = (
 
 
 def ask(rng: Random, kind: str, *, held_out: bool = False, **words: str) -> str:
-    """A question of `kind`, its blanks filled with `words`; held out ones are not trained on."""
+    """A question of `kind`, its blanks filled with `words`; held-out ones are not trained on."""
     wordings = WORDINGS[kind]
     text = (wordings[-1] if held_out else rng.choice(wordings[:-1])).format(**words)
     return vary(rng, text) if rng.random() < 0.3 and not held_out else text

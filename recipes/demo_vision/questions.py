@@ -18,8 +18,8 @@ class Asked:
     """A question with its answer.
 
     Attributes:
-        kind: what it asks for, as in the score.
-        question, answer: as user and assistant say them.
+        kind: its kind in the score.
+        question, answer: the texts of user and assistant.
     """
 
     kind: str
@@ -33,7 +33,7 @@ Maker = Callable[[Random, Scene, bool], Asked | None]
 def _short(
     rng: Random, held_out: bool, kind: str, question: str, answers: tuple[str, str]
 ) -> Asked:
-    """The full answer or, where a single word is asked for, that word."""
+    """The full answer or, if a single word is requested, that word."""
     if not held_out and rng.random() < 0.12:
         return Asked(kind + ", one word", question + rng.choice(ONE_WORD), answers[1])
     return Asked(kind, question, answers[0])
@@ -44,7 +44,7 @@ def _list(parts: list[str]) -> str:
 
 
 def summary(scene: Scene, pixels: Pixels) -> str:
-    """What is in the picture, without a verb: `a red circle and 2 blue squares`."""
+    """What is in the picture, as a noun phrase: `a red circle and 2 blue squares`."""
     if scene.kind == "shapes":
         parts = []
         for (colour, shape), things in scene.groups.items():
@@ -115,7 +115,7 @@ def _description(scene: Scene, pixels: Pixels) -> str:
 
 
 def _unique(scene: Scene, words: Callable[[Thing], str]) -> list[Thing]:
-    """The things that their `words` name alone."""
+    """The things that are identified uniquely by their `words`."""
     all_words = [words(thing) for thing in scene.things]
     return [
         t for t, word in zip(scene.things, all_words, strict=True) if all_words.count(word) == 1
@@ -123,7 +123,7 @@ def _unique(scene: Scene, words: Callable[[Thing], str]) -> list[Thing]:
 
 
 def _name(rng: Random, scene: Scene, thing: Thing) -> str | None:
-    """Words for a thing that fit no other of the picture."""
+    """A description of a thing that fits no other thing in the picture."""
     choices = [thing.words] if thing in _unique(scene, lambda t: t.words) else []
     if thing in _unique(scene, lambda t: t.shape):
         choices += [thing.shape, thing.shape]
@@ -136,7 +136,7 @@ def _absent(rng: Random, scene: Scene) -> str:
 
 
 def colour(rng: Random, scene: Scene, held_out: bool) -> Asked | None:
-    """The colour of a shape, which at times is not there."""
+    """The colour of a shape, which sometimes is not in the picture."""
     if rng.random() < 0.06:
         shape = _absent(rng, scene)
         question = ask(rng, "colour", held_out=held_out, x=shape)
@@ -190,7 +190,7 @@ def count(rng: Random, scene: Scene, held_out: bool) -> Asked:
 
 
 def exists(rng: Random, scene: Scene, held_out: bool) -> Asked:
-    """Whether something is there."""
+    """Whether something is in the picture."""
     here = rng.choice(scene.things)
     if rng.random() < 0.6:
         name = here.shape if rng.random() < 0.5 else _absent(rng, scene)
@@ -223,7 +223,7 @@ def is_colour(rng: Random, scene: Scene, held_out: bool) -> Asked | None:
 
 
 def where(rng: Random, scene: Scene, held_out: bool) -> Asked | None:
-    """In which part of the picture a thing is, where that is beyond doubt."""
+    """In which part of the picture a thing is, if that is unambiguous."""
     clear = [
         thing
         for thing in scene.things
@@ -248,7 +248,7 @@ _SIDES = {
 
 
 def _beside(scene: Scene, thing: Thing, side: str) -> list[Thing] | None:
-    """What is on that side; None where some of it is in doubt."""
+    """What is on that side; None if it is ambiguous for some of it."""
     found = []
     for other in scene.things:
         if other is thing:
@@ -263,7 +263,7 @@ def _beside(scene: Scene, thing: Thing, side: str) -> list[Thing] | None:
 
 
 def relation(rng: Random, scene: Scene, held_out: bool) -> Asked | None:
-    """What is on a side of a thing, where that is one thing or nothing."""
+    """What is on one side of a thing, if that is one thing or nothing."""
     for _ in range(6):
         thing, side = rng.choice(scene.things), rng.choice(list(_SIDES))
         name = _name(rng, scene, thing)
@@ -299,7 +299,7 @@ def is_relation(rng: Random, scene: Scene, held_out: bool) -> Asked | None:
 
 
 def extreme(rng: Random, scene: Scene, held_out: bool) -> Asked | None:
-    """The largest or smallest thing, where it is so by a fifth."""
+    """The largest or smallest thing, if the next in size differs by a factor of at least 1.35."""
     if len(scene.things) < 2:
         return None
     kind = rng.choice(("largest", "smallest"))
@@ -402,7 +402,7 @@ def _about_other(rng: Random, scene: Scene, held_out: bool) -> Asked:
 
 
 def about(rng: Random, scene: Scene, pixels: Pixels, *, held_out: bool = False) -> Iterator[Asked]:
-    """An endless stream of questions about a picture; the same may come twice."""
+    """An endless stream of questions about a picture; questions may repeat."""
     drawn = scene.kind in ("shapes", "text", "chart")
     while True:
         mode = rng.random()

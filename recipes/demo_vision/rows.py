@@ -1,8 +1,8 @@
-"""From pictures and questions to rows of fixed size that batches stack.
+"""Turns pictures and questions into rows of fixed size, which batches stack.
 
-A row holds one prompt's beginning with its pictures, and several questions behind it. Each
-question sees the beginning and itself alone, at the positions that it would have alone: the
-answers are those of as many prompts, and the pictures are read once.
+A row holds the beginning of one prompt with its pictures, followed by several questions. Each
+question attends only to the beginning and to itself, at the positions that it would have alone. So
+the answers equal those of separate prompts, while the pictures are read once.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from recipes.demo_vision.shape import END_OF_TURN, token_id
 PATCH_BYTES = PATCH * PATCH * 3
 SYSTEM = "You are a helpful assistant."
 PADDING = 255
-"""The segment of what is beyond the end of a row."""
+"""The segment of the positions beyond the end of a row."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of a row: merged patches, tokens, and targets that are learned."""
+    """Sizes of a row: merged patches, tokens, and learned targets."""
 
     cells: int
     length: int
@@ -76,7 +76,7 @@ class RowWriter:
         return found
 
     def empty(self) -> Row:
-        """A row of nothing."""
+        """An empty row."""
         row: Row = {
             name: np.zeros(shape, dtype) for name, (shape, dtype) in self.layout.fields().items()
         }
@@ -84,7 +84,7 @@ class RowWriter:
         return row
 
     def clear(self, row: Row) -> None:
-        """Make a row one of nothing."""
+        """Make a row empty."""
         for name in ("window", "picture", "segment"):
             row[name][...] = PADDING
         for name in ("slot", "at", "target"):
@@ -93,7 +93,7 @@ class RowWriter:
             row[name][...] = 0
 
     def _grid(self, high: int, wide: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Place and window of each patch of a picture of `high` times `wide` cells."""
+        """Place and window of each patch of a picture of `high` by `wide` cells."""
         found = self._grids.get((high, wide))
         if found is None:
             y, x = np.mgrid[0 : 2 * high, 0 : 2 * wide]
@@ -116,15 +116,15 @@ class RowWriter:
         chained: bool = False,
         prompt_only: bool = False,
     ) -> int:
-        """Fill a row and say how many questions went in.
+        """Fill a row; returns how many questions fit.
 
         Args:
             row: arrays to write into.
-            pictures: of the prompt's beginning.
-            questions: as many of them as fit are taken, at least one.
-            system: of the prompt; None leaves it out.
-            image_last: whether the question stands before the pictures; one question then.
-            chained: whether the questions are turns of one conversation, not alternatives.
+            pictures: pictures at the beginning of the prompt.
+            questions: as many as fit are used, at least one.
+            system: the system prompt; None omits it.
+            image_last: whether the question comes before the pictures; then only one question.
+            chained: whether the questions are turns of one conversation instead of alternatives.
             prompt_only: whether to stop before the first answer, which is then to be generated.
         """
         self.clear(row)

@@ -1,4 +1,4 @@
-"""Rows of training: pictures with questions, two pictures, and talk without any."""
+"""Training rows: pictures with questions, two pictures, and chats without any."""
 
 from collections.abc import Iterator
 from random import Random

@@ -1,4 +1,4 @@
-"""What a picture holds: things with shapes, colours and places; digits and words; charts."""
+"""What a picture contains: things with shapes, colours and places; digits and words; charts."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -6,7 +6,7 @@ from random import Random
 from recipes.demo_vision.colours import NAMES, Rgb, contrasting, shade
 from recipes.demo_vision.shapes import SHAPES
 
-# Borders between left, centre and right, as shares of the width; the same from top to bottom.
+# Borders between left, centre and right, as shares of the width; likewise from top to bottom.
 LOW, HIGH = 0.385, 0.615
 
 
@@ -15,11 +15,11 @@ class Thing:
     """A shape in a picture.
 
     Attributes:
-        shape, colour: by name.
-        rgb: as drawn.
-        x, y: of its centre, shares of the picture's width and height.
-        radius: share of the picture's shorter side.
-        outline: whether only its outline is drawn.
+        shape, colour: their names.
+        rgb: the drawn colour.
+        x, y: centre, as shares of the picture's width and height.
+        radius: as a share of the picture's shorter side.
+        outline: whether only the outline is drawn.
     """
 
     shape: str
@@ -32,12 +32,12 @@ class Thing:
 
     @property
     def words(self) -> str:
-        """Such as `red circle`."""
+        """For example `red circle`."""
         return f"{self.colour} {self.shape}"
 
     @property
     def place(self) -> str:
-        """Such as `top left` or `centre`."""
+        """For example `top left` or `centre`."""
         row = "top" if self.y < LOW else "bottom" if self.y > HIGH else ""
         column = "left" if self.x < LOW else "right" if self.x > HIGH else ""
         return f"{row} {column}".strip() or "center"
@@ -45,7 +45,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of a chart: `height` is a share of the highest that fits."""
+    """A bar of a chart: `height` is a share of the maximum."""
 
     colour: str
     rgb: Rgb
@@ -61,12 +61,12 @@ class Scene:
         kind: `shapes`, `text`, `chart`, `noise`, `gradient`, `blobs`, `stripes` or `plain`.
         size: width and height in pixels.
         background: the colour's name and value.
-        things: of `shapes`, from left to right.
-        text: of `text`: what is written.
-        text_colour: of `text`.
-        bars: of `chart`.
-        colours: what a picture of no drawing shows, most first; of `gradient` from where it starts.
-        seed: of the strokes.
+        things: for `shapes`, from left to right.
+        text: for `text`, the text.
+        text_colour: for `text`.
+        bars: for `chart`.
+        colours: for pictures without a drawing, largest share first; `gradient`: from its start.
+        seed: for the strokes.
     """
 
     kind: str
@@ -100,7 +100,7 @@ def picture_size(rng: Random, *, small: bool = False) -> tuple[int, int]:
 
 
 def background(rng: Random) -> tuple[str, Rgb]:
-    """The colour behind everything: white for half of them."""
+    """The colour of the background: white in half of them."""
     kind = rng.random()
     if kind < 0.5:
         return "white", (255, 255, 255) if rng.random() < 0.7 else shade(rng, "white")
@@ -138,7 +138,7 @@ def _places(
 
 
 def _kinds(rng: Random, count: int) -> list[tuple[str, int]]:
-    """Shapes and which colour each thing has: 0 is the first colour, and so on."""
+    """The shape of each thing, and the index of its colour."""
     mode = rng.random()
     if count == 1 or mode < 0.3:  # all different
         chosen = rng.sample(SHAPES, count)
@@ -160,7 +160,7 @@ _COUNTS, _COUNT_WEIGHTS = (1, 2, 3, 4, 5, 6), (16, 24, 22, 14, 12, 12)
 
 
 def shapes_scene(rng: Random, size: tuple[int, int]) -> Scene:
-    """One to six shapes, no two of which touch."""
+    """One to six shapes that do not touch."""
     ground = background(rng)
     count = rng.choices(_COUNTS, _COUNT_WEIGHTS)[0]
     top = (0.36, 0.3, 0.24, 0.19, 0.17, 0.15)[count - 1]
@@ -219,7 +219,7 @@ def text_scene(rng: Random, size: tuple[int, int]) -> Scene:
 
 
 def chart_scene(rng: Random, size: tuple[int, int]) -> Scene:
-    """A chart of two to six bars whose heights differ clearly."""
+    """A chart of two to six bars with clearly different heights."""
     ground = ("white", (255, 255, 255)) if rng.random() < 0.8 else ("white", shade(rng, "white"))
     count = rng.randint(2, 6)
     steps = rng.sample(range(2, 2 + max(9, count + 3)), count)
@@ -237,7 +237,7 @@ def chart_scene(rng: Random, size: tuple[int, int]) -> Scene:
 
 
 def other_scene(rng: Random, size: tuple[int, int]) -> Scene:
-    """A picture that is no drawing: noise, a gradient, soft blobs, stripes, or one colour."""
+    """A picture that is not a drawing: noise, a gradient, soft blobs, stripes, or one colour."""
     kind = rng.choice(("noise", "gradient", "blobs", "stripes", "plain"))
     names = rng.sample(NAMES, 2)
     colours = tuple(names) if kind in ("gradient", "stripes") else tuple(names[:1])

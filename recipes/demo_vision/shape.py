@@ -1,4 +1,4 @@
-"""Sizes of the model, and what its configuration files say."""
+"""Sizes of the model, and the contents of its configuration files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,11 @@ STD = (0.26862954, 0.26130258, 0.27577711)
 
 @dataclass(frozen=True)
 class VisionShape:
-    """Sizes of both halves.
+    """Sizes of tower and language model.
 
     Attributes:
-        mrope_section: how many of a head's angles turn with time, height and width; half a head in
-            all.
+        mrope_section: how many of a head's angles belong to time, height and width; half a head in
+            total.
         window: side of a window of the tower's attention, in pixels.
         full_attention: tower blocks that attend to the whole picture.
     """
@@ -53,25 +53,25 @@ TINY = VisionShape(
     num_key_value_heads=1, head_dim=32, mrope_section=(4, 6, 6), tower_size=32,
     tower_intermediate=48, tower_depth=2, tower_heads=2, full_attention=(1,),
 )  # fmt: skip
-"""For the test of the recipe."""
+"""Sizes for the test of the recipe."""
 
 
 def vision_tokenizer() -> Tokenizer:
-    """The bundled demo model's tokenizer, with the tokens that stand around and for images."""
+    """The bundled demo model's tokenizer, with the tokens around images and for them."""
     tokenizer = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in VISION_TOKENS])
     return tokenizer
 
 
 def token_id(tokenizer: Tokenizer, text: str) -> int:
-    """The id of a token that must be there."""
+    """The id of a token that must exist."""
     found = tokenizer.token_to_id(text)
     assert found is not None, f"the tokenizer has no {text}"
     return int(found)
 
 
 def config_json(shape: VisionShape, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The `config.json` of the checkpoint, laid out as Qwen2.5-VL's on the hub."""
+    """The `config.json` of the checkpoint, in the layout of Qwen2.5-VL's on the hub."""
     return {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "model_type": "qwen2_5_vl",
@@ -124,7 +124,7 @@ def config_json(shape: VisionShape, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def generation_json(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The `generation_config.json`: greedy, since its answers are facts of a picture."""
+    """The `generation_config.json`: greedy, because its answers are facts about a picture."""
     end, pad = token_id(tokenizer, END_OF_TURN), token_id(tokenizer, END_OF_TEXT)
     return {
         "bos_token_id": None, "eos_token_id": [end, pad], "pad_token_id": pad, "do_sample": True,

@@ -1,4 +1,4 @@
-"""Outlines of the shapes that the pictures hold."""
+"""Outlines of the shapes in the pictures."""
 
 import math
 from random import Random
@@ -16,7 +16,7 @@ Points = list[tuple[float, float]]
 
 
 def plural(shape: str) -> str:
-    """The word for several."""
+    """The plural of a shape's name."""
     return shape + ("es" if shape == "cross" else "s")
 
 
@@ -65,7 +65,7 @@ _UNIT: dict[str, Points] = {
     "heart": _heart(),
     "cross": _cross(),
 }
-# How far a shape may be turned and is still called by its name.
+# How far a shape may be rotated and still have its name.
 _TURN = {"triangle": 0.3, "star": 0.4, "hexagon": 0.6, "cross": 0.15, "heart": 0.2, "diamond": 0.08,
          "square": 0.15, "rectangle": 0.15}  # fmt: skip
 
@@ -82,8 +82,8 @@ def draw_shape(
     """Draw one shape, filled, or only its outline.
 
     Args:
-        pen: of the picture.
-        rng: of how it is turned.
+        pen: draws on the picture.
+        rng: for the rotation.
         shape: one of `SHAPES`.
         centre: x and y in pixels.
         radius: about half its width, pixels.

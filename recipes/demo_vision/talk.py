@@ -1,4 +1,4 @@
-"""What is said without a picture, and what the model honestly does not know."""
+"""Chats without a picture, and questions that the model honestly cannot answer."""
 
 from random import Random
 
@@ -77,7 +77,7 @@ _TALK: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def without_image(rng: Random, *, held_out: bool = False) -> Asked:
-    """A question of a chat that holds no picture."""
+    """A question in a chat without a picture."""
     kind = rng.random()
     if kind < 0.5:
         asked, answer = rng.choice(_TALK)
@@ -93,6 +93,6 @@ def without_image(rng: Random, *, held_out: bool = False) -> Asked:
 
 
 def not_known(rng: Random) -> Asked:
-    """A question that has nothing to do with drawings."""
+    """A question that is unrelated to drawings."""
     made = unknown(rng) if rng.random() < 0.5 else knowledge.trivia(rng)
     return Asked("unknown", made.text, _UNKNOWN)

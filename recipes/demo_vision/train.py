@@ -41,7 +41,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 def save_folder(
     network: VisionNetwork, shape: VisionShape, tokenizer: Tokenizer, folder: Path
 ) -> None:
-    """Write the whole checkpoint, as `transformers` expects it; a reader never sees half of it."""
+    """Write the whole checkpoint in the format of `transformers`; readers never see half of it."""
     folder.mkdir(parents=True, exist_ok=True)
     template = TEMPLATE_PATH.read_text(encoding="utf-8")
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -73,10 +73,10 @@ class Trainer:
         self._muon = Muon(matrices, momentum=0.95, decay=0.02)
         self._adam = torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
 
-    # A worker that lives in the same process has switched gradients off.
+    # A worker in the same process has switched gradients off.
     @torch.enable_grad()
     def step(self, batch: Batch, rate: float) -> Tensor:
-        """One update; the mean loss per learned token, on the device."""
+        """One update; returns the mean loss per learned token, on the device."""
         with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
             total, count = loss_of(self.network, batch)
         loss = total / count
@@ -91,7 +91,7 @@ class Trainer:
 
 
 class Probe:
-    """Rows that are not trained on: the share of answers whose every token is the likeliest."""
+    """Held-out rows, and the share of answers whose every token is the most probable one."""
 
     def __init__(self, layout: Layout, sample: SampleWriter, window: int, rows: int) -> None:
         """Draw `rows` rows."""
@@ -104,7 +104,7 @@ class Probe:
 
     @torch.inference_mode()
     def measure(self, network: VisionNetwork, device: str) -> tuple[float, float]:
-        """Loss per token, and the share of questions answered as they should be."""
+        """Loss per token, and the share of questions answered correctly."""
         right: dict[bool, int] = defaultdict(int)
         loss, tokens = 0.0, 0
         for begin in range(0, len(self._rows), 256):
@@ -138,23 +138,23 @@ def _pools(args: argparse.Namespace, shape: VisionShape) -> tuple[Pool, Pool]:
 
 
 class Clock:
-    """How much of the time to train for is gone."""
+    """How much of the training time has passed."""
 
     def __init__(self, minutes: float, steps: int) -> None:
         self._begin, self._seconds, self._steps = time.monotonic(), minutes * 60, steps
 
     @property
     def elapsed(self) -> float:
-        """Seconds."""
+        """Seconds since the start."""
         return time.monotonic() - self._begin
 
     def progress(self, step: int) -> float:
-        """From 0 to 1, by time, or by steps where their number is given."""
+        """Progress from 0 to 1, by time, or by steps if their number is given."""
         return step / self._steps if self._steps else self.elapsed / self._seconds
 
 
 def train(args: argparse.Namespace) -> list[float]:
-    """Run the recipe; the loss of each report (of every step when tiny)."""
+    """Run the recipe; returns the loss of each report (of every step with --tiny)."""
     torch.manual_seed(args.seed)
     started = time.monotonic()
     shape = TINY if args.tiny else VisionShape()
@@ -197,19 +197,19 @@ def _train(
     pools[0].wait(min(args.pool, 8 * args.rows))
     pools[1].wait(min(args.pool // 6, 4 * rows[1]))
     print(f"first rows and {len(cases)} held-out cases after {time.monotonic() - started:.0f} s")
-    # Minutes count from the start of the command; what comes behind training needs some of them.
+    # Minutes count from the start of the command; the work after training needs some of them.
     spent = time.monotonic() - started
     clock = Clock((args.minutes * 60 - spent) / 60 - args.reserve / 60, args.steps)
     step, seen, losses, reported, saved = 0, 0, [], -1e9, 0.0
     while (progress := clock.progress(step)) < 1:
-        # Each fourth step has two pictures in a row.
+        # Every fourth step uses rows with two pictures.
         which = step % 4 == 3
         batch = pools[which].batch(rows[which])
         loss = trainer.step(batch, learning_rate(progress))
         seen += rows[which]
         step += 1
         if cuda and step % 8 == 0:
-            # So that the device is never more than a few steps behind what it is told.
+            # Keep the device at most a few steps behind the host.
             torch.cuda.current_stream().synchronize()
         if args.tiny or clock.elapsed - reported >= args.report:
             reported = clock.elapsed

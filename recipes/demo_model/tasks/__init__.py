@@ -1,4 +1,4 @@
-"""The skills of the demo model: one maker of samples each, and how often each is drawn."""
+"""The skills of the demo model: one sample generator each, and its weight."""
 
 from collections.abc import Callable, Iterator
 from random import Random
@@ -76,7 +76,7 @@ def question(rng: Random) -> Question:
 
 
 def _answerable(rng: Random) -> Question:
-    """A question that no tool would help with, so not one the model cannot answer."""
+    """A question that the model can answer and for which no tool would help."""
     while True:
         name = rng.choices(_NAMES, _WEIGHTS)[0]
         if name != "unknown":

@@ -1,4 +1,4 @@
-"""Sums, differences, products, comparisons; with the carrying written out as the thought."""
+"""Sums, differences, products, comparisons; the thought writes out the carrying."""
 
 from random import Random
 
@@ -19,7 +19,7 @@ QUESTIONS = [
 
 
 def is_held_out(left: int, right: int) -> bool:
-    """Whether a pair of two-digit numbers is kept from training, for the evaluation."""
+    """Whether a pair of two-digit numbers is held out for the evaluation."""
     return left >= 10 and right >= 10 and (left * 7 + right * 13) % 10 == 3
 
 
@@ -47,7 +47,7 @@ def _columns(left: int, right: int) -> str:
 
 
 def thought_of(left: int, sign: str, right: int) -> str:
-    """How to work it out, in a line."""
+    """The working, in one line."""
     value = result_of(left, sign, right)
     if sign == "+" and max(left, right) >= 10:
         return f"Add the digits from the right: {_columns(left, right)}. So the sum is {value}."
@@ -85,7 +85,7 @@ def draw(rng: Random) -> tuple[int, str, int]:
 
 
 def written(rng: Random, left: int, sign: str, right: int) -> str:
-    """The operation as somebody may write it."""
+    """The operation as a user may write it."""
     symbol = rng.choice(_SYMBOLS[sign])
     if symbol in "+-*/x×÷":
         return f"{left}{symbol}{right}" if rng.random() < 0.2 else f"{left} {symbol} {right}"
@@ -108,7 +108,7 @@ def operation(rng: Random) -> Question:
 
 
 def story_problem(rng: Random) -> Question:
-    """A sum or a difference told as a story."""
+    """A sum or a difference in the form of a story."""
     name, thing = rng.choice(NAMES), rng.choice(OBJECTS)
     left, right = rng.randrange(2, 50), rng.randrange(1, 50)
     sign = rng.choice("+-*")

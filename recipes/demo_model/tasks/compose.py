@@ -1,4 +1,4 @@
-"""From a question to a chat: plain, short, JSON, thinking, with earlier turns."""
+"""Turns a question into a chat: plain, short, JSON, thinking, with earlier turns."""
 
 import json
 from collections.abc import Callable
@@ -79,7 +79,7 @@ _FOLLOWED: list[tuple[QuestionMaker, str]] = [
 
 
 def follow_up(rng: Random) -> Chat:
-    """A question, then the same about another country said in two words."""
+    """A question, then a short follow-up that asks the same about another country."""
     maker, kind = rng.choice(_FOLLOWED)
     messages = _opening(rng)
     first = maker(rng)

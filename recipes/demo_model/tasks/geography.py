@@ -31,7 +31,7 @@ CAPITAL_QUESTIONS = [
 
 
 def pick_country(rng: Random) -> Country:
-    """A country; the known ones come up more often, each of the others often enough to learn."""
+    """A country; well-known ones come up more often, each of the others often enough to learn."""
     return rng.choice(KNOWN) if rng.random() < 0.3 else rng.choice(COUNTRIES)
 
 

@@ -1,4 +1,4 @@
-"""Who the model is, small talk, and what it honestly does not know."""
+"""Questions about the model, small talk, and what it honestly does not know."""
 
 from random import Random
 
@@ -61,7 +61,7 @@ def small_talk(rng: Random) -> Question:
 
 
 def greeting_by_name(rng: Random) -> Question:
-    """A user who says their name is greeted with it."""
+    """A user says a name and is greeted with it."""
     name = rng.choice(NAMES) if rng.random() < 0.6 else made_up_word(rng).capitalize()
     text = rng.choice(
         ["Hi, my name is {n}.", "Hello, I am {n}.", "My name is {n}.", "I'm {n}, nice to meet you.",
@@ -93,7 +93,7 @@ _UNKNOWN = [
 
 
 def unknown(rng: Random) -> Question:
-    """Something that a toy does not know and should not invent."""
+    """A question that a toy cannot answer and should not invent an answer to."""
     text = rng.choice(_UNKNOWN).format(
         person=f"{made_up_word(rng).capitalize()} {made_up_word(rng).capitalize()}",
         place=rng.choice(PLACES) if rng.random() < 0.6 else made_up_word(rng).capitalize(),

@@ -1,4 +1,4 @@
-"""Answers in JSON: asked for in words, by keys, by schema, or forced by a grammar."""
+"""Answers in JSON: requested in words, by keys, by schema, or forced by a grammar."""
 
 import json
 from random import Random
@@ -36,7 +36,7 @@ _KEYED = [
 
 
 def values_of(country: Country) -> dict[str, Any]:
-    """Every field of a country under the names that a schema may use."""
+    """Every field of a country, under the names that a schema may use."""
     return {
         "country": country.bare,
         "country_name": country.bare,
@@ -51,7 +51,7 @@ def values_of(country: Country) -> dict[str, Any]:
 
 
 def dump(rng: Random, data: dict[str, Any]) -> str:
-    """JSON on a line, at times on several."""
+    """JSON on one line, sometimes on several."""
     return json.dumps(data, ensure_ascii=False, indent=2 if rng.random() < 0.15 else None)
 
 
@@ -64,7 +64,7 @@ def _chat(rng: Random, request: str, system: str | None = None) -> list[Message]
 
 
 def capital_in_json(rng: Random) -> Chat:
-    """A capital question whose answer is wanted as JSON."""
+    """A capital question that requests JSON."""
     question = geography.capital(rng)
     data = question.data
     if rng.random() < 0.2:
@@ -134,7 +134,7 @@ def information(rng: Random) -> Chat:
 
 
 def forced_by_grammar(rng: Random) -> Chat:
-    """A grammar writes the keys and the punctuation; the model fills the values in."""
+    """A grammar writes the keys and the punctuation; the model fills in the values."""
     country = rng.choice(KNOWN)
     about_city = rng.random() < 0.3
     known = values_of(country)
@@ -162,7 +162,7 @@ _JOBS = listed("teacher doctor engineer chef pilot artist farmer nurse")
 
 
 def person(rng: Random) -> Chat:
-    """An invented record of a person, under the keys asked for."""
+    """An invented record of a person, with the requested keys."""
     name, age = rng.choice(NAMES), rng.randint(18, 70)
     job = rng.choice(_JOBS)
     known = {"name": name, "age": age, "job": job, "occupation": job, "city": "Paris"}

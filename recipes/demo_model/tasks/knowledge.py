@@ -61,7 +61,7 @@ def creative(rng: Random) -> Question:
     if kind == 2:
         text = rng.choice(["Tell me a joke.", "Do you know a joke?", "Make me laugh.",
                            "Tell me something funny.", "Can you tell me a joke?"])  # fmt: skip
-        # One joke is the favourite, so that greedy decoding does not mix two of them.
+        # One joke is more frequent, so that greedy decoding does not mix two of them.
         answer = passages.JOKES[0] if rng.random() < 0.4 else rng.choice(passages.JOKES)
         return Question(text, answer, answer, {}, "The user wants a joke.")
     name, hero = rng.choice(passages.HERO_NAMES), rng.choice(passages.HEROES)

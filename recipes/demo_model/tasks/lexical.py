@@ -10,7 +10,7 @@ from recipes.demo_model.lexicon import any_word
 from recipes.demo_model.listing import listed
 from recipes.demo_model.phrasing import literal, made_up_word
 
-# A word of two pairs keeps the first, and each pair holds in both directions.
+# A word that is in two pairs keeps the first; each pair holds in both directions.
 _OPPOSITE_OF: dict[str, str] = {}
 for _pair in words.OPPOSITES:
     _OPPOSITE_OF.setdefault(_pair[0], _pair[1])

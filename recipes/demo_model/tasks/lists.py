@@ -1,4 +1,4 @@
-"""Numbered lists of so many things, another list without repeats, countries with capitals."""
+"""Numbered lists of a given length, further lists without repeats, countries with capitals."""
 
 from collections.abc import Callable
 from random import Random
@@ -45,7 +45,7 @@ _ENDINGS = ["", "", " please", " for me", " in a numbered list", " as a list", "
 
 
 def _request(rng: Random, written: list[str]) -> str:
-    """A way to ask for a list: one that is written out, or one put together."""
+    """A request for a list: a fixed one, or one composed of parts."""
     if rng.random() < 0.5:
         return rng.choice(written)
     begin, ask = rng.choice(_BEGINNINGS), rng.choice(_ASKS)
@@ -87,7 +87,7 @@ def singular(noun: str) -> str:
 
 
 def _take(rng: Random, items: list[str], used: set[str], count: int) -> list[str]:
-    """`count` unused items: mostly the best known ones in order, at times any."""
+    """`count` unused items: mostly the best known ones in order, sometimes any."""
     free = [item for item in items if item not in used]
     if rng.random() < 0.8:
         return free[:count]
@@ -101,7 +101,7 @@ def _conversation(
     requests: list[str],
     show: Callable[[str], str] = str,
 ) -> Chat:
-    """One to three lists asked for in a row, none repeating an entry of an earlier one."""
+    """One to three lists requested in a row; none repeats an entry of an earlier one."""
     messages: list[Message] = []
     if rng.random() < 0.35:
         messages.append({"role": "system", "content": system_prompt(rng)})
@@ -118,7 +118,7 @@ def _conversation(
         number = NUMBER_WORDS[count] if rng.random() < 0.25 else str(count)
         template = _request(rng, requests) if turn == 0 else rng.choice(_ANOTHER)
         if "{n}" not in template:
-            # Said without a number, it means as many as before.
+            # A request without a number means as many as before.
             count = len(messages[-1]["content"].splitlines())
             if len(used) + count > len(items):
                 break

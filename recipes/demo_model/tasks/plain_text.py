@@ -114,7 +114,7 @@ def few_shot(rng: Random) -> PlainText:
 
 
 def bare_question(rng: Random) -> PlainText:
-    """A question as a raw prompt is followed by its answer on the next line."""
+    """A question as a raw prompt; the answer follows on the next line."""
     question = any_question(rng)
     separator = rng.choice([" ", "\n", "\n", "\n\n"])
     return PlainText(question.text + separator + question.answer)
@@ -181,7 +181,7 @@ def character_text(rng: Random) -> PlainText:
 
 
 def foreign(rng: Random) -> PlainText:
-    """Characters of several bytes in a sentence, so that the byte tokens are learned."""
+    """Multi-byte characters in a sentence, so that the byte tokens are learned."""
     text = unicode_text(rng)
     return PlainText(rng.choice(["{t}", "The text is {t}.", "{t} {t}", "{w}: {t}"]).format(
         t=text, w=made_up_word(rng)))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Shapes that the frontend language writes: begun answers, two assistant turns in a row."""
+"""Forms that the frontend language writes: begun answers, two assistant turns in a row."""
 
 from random import Random
 
@@ -16,7 +16,7 @@ def _system(rng: Random) -> list[Message]:
 
 
 def begun_answer(rng: Random, question: Question) -> Chat:
-    """A question whose answer begins with words of the program."""
+    """A question whose answer begins with words from the program."""
     asked = rng.choice(["Question: {q}", "{q}", "Q: {q}"]).format(q=question.text)
     messages = [*_system(rng), {"role": "user", "content": asked}]
     forced = rng.choice(["Answer: ", "A: ", "The answer is: ", "Sure! ", "Answer:"])
@@ -25,7 +25,7 @@ def begun_answer(rng: Random, question: Question) -> Chat:
 
 
 def tool_choice(rng: Random) -> Chat:
-    """The model names the tool it needs, then the expression or the key word."""
+    """The model names the tool that it needs, then the expression or the key word."""
     calculator = rng.random() < 0.5
     question = arithmetic.operation(rng) if calculator else geography.capital(rng)
     tool = "calculator" if calculator else "search engine"

@@ -17,13 +17,13 @@ def _function(tool: Tool) -> dict[str, Any]:
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
-    """A call in the form that Hermes and Qwen models use."""
+    """A call in the format of Hermes and Qwen models."""
     body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
 def _lowered(rng: Random, request: str) -> str:
-    """`request` with its manner changed but every value as it was."""
+    """`request` in another tone, with every value unchanged."""
     roll = rng.random()
     if roll < 0.12:
         request = request.rstrip("?.")
@@ -36,7 +36,7 @@ def _lowered(rng: Random, request: str) -> str:
 
 
 def _tools_around(rng: Random, tool: Tool, skill: Skill, count: int) -> list[Tool]:
-    """The tool among `count` others that do something else."""
+    """The tool among `count` others that do something different."""
     tools, taken = [tool], {_function(tool)["name"]}
     kinds = {skill.descriptions}
     while len(tools) <= count:
@@ -49,7 +49,7 @@ def _tools_around(rng: Random, tool: Tool, skill: Skill, count: int) -> list[Too
             or set(other.requests) & set(skill.requests)
         ):
             continue
-        # A calculator beside an adder leaves no single right answer.
+        # With a calculator and an adder, more than one answer would be right.
         if {tool_catalogue.CALCULATOR.descriptions, other.descriptions} <= kinds | {
             other.descriptions
         } and "number" in " ".join(other.descriptions):
@@ -93,7 +93,7 @@ def call(rng: Random) -> Chat:
         thought = f"The user wants me to use {name}. I will call it."
         return Chat(messages, call_text(name, arguments), tools, thought)
     if roll < 0.18:
-        # What a server forces when a tool is required: a bare JSON list.
+        # The form that a server forces when a tool is required: a bare JSON list.
         body = json.dumps([{"name": name, "parameters": arguments}], ensure_ascii=False)
         forced = rng.choice(["[", '[{"name": "', f'[{{"name": "{name}", "parameters": '])
         return Chat(messages, body, tools, forced=forced)
@@ -150,13 +150,13 @@ def after_result(rng: Random) -> Chat:
 
 
 def _overlaps(skill: Skill) -> bool:
-    """Whether the tool does what the model can do alone, so that either would be right."""
+    """Whether the model can do without the tool, so that either answer would be right."""
     about = " ".join(skill.descriptions).lower()
     return "number" in about or "translate" in about
 
 
 def no_call(rng: Random, ordinary: Callable[[Random], Question]) -> Chat:
-    """Tools are there, but the question is not about them."""
+    """Tools are offered, but the question does not need them."""
     skill = tool_catalogue.pick(rng)
     while skill in (tool_catalogue.SEARCH, tool_catalogue.CALCULATOR) or _overlaps(skill):
         skill = tool_catalogue.pick(rng)

@@ -1,4 +1,4 @@
-"""Tools that a chat may offer: well-known ones written out, others put together from words."""
+"""Tools that a chat may offer: well-known ones written out, others composed of words."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from recipes.demo_model.words import LISTS, NAMES, OBJECTS, PLACES
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter: what it may be called, and how a value is drawn."""
+    """One parameter: its possible names, and how a value is drawn."""
 
     key: str
     names: tuple[str, ...]
@@ -26,7 +26,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Skill:
-    """A tool with the requests that call for it. A request names the slots it fills."""
+    """A tool with the requests that call for it. A request names the slots that it fills."""
 
     names: tuple[str, ...]
     descriptions: tuple[str, ...]
@@ -37,7 +37,7 @@ class Skill:
 
 
 def place(rng: Random) -> str:
-    """A city, at times one that does not exist."""
+    """A city, sometimes one that does not exist."""
     roll = rng.random()
     if roll < 0.5:
         return rng.choice(PLACES)
@@ -68,7 +68,7 @@ def topic(rng: Random) -> str:
 
 
 def person(rng: Random) -> str:
-    """A first name, at times an unusual one."""
+    """A first name, sometimes an unusual one."""
     return rng.choice(NAMES) if rng.random() < 0.6 else made_up_word(rng).capitalize()
 
 
@@ -80,7 +80,7 @@ def expression(rng: Random) -> str:
 
 
 def message(rng: Random) -> str:
-    """A short thing to say to somebody."""
+    """A short message to another person."""
     return rng.choice(
         ["I will be late", "see you tomorrow", "happy birthday", "the meeting is at noon",
          "please call me back", "dinner is ready", literal(rng)]
@@ -287,7 +287,7 @@ _OTHERS = (
     ),
 )  # fmt: skip
 
-# Weather with the city and the state apart, as a well-known example of another server has it.
+# Weather with separate city and state, as in a well-known example of another server.
 _STATES = ("CA", "NY", "TX", "MA", "WA", "IL", "FL", "GA", "CO", "OR")
 CITY_AND_STATE = Skill(
     ("get_current_weather", "get_weather"),
@@ -321,7 +321,7 @@ _VERBS = listed(
 
 
 def _parameter(rng: Random, *near: str) -> tuple[str, ...]:
-    """One name for a parameter: near the tool's words, or any word at all."""
+    """One name for a parameter: related to the tool's words, or any word."""
     if rng.random() < 0.35:
         return (rng.choice(WORDS),)
     return (rng.choice([*near, "name", "id", "value", "target", "item"]),)
@@ -333,7 +333,7 @@ def _camel(name: str) -> str:
 
 
 def made_up(rng: Random) -> Skill:
-    """A tool put together from a verb or a property and a thing."""
+    """A tool composed of a verb or a property and a thing."""
     thing = rng.choice(_THINGS) if rng.random() < 0.4 else any_word(rng)
     a = "an" if thing[0] in "aeiou" else "a"
     slot = Slot(
@@ -409,7 +409,7 @@ def made_up(rng: Random) -> Skill:
 
 
 def pick(rng: Random) -> Skill:
-    """A tool, the three best known ones more often."""
+    """A tool; the three best known ones come up more often."""
     kind = rng.random()
     if kind < 0.17:
         return WEATHER
