@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 _OF_STEPS = "--chunked-prefill-size or --max-running-requests"
 _OF_POOL = "--mem-fraction-static or --max-total-tokens"
 _OF_GRAPHS = (
-    "--mem-fraction-static or --max-running-requests, or leave them out with --disable-cuda-graph"
+    "--mem-fraction-static or --max-running-requests, or turn them off with --disable-cuda-graph"
 )
 
 

@@ -198,7 +198,7 @@ class StepRunner(ABC):
                 self.recorder.end_step(plan, self._rows.latest_input)
             except Exception as error:
                 raise_if_lost(error)
-                logger.exception("Expert use is recorded no more: a step could not be kept")
+                logger.exception("Recording of expert use stopped: a step could not be kept")
                 self.recorder.stop()
         return pending
 

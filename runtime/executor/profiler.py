@@ -165,7 +165,7 @@ class Profiler:
         try:
             yield
         except Exception:
-            logger.exception("The profile failed and ends")
+            logger.exception("Profiling stopped after an error")
             self._spec, self._recording, self.is_waiting = None, None, False
 
     def _prepare(self, spec: ProfileSpec, stage: Stage) -> None:

@@ -52,7 +52,7 @@ class RoutedExpertsFront(FrontExtra):
             return None
         if NAME not in asked.offered:
             raise InvalidRequest(
-                "return_routed_experts needs a server of a mixture of experts that was started "
+                "return_routed_experts needs a mixture-of-experts model and a server that was started "
                 "with --enable-return-routed-experts.",
                 param=self.field,
             )

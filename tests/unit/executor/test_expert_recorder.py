@@ -34,7 +34,7 @@ def test_a_step_that_cannot_be_kept_ends_the_record_alone(caplog) -> None:
     engine.runner.recorder.start()
     assert len(engine.generate([5, 6, 7], 4, ignore_eos=True)) == 4
     assert not engine.runner.recorder.is_on
-    assert "recorded no more" in caplog.text
+    assert "Recording of expert use stopped" in caplog.text
 
 
 def test_vectors_of_texts_are_recorded_too() -> None:
