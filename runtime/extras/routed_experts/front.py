@@ -52,8 +52,8 @@ class RoutedExpertsFront(FrontExtra):
             return None
         if NAME not in asked.offered:
             raise InvalidRequest(
-                "return_routed_experts needs a mixture-of-experts model and a server that was started "
-                "with --enable-return-routed-experts.",
+                "return_routed_experts needs a mixture-of-experts model and a server that was "
+                "started with --enable-return-routed-experts.",
                 param=self.field,
             )
         return [ExtraSpec(NAME, prompt_start=start)] * asked.num_prompts
