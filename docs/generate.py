@@ -1,4 +1,4 @@
-"""Writes the pages that follow from the code: options, metrics, errors, models, language.
+"""Writes the pages that follow from the code: options, metrics, errors, models, schemas, language.
 
 python -m docs.generate           rewrite them
 python -m docs.generate --check   exit 1 when one is out of date
@@ -7,6 +7,7 @@ python -m docs.generate --check   exit 1 when one is out of date
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import tempfile
 import typing
@@ -16,6 +17,7 @@ from typing import Any, cast
 
 from docs.lang_reference import lang_reference_page
 from docs.openai_fields import openai_fields_page
+from docs.schema_cases import CASES
 from openai_api import openai_errors
 from runtime import errors
 from runtime.client.weight_gate import RequestGate
@@ -164,7 +166,33 @@ def models_page() -> str:
 _ONE_RANK: set[str] = set()
 _WITH_EXPERTS = {"mixtral", "qwen2_moe", "qwen3_moe"}
 
+_SCHEMAS_BEGIN = (
+    "<!-- Made by `python -m docs.generate` from docs/schema_cases.jsonl; do not edit. -->\n"
+)
+_SCHEMAS_END = "<!-- Written by hand again. -->\n"
+_NUM_EXAMPLES = 2
+
+
+def structured_output_page() -> str:
+    """The page as it is, with the table of schemas made anew."""
+    text = (FOLDER / "structured_output.md").read_text(encoding="utf-8")
+    before, rest = text.split(_SCHEMAS_BEGIN)
+    _, after = rest.split(_SCHEMAS_END)
+    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for case in CASES:
+        schema = json.dumps(case.schema, ensure_ascii=False).replace("|", "\\|")
+        found.setdefault((case.keyword, tuple(case.by)), []).append(schema)
+    lines = ["", "| keyword | followed by | for example |", "|---|---|---|"]
+    for (keyword, by), schemas in found.items():
+        shown = " ".join(f"`{each}`" for each in sorted(schemas, key=len)[:_NUM_EXAMPLES])
+        who = "both" if len(by) > 1 else by[0] if by else "none: 400"
+        lines.append(f"| {keyword} | {who} | {shown} |")
+    table = "\n".join(lines) + "\n\n"
+    return before + _SCHEMAS_BEGIN + table + _SCHEMAS_END + after
+
+
 PAGES = {
+    "structured_output.md": structured_output_page,
     "models.md": models_page,
     "options.md": options_page,
     "metrics.md": metrics_page,

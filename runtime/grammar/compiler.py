@@ -14,7 +14,8 @@ import msgspec
 import zmq
 
 from runtime.config.options import GrammarConfig
-from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS, GrammarBackend, GrammarError
+from runtime.grammar.grammar_backend import GrammarBackend, GrammarError
+from runtime.grammar.libraries import open_libraries
 from runtime.grammar.probe import probe
 from runtime.ipc.limited_forks import ForkEnd, ForkLimits, LimitedForks
 from runtime.ipc.logging import configure_logging
@@ -36,21 +37,26 @@ _COMPILED, _REFUSED = b"+", b"-"
 class _Compiler:
     def __init__(self, config: GrammarConfig) -> None:
         self.config = config
-        self.backend: GrammarBackend[Any] = GRAMMAR_BACKENDS.load(config.backend)(
-            Path(config.tokenizer_folder), config.vocab_size, config.eos_token_ids
+        self.libraries = open_libraries(
+            config.backend,
+            Path(config.tokenizer_folder),
+            config.vocab_size,
+            config.eos_token_ids,
         )
 
     def compile(self, message: CompileGrammar) -> bytes:
         try:
-            payload = self.backend.compile(message.grammar)
-            if len(payload) > MAX_COMPILED_BYTES:
-                raise GrammarError("it is too large once compiled")
-            probe(self.backend, payload, self.config.vocab_size, self.config.eos_token_ids)
+            payload = self.libraries.compile(message.grammar, self._check)
         except GrammarError as error:
             return _REFUSED + str(error).encode()
         except MemoryError:
             return _REFUSED + b"compiling it takes too much memory"
         return _COMPILED + payload
+
+    def _check(self, library: GrammarBackend[Any], payload: bytes) -> None:
+        if len(payload) > MAX_COMPILED_BYTES:
+            raise GrammarError("it is too large once compiled")
+        probe(library, payload, self.config.vocab_size, self.config.eos_token_ids)
 
 
 def reply_to(message: CompileGrammar, end: ForkEnd) -> GrammarReply:

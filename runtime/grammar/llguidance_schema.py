@@ -1,79 +1,54 @@
-"""JSON schemas as llguidance reads them."""
+"""JSON schemas as llguidance reads them; what it would read otherwise is refused here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from runtime.grammar.blanks import MAX_BLANKS
 from runtime.grammar.grammar_backend import GrammarError
-from runtime.grammar.schema_map import with_each
+from runtime.grammar.schema_rewrite import rewritten
 
-# The library refuses a schema with any other; for JSON Schema they are remarks.
-FORMATS = frozenset(
-    {
-        "date",
-        "date-time",
-        "duration",
-        "email",
-        "hostname",
-        "ipv4",
-        "ipv6",
-        "time",
-        "uri",
-        "uuid",
-    }
-)
-_OPTIONS = {
-    "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{0,{MAX_BLANKS}}}",
-    # Else it refuses what it cannot show to be exclusive.
-    "coerce_one_of": True,
-}
+_OPTIONS = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{0,{MAX_BLANKS}}}"}
+# It counts in floating point.
+_MAX_INTEGER = 2**53
+# So far behind a whole number begins what is greater.
+_BEHIND = 1e-9
 
 
 def as_llguidance_schema(schema: Any) -> dict[str, Any]:
-    """A copy of a checked schema with the library's options, without formats unknown to it.
+    """A checked schema in the form that the library follows to the letter, with our options.
 
     Raises:
-        GrammarError: neither an object nor a boolean.
+        GrammarError: it has no such form; the keyword is named, with its place.
     """
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
-    if not isinstance(schema, dict):
-        raise GrammarError("a schema must be an object or a boolean")
-    definitions = schema.get("$defs", {})
-
-    def change(copy: dict[str, Any]) -> None:
-        _drop_unknown_format(copy)
-        _names_as_properties(copy, definitions)
-
-    return {**with_each(schema, change), "x-guidance": _OPTIONS}
+    plain = rewritten(schema)
+    if isinstance(plain, bool):
+        plain = {} if plain else {"enum": []}
+    _check_integers(plain, "#")
+    _open_bounds(plain)
+    return {**plain, "x-guidance": _OPTIONS}
 
 
-def _names_as_properties(schema: dict[str, Any], definitions: Mapping[str, Any]) -> None:
-    """Write `propertyNames`, which the library refuses, as the properties that it allows.
+def _open_bounds(part: Any) -> None:
+    """Move bounds that are out and whole by a little, in place.
 
-    What is neither a list of names nor a pattern stays, as do names beside given properties.
+    Between 2 and 2.5 the library lets 2 pass, though it is out: the whole part is the same.
     """
-    if {"properties", "patternProperties"} & schema.keys():
+    for each in part if isinstance(part, list) else ():
+        _open_bounds(each)
+    if not isinstance(part, dict):
         return
-    names = schema.get("propertyNames")
-    if isinstance(names, dict):
-        names = definitions.get(str(names.get("$ref", "")).removeprefix("#/$defs/"), names)
-    if not isinstance(names, dict):
-        return
-    value = schema.get("additionalProperties", True)
-    listed = names.get("enum", [names["const"]] if "const" in names else [])
-    if listed and all(isinstance(name, str) for name in listed):
-        schema["properties"] = dict.fromkeys(listed, value)
-    elif "pattern" in names and not {"minLength", "maxLength"} & names.keys():
-        schema["patternProperties"] = {names["pattern"]: value}
-    else:
-        return
-    del schema["propertyNames"]
-    schema["additionalProperties"] = False
+    for key, step in (("exclusiveMinimum", _BEHIND), ("exclusiveMaximum", -_BEHIND)):
+        if isinstance(part.get(key), int | float) and part[key] == round(part[key]):
+            part[key] += step
+    for key, each in part.items():
+        if key != "enum":
+            _open_bounds(each)
 
 
-def _drop_unknown_format(schema: dict[str, Any]) -> None:
-    if schema.get("format") not in FORMATS:
-        schema.pop("format", None)
+def _check_integers(part: Any, path: str) -> None:
+    if isinstance(part, int) and abs(part) > _MAX_INTEGER:
+        raise GrammarError(f"at {path[:200]}: an integer beyond 2^53")
+    inner = enumerate(part) if isinstance(part, list) else ()
+    for key, each in part.items() if isinstance(part, dict) else inner:
+        _check_integers(each, f"{path}/{key}")

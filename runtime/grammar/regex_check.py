@@ -18,8 +18,6 @@ MAX_REPEATS = 4096
 
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d*)(,?)(\d*)\})[?+]?")
 _LOOKAROUND = re.compile(r"\(\?(?:<?[=!]|>)")
-_TOKEN = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)|\[\^?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-_CONTROL_ESCAPES = frozenset("nrtfv0")
 
 
 @dataclass
@@ -153,26 +151,3 @@ def _skip_atom(pattern: str, index: int) -> int:
     while index < len(pattern) and pattern[index] != "]":
         index += 2 if pattern[index] == "\\" else 1
     return index + 1
-
-
-def names_unquotable(pattern: str) -> bool:
-    """Whether the expression asks for a character that JSON writes differently inside a string.
-
-    Such a character that is only allowed among others is never produced.
-    """
-    for token in _TOKEN.findall(pattern):
-        atom = token
-        if token[0] == "[" and token[1:2] != "^":
-            inside = _TOKEN.findall(token[1:-1])
-            atom = inside[0] if len(inside) == 1 else "a"
-        if _is_unquotable(atom):
-            return True
-    return False
-
-
-def _is_unquotable(atom: str) -> bool:
-    if atom[0] == "\\" and len(atom) > 1:
-        if atom[1] in _CONTROL_ESCAPES:
-            return True
-        atom = chr(int(atom[2:], 16)) if len(atom) > 2 else atom[1]
-    return len(atom) == 1 and (atom in '"\\' or atom < " ")

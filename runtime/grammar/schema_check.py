@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 import orjson
 
 from runtime.errors import InvalidRequest
-from runtime.grammar.regex_check import check_regex, names_unquotable
+from runtime.grammar.regex_check import check_regex
 
 MAX_JSON_BYTES = 256 * 1024
 MAX_SCHEMA_DEPTH = 64
@@ -22,67 +23,15 @@ MAX_ENUM_VALUES = 5_000
 MAX_COUNT = 1_000_000
 
 _TYPES = frozenset({"null", "boolean", "object", "array", "number", "integer", "string"})
-_IGNORED = (
-    "not",
-    "uniqueItems",
-    "if",
-    "then",
-    "else",
-    "contains",
-    "minContains",
-    "maxContains",
-    "dependentRequired",
-    "dependentSchemas",
-    "dependencies",
-    "$dynamicRef",
-    "$recursiveRef",
-)
-# Keywords that stand beside `$ref` without narrowing it, as those that begin with `x-` do.
-_ANNOTATIONS = frozenset(
-    {
-        "$ref",
-        "$schema",
-        "$id",
-        "$anchor",
-        "$comment",
-        "$defs",
-        "definitions",
-        "title",
-        "description",
-        "default",
-        "examples",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "nullable",
-        # Of OpenAPI: which of several schemas it is, by a property that each of them fixes itself.
-        "discriminator",
-        "example",
-        "externalDocs",
-        "contentEncoding",
-        "contentMediaType",
-    }
-)
-_NEEDS_TYPE = {
-    "minimum": {"number", "integer"},
-    "maximum": {"number", "integer"},
-    "exclusiveMinimum": {"number", "integer"},
-    "exclusiveMaximum": {"number", "integer"},
-    "multipleOf": {"number", "integer"},
-    "minLength": {"string"},
-    "maxLength": {"string"},
-    "pattern": {"string"},
-    "minItems": {"array"},
-    "maxItems": {"array"},
-}
-MAPS = ("properties", "patternProperties", "$defs", "definitions")
-LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems")
+# Keywords that say nothing about a value.
+_ANNOTATIONS = frozenset({"$comment", "title", "description", "default", "examples", "deprecated"})
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems")
+# Keywords that are looked into where a schema is followed.
+_ALSO_SINGLE = ("propertyNames", "not", "then", "else")
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-
-
-def _is_annotation(keyword: str) -> bool:
-    return keyword in _ANNOTATIONS or keyword.startswith("x-")
 
 
 def parse_json(text: str, name: str) -> Any:
@@ -112,7 +61,10 @@ class _WellFormed:
         self.num_nodes = 0
 
     def run(self) -> None:
-        stack: list[tuple[Any, str, int]] = [(self._root, "#", 0)]
+        self._walk(self._root, "#")
+
+    def _walk(self, start: Any, name: str) -> None:
+        stack: list[tuple[Any, str, int]] = [(start, name, 0)]
         while stack:
             schema, path, depth = stack.pop()
             self.num_nodes += 1
@@ -131,21 +83,21 @@ class _WellFormed:
         raise InvalidRequest(f"{self._name} at {path[:200]}: {what}.", param=self._name)
 
     def _children(self, schema: dict[str, Any], path: str) -> Iterator[tuple[Any, str]]:
-        for key in MAPS:
+        for key in _MAPS:
             for name, each in (schema.get(key) or {}).items():
                 yield each, f"{path}/{key}/{name[:40]}"
-        for key in LISTS:
+        for key in _LISTS:
             for index, each in enumerate(schema.get(key) or []):
                 yield each, f"{path}/{key}/{index}"
-        for key in SINGLE:
+        for key in _SINGLE:
             if key in schema:
                 yield schema[key], f"{path}/{key}"
 
     def _check_node(self, schema: dict[str, Any], path: str) -> None:
-        for key in MAPS:
+        for key in _MAPS:
             if not isinstance(schema.get(key, {}), dict):
                 self._fail(path, f"{key!r} must be an object")
-        for key in LISTS:
+        for key in _LISTS:
             if key in schema and (not isinstance(schema[key], list) or not schema[key]):
                 self._fail(path, f"{key!r} must be a list with at least one schema")
         for key in _COUNTS:
@@ -177,91 +129,75 @@ class _Check(_WellFormed):
         super().__init__(root, name)
         self._num_properties = 0
         self._num_enum_values = 0
+        self._seen: set[int] = set()
+        self._references: list[dict[str, Any]] = []
 
     def run(self) -> None:
         super().run()
+        # They may lead to where no keyword leads.
+        for node in self._references:
+            target = self._target(node["$ref"])
+            if id(target) not in self._seen:
+                self._walk(target, node["$ref"])
         self._check_loops()
+
+    def _children(self, schema: dict[str, Any], path: str) -> Iterator[tuple[Any, str]]:
+        yield from super()._children(schema, path)
+        for key in _ALSO_SINGLE:
+            if key in schema:
+                yield schema[key], f"{path}/{key}"
 
     def _check_node(self, schema: dict[str, Any], path: str) -> None:
         super()._check_node(schema, path)
+        self._seen.add(id(schema))
+        if "$ref" in schema:
+            self._references.append(schema)
         self._num_properties += len(schema.get("properties", ()))
         if self._num_properties > MAX_PROPERTIES:
             self._fail(path, f"a schema may have at most {MAX_PROPERTIES} properties")
         for key in _COUNTS:
             if schema.get(key, 0) > MAX_COUNT:
                 self._fail(path, f"{key!r} must be in [0, {MAX_COUNT}]")
-        types = self._types(schema, path)
-        for key in _IGNORED:
-            if schema.get(key, False) is not False:
-                self._fail(path, f"the keyword {key!r} is not supported")
-        if len(schema.get("allOf", ())) > 1:
-            self._fail(path, "'allOf' with more than one schema is not supported")
-        for key in ("$ref", "anyOf", "oneOf", "allOf"):
-            beside = [k for k in schema if k not in (key, "type") and not _is_annotation(k)]
-            if key in schema and (beside or (key == "$ref" and "type" in schema)):
-                other = beside[0] if beside else "type"
-                self._fail(path, f"{other!r} beside {key!r} is not supported")
-        for key, wanted in _NEEDS_TYPE.items():
-            if key in schema and not types & wanted:
-                kinds = " or ".join(sorted(wanted))
-                self._fail(path, f'{key!r} needs "type": {kinds}')
+        self._check_numbers(schema, path)
+        self._check_dependent(schema, path)
+        keyword = unsupported_keyword(schema)
+        if keyword:
+            self._fail(path, f"the keyword {keyword!r} is not supported")
         self._check_patterns(schema, path)
-        self._check_values(schema, types, path)
-        self._check_required(schema, path)
-
-    def _check_patterns(self, schema: dict[str, Any], path: str) -> None:
-        if "pattern" in schema:
-            if "minLength" in schema or "maxLength" in schema or "format" in schema:
-                self._fail(path, "'pattern' beside a length or a format is not supported")
-            self._check_pattern(schema["pattern"], path)
-        for pattern in schema.get("patternProperties", ()):
-            self._check_pattern(pattern, path)
-        names = schema.get("propertyNames")
-        if isinstance(names, dict) and "pattern" in names:
-            self._check_pattern(names["pattern"], path)
-
-    def _check_pattern(self, pattern: Any, path: str) -> None:
-        if not isinstance(pattern, str):
-            self._fail(path, "'pattern' must be a string")
-        if names_unquotable(pattern):
-            self._fail(path, "'pattern' must not ask for quotes, backslashes or control characters")
-        try:
-            check_regex(pattern, "pattern")
-        except InvalidRequest as error:
-            self._fail(path, error.message.rstrip("."))
-
-    def _check_values(self, schema: dict[str, Any], types: set[str], path: str) -> None:
-        if "enum" not in schema:
-            return
-        values = schema["enum"]
-        self._num_enum_values += len(values)
+        self._num_enum_values += len(schema.get("enum", ()))
         if self._num_enum_values > MAX_ENUM_VALUES:
             self._fail(path, f"a schema may list at most {MAX_ENUM_VALUES} values")
-        if types and not all(_kinds(value) & types for value in values):
-            self._fail(path, "'enum' holds a value that 'type' does not allow")
 
-    def _check_required(self, schema: dict[str, Any], path: str) -> None:
-        known = schema.get("properties", {})
-        for name in schema.get("required", []):
-            if name not in known:
-                self._fail(path, f"'required' names {name[:40]!r}, which is not in 'properties'")
+    def _check_numbers(self, schema: dict[str, Any], path: str) -> None:
+        for key in _NUMBERS:
+            value = schema.get(key, 1)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                self._fail(path, f"{key!r} must be a number")
+        if schema.get("multipleOf", 1) <= 0:
+            self._fail(path, "'multipleOf' must be greater than 0")
+
+    def _check_dependent(self, schema: dict[str, Any], path: str) -> None:
+        for key in ("dependentRequired", "dependencies"):
+            dependent = schema.get(key, {})
+            if not isinstance(dependent, dict):
+                self._fail(path, f"{key!r} must be an object")
+            for names in dependent.values():
+                if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+                    self._fail(path, f"{key!r} must hold lists of strings")
+
+    def _check_patterns(self, schema: dict[str, Any], path: str) -> None:
+        for pattern in (*schema.get("patternProperties", ()), schema.get("pattern", "")):
+            try:
+                check_regex(pattern, "pattern")
+            except InvalidRequest as error:
+                self._fail(path, error.message.rstrip("."))
 
     # A schema that stands for itself, with nothing in between, allows no text at all.
     def _check_loops(self) -> None:
         done: set[int] = set()
-        for start in self._references():
+        for start in self._references:
             trail: list[int] = []
             self._follow(start, trail, done)
-
-    def _references(self) -> list[dict[str, Any]]:
-        found, stack = [], [self._root]
-        while stack:
-            node = stack.pop()
-            if isinstance(node, dict):
-                if "$ref" in node:
-                    found.append(node)
-                stack += [each for each, _ in self._children(node, "")]
-        return found
 
     def _follow(self, node: Any, trail: list[int], done: set[int]) -> None:
         if not isinstance(node, dict) or id(node) in done:
@@ -278,32 +214,68 @@ class _Check(_WellFormed):
         done.add(id(node))
 
     def _target(self, reference: Any) -> Any:
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            self._fail("#", f"the $ref {str(reference)[:80]!r} must begin with '#'")
-        node = self._root
-        for part in filter(None, reference[1:].split("/")):
-            key = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(node, list) and key.isdigit() and int(key) < len(node):
-                node = node[int(key)]
-            elif isinstance(node, dict) and key in node:
-                node = node[key]
-            else:
-                self._fail("#", f"the $ref {reference[:80]!r} points nowhere")
-        return node
+        try:
+            return resolve_reference(self._root, reference)
+        except ValueError as error:
+            self._fail("#", str(error))
 
 
-def _kinds(value: Any) -> set[str]:
-    if value is None:
-        return {"null"}
-    if isinstance(value, bool):
-        return {"boolean"}
-    if isinstance(value, int):
-        return {"integer", "number"}
-    if isinstance(value, float):
-        return {"number", "integer"} if value.is_integer() else {"number"}
-    if isinstance(value, str):
-        return {"string"}
-    return {"array" if isinstance(value, list) else "object"}
+def resolve_reference(root: Any, reference: Any) -> Any:
+    """What a `$ref` leads to.
+
+    Args:
+        root: the whole schema.
+        reference: `#` and a pointer.
+
+    Raises:
+        ValueError: there is nothing, or it lies elsewhere.
+    """
+    shown = f"the $ref {str(reference)[:80]!r}"
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        raise ValueError(f"{shown} must begin with '#'")
+    first, *parts = unquote(reference[1:]).split("/")
+    node = None if first else root
+    for part in parts:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, list) and key.isdigit() and int(key) < len(node):
+            node = node[int(key)]
+        else:
+            node = node.get(key) if isinstance(node, dict) else None
+    if node is None:
+        raise ValueError(f"{shown} points nowhere")
+    return node
+
+
+def unsupported_keyword(schema: dict[str, Any]) -> str:
+    """The first keyword of a schema that no library follows, in the form that it has there."""
+    for key in ("$dynamicRef", "$recursiveRef"):
+        if key in schema:
+            return key
+    if "array" in schema.get("type", "array"):
+        if schema.get("uniqueItems", False) is not False and schema.get("maxItems", 2) > 1:
+            return "uniqueItems"
+        if "contains" in schema and (schema.get("minContains") != 0 or "maxContains" in schema):
+            return "contains"
+    decides = not isinstance(schema.get("if", True), bool)
+    if decides and {"then", "else"} & schema.keys():
+        return "if"
+    return "" if _can_be_denied(schema.get("not", False), schema) else "not"
+
+
+def _can_be_denied(denied: Any, beside: dict[str, Any]) -> bool:
+    if isinstance(denied, bool):
+        return True
+    if not isinstance(denied, dict):
+        return False
+    keywords = denied.keys() - _ANNOTATIONS
+    if keywords == {"type"}:
+        types = denied["type"]
+        listed = types if isinstance(types, list) else [types]
+        # What is left of numbers without the integers no keyword says.
+        return "integer" not in listed or "number" in listed
+    return not keywords or (
+        keywords <= {"enum", "const"} and bool({"enum", "const"} & beside.keys())
+    )
 
 
 def check_well_formed(schemas: Iterable[tuple[Any, str]]) -> None:

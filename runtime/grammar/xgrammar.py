@@ -15,7 +15,7 @@ from runtime.grammar.blanks import MAX_BLANKS, BlankTokens
 from runtime.grammar.cache import content_of, with_size
 from runtime.grammar.grammar_backend import BitmaskRows, GrammarError, is_lark
 from runtime.grammar.light_import import import_light
-from runtime.grammar.xgrammar_schema import lengths_as_patterns
+from runtime.grammar.xgrammar_schema import as_xgrammar_schema
 from runtime.requests.sampling_params import GrammarSpec
 from runtime.text.tokenizer import Tokenizer
 
@@ -152,7 +152,7 @@ class XGrammarBackend:
     def _compile(compiler: xgrammar.GrammarCompiler, spec: GrammarSpec) -> Any:
         match spec.kind:
             case "json_schema":
-                schema = lengths_as_patterns(orjson.loads(spec.text))
+                schema = as_xgrammar_schema(orjson.loads(spec.text))
                 return compiler.compile_json_schema(orjson.dumps(schema).decode())
             case "regex":
                 return compiler.compile_regex(spec.text)
@@ -197,7 +197,7 @@ class XGrammarBackend:
 
 def _structural_tag(text: str) -> tuple[Any, ...]:
     """The library's arguments for either form: with a `format`, or structures and triggers."""
-    tag = _with_patterns(orjson.loads(text))
+    tag = _with_schemas(orjson.loads(text))
     if "structures" not in tag:
         return (orjson.dumps(tag).decode(),)
     items = [
@@ -209,15 +209,15 @@ def _structural_tag(text: str) -> tuple[Any, ...]:
     return items, tag["triggers"]
 
 
-def _with_patterns(part: Any) -> Any:
+def _with_schemas(part: Any) -> Any:
     if isinstance(part, list):
-        return [_with_patterns(each) for each in part]
+        return [_with_schemas(each) for each in part]
     if not isinstance(part, dict):
         return part
     copy = {
-        key: lengths_as_patterns(value)
+        key: as_xgrammar_schema(value, part.get("style", "json"))
         if key in ("json_schema", "schema")
-        else _with_patterns(value)
+        else _with_schemas(value)
         for key, value in part.items()
     }
     if copy.get("type") == "json_schema":

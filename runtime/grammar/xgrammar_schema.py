@@ -1,72 +1,233 @@
-"""JSON schemas as xgrammar reads them best."""
+"""JSON schemas as xgrammar reads them; whatever it would read otherwise is refused here.
+
+It passes over keywords that it does not know, and over many that it does: what is not known to be
+followed to the letter goes to the other library.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, NoReturn
 
 from runtime.grammar.grammar_backend import GrammarError
-from runtime.grammar.schema_map import with_each
+from runtime.grammar.schema_rewrite import rewritten
+from runtime.grammar.string_formats import FORMATS
 
 # Longer strings cost seconds to compile, whatever the vocabulary.
 MAX_COUNTED_CHARS = 4096
-# The formats that xgrammar 0.2.8 follows, with the characters of their shortest and longest texts;
-# `None` for no end. The others are remarks.
-_FORMATS: dict[str, tuple[int, int | None]] = {
-    "date": (10, 10),
-    "date-time": (20, None),
-    "duration": (3, None),
-    "email": (3, None),
-    "hostname": (1, None),
-    "ipv4": (7, 15),
-    "ipv6": (2, 45),
-    "json-pointer": (0, None),
-    "relative-json-pointer": (1, None),
-    "time": (9, None),
-    "uri": (2, None),
-    "uri-reference": (0, None),
-    "uri-template": (0, None),
-    "uuid": (36, 36),
-}
 # What bounds a text of a format without an end: less is a bound that an answer may meet. Clients
 # send 2,083 with every URL.
 _FAR = 2048
+_MAX_INTEGER = 2**63 - 1
+# It writes out so many digits behind the point.
+_MAX_DECIMALS = 6
+
+# One character of a string, as JSON writes it. The library takes a pattern as what stands between
+# the quotes. Written with classes that say what they lack it would let in bytes that are no UTF-8,
+# and, counted, control characters and quotes; and it would compile for seconds.
+_CHAR = r"(?:[ !#-\[\]-~" + "\u0080-\ud7fb\ue000-\U0010ffff" + r']|\\"|\\\\|\\[/bfnrt])'
+# The same where a string stands as it is, in tags.
+_BARE_CHAR = r"[\s\S]"
+# The parts of an expression that it reads as JSON Schema does, and that ask for nothing that JSON
+# writes in another way. `(a+|b){2,}` it takes for more.
+_PLAIN = re.compile(
+    r"""(?:
+      \\[dw]
+    | \\[^\w\s"\\]
+    | \[(?!\^)(?:\\[dw]|\\[^\w\s"\\]|[^\[\]\\"\x00-\x1f])+\]
+    | \((?:\?:)?(?!\?)
+    | [)|]
+    | (?:[*+?]|\{\d+(?:,\d+)?\}|(?<!\))\{\d+,\})(?![?+])
+    | [^\\()\[\]|*+?{}^$."\x00-\x1f]
+    )*""",
+    re.VERBOSE,
+)
+_PARTS = re.compile(r"\\.|\[(?:\\.|[^\]])*\]|.", re.DOTALL)
+_OBJECT_COUNTS = ("minProperties", "maxProperties")
 
 
-def lengths_as_patterns(schema: Any) -> Any:
-    """A copy of a checked schema in which `minLength` and `maxLength` are written as a `pattern`.
+def as_xgrammar_schema(schema: Any, style: str = "json") -> Any:
+    """A checked schema in the form that the library follows to the letter.
 
-    Beside a format it reads none of them: those that hold for every text of the format go.
-
-    xgrammar 0.2.8 lets raw control characters into a string of bounded length, so that it is no
-    JSON, and compiles it ten times more slowly than the pattern that says the same.
+    Args:
+        schema: that `check_schema` let pass.
+        style: how the values of its properties are written; in all but `json` strings are bare.
 
     Raises:
-        GrammarError: a length is beyond what the library can count to, or narrows a format.
+        GrammarError: it has no such form; the keyword is named, with its place.
     """
-    return with_each(schema, _length_as_pattern)
+    plain = rewritten(schema)
+    definitions = plain.pop("$defs", {}) if isinstance(plain, dict) else {}
+    made = _node(plain, "#", _CHAR if style == "json" else _BARE_CHAR)
+    if definitions:
+        made["$defs"] = {name: _node(each, name) for name, each in definitions.items()}
+    return made
 
 
-def _length_as_pattern(copy: dict[str, Any]) -> None:
-    if "minLength" in copy or "maxLength" in copy:
-        least, most = copy.pop("minLength", 0), copy.pop("maxLength", None)
-        if max(least, most or 0) > MAX_COUNTED_CHARS:
-            raise GrammarError(f"a string's length may be bounded by at most {MAX_COUNTED_CHARS}")
-        if most is not None and most < least:
-            raise GrammarError("maxLength is below minLength")
-        if (known := _FORMATS.get(copy.get("format", ""))) is not None:
-            _check_format(copy["format"], *known, least, most)
-            return
-        copy.pop("format", None)
-        # Values that are listed have their lengths already.
-        if not {"enum", "const"} & copy.keys():
-            copy["pattern"] = f"^[\\s\\S]{{{least},{'' if most is None else most}}}$"
+def _fail(path: str, what: str) -> NoReturn:
+    raise GrammarError(f"at {path[:200]}: {what}")
 
 
-def _check_format(
-    name: str, shortest: int, longest: int | None, least: int, most: int | None
-) -> None:
-    """Refuse lengths that not every text of a format has."""
-    if least > shortest or (most is not None and most < (longest or _FAR)):
-        raise GrammarError(
-            f"minLength and maxLength cannot narrow the format {name!r}: leave one of them out"
-        )
+def _node(schema: Any, path: str, char: str = _CHAR) -> Any:
+    """Translate a schema.
+
+    Args:
+        schema: that was rewritten.
+        path: its place.
+        char: an expression for one character of a string; at the root, of a property's.
+    """
+    if schema is False:
+        _fail(path, "a schema that lets nothing pass")
+    if schema is True or not schema:
+        return {}
+    for key in ("$ref", "enum", "anyOf", "allOf"):
+        if key in schema:
+            for other in schema:
+                if other != key:
+                    _fail(path, f"{other!r} beside {key!r}")
+    if "$ref" in schema or "enum" in schema:
+        return schema
+    if "anyOf" in schema:
+        branches = enumerate(schema["anyOf"])
+        return {"anyOf": [_node(each, f"{path}/anyOf/{index}", char) for index, each in branches]}
+    if "type" not in schema:
+        _fail(path, f"{next(iter(schema))!r} without 'type'")
+    made: dict[str, Any] = {"type": schema["type"]}
+    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    for each in types:
+        if each in _OF_TYPE:
+            made |= _OF_TYPE[each](schema, path, char)
+    return made
+
+
+def _integer(schema: dict[str, Any], path: str, _: str) -> dict[str, Any]:
+    if "multipleOf" in schema:
+        _fail(path, "'multipleOf'")
+    bounds: dict[str, Any] = {key: schema[key] for key in ("minimum", "maximum") if key in schema}
+    for key, value in bounds.items():
+        if abs(value) > _MAX_INTEGER and value != -_MAX_INTEGER - 1:
+            _fail(path, f"a {key!r} of more than 64 bits")
+    return bounds
+
+
+def _number(schema: dict[str, Any], path: str, _: str) -> dict[str, Any]:
+    if "multipleOf" in schema:
+        _fail(path, "'multipleOf'")
+    made: dict[str, Any] = {}
+    for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+        if key in schema:
+            value = made[key] = schema[key]
+            if value != round(value, _MAX_DECIMALS):
+                _fail(path, f"a {key!r} with more than {_MAX_DECIMALS} decimals")
+    return made
+
+
+def _string(schema: dict[str, Any], path: str, char: str) -> dict[str, Any]:
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    is_counted = least > 0 or most is not None
+    if "pattern" in schema:
+        if is_counted or "format" in schema:
+            _fail(path, "'pattern' beside a length or a format")
+        return {"pattern": _whole(schema["pattern"], path, char)}
+    if "format" in schema:
+        known = FORMATS[schema["format"]]
+        if least > known.shortest or (most is not None and most < (known.longest or _FAR)):
+            _fail(path, f"minLength and maxLength cannot narrow the format {schema['format']!r}")
+        return {"format": schema["format"]}
+    if not is_counted:
+        return {}
+    if max(least, most or 0) > MAX_COUNTED_CHARS:
+        _fail(path, f"a string's length may be bounded by at most {MAX_COUNTED_CHARS}")
+    if most is not None and most < least:
+        _fail(path, "maxLength is below minLength")
+    return {"pattern": f"^{char}{{{least},{'' if most is None else most}}}$"}
+
+
+def _whole(pattern: str, path: str, char: str) -> str:
+    """An expression for the whole text, of one that is looked for in it."""
+    is_start = pattern.startswith("^")
+    body = pattern[is_start:]
+    before = body[:-1]
+    is_end = body.endswith("$") and (len(before) - len(before.rstrip("\\"))) % 2 == 0
+    if is_end:
+        body = before
+    if not _PLAIN.fullmatch(body):
+        _fail(path, "a 'pattern' that is more than plain characters")
+    # In a pattern it takes `(ab+)?` for `a?b*`.
+    body = "".join("{0,1}" if part == "?" and last == ")" else part for last, part in _pairs(body))
+    if _has_ways(body):
+        if is_start or is_end:
+            _fail(path, "a 'pattern' with '^' or '$' in one of its ways")
+        body = f"(?:{body})"
+    return f"^{'' if is_start else f'{char}*'}{body}{'' if is_end else f'{char}*'}$"
+
+
+def _pairs(pattern: str) -> Iterator[tuple[str, str]]:
+    """Each part of an expression, behind the one before it."""
+    return pairwise(["", *_PARTS.findall(pattern)])
+
+
+def _has_ways(pattern: str) -> bool:
+    depth = 0
+    for _, part in _pairs(pattern):
+        depth += (part == "(") - (part == ")")
+        if part == "|" and depth == 0:
+            return True
+    return False
+
+
+def _array(schema: dict[str, Any], path: str, _: str) -> dict[str, Any]:
+    made: dict[str, Any] = {key: schema[key] for key in ("minItems", "maxItems") if key in schema}
+    if "prefixItems" in schema:
+        made["prefixItems"] = [
+            _node(each, f"{path}/prefixItems/{index}")
+            for index, each in enumerate(schema["prefixItems"])
+        ]
+    items = schema.get("items", True)
+    # Without it nothing more would be allowed.
+    made["items"] = False if items is False else _node(items, f"{path}/items") or True
+    return made
+
+
+def _object(schema: dict[str, Any], path: str, char: str) -> dict[str, Any]:
+    given = schema.get("properties", {})
+    rest = schema.get("additionalProperties", True)
+    counts = {key: schema[key] for key in _OBJECT_COUNTS if key in schema}
+    named = [name for name in schema.get("required", ()) if name not in given]
+    if "patternProperties" in schema:
+        patterns = schema["patternProperties"]
+        if given or named or counts or rest is not False or len(patterns) != 1:
+            _fail(path, "'patternProperties' beside other properties")
+        ((pattern, value),) = patterns.items()
+        value = _node(value, f"{path}/patternProperties")
+        return {
+            "patternProperties": {_whole(pattern, path, _CHAR): value or True},
+            "additionalProperties": False,
+        }
+    if named and rest is False:
+        _fail(path, f"'required' names {named[0][:40]!r}, which is not allowed")
+    made: dict[str, Any] = dict(counts)
+    properties = {
+        name: _node(each, f"{path}/properties/{name[:40]}", char if path == "#" else _CHAR)
+        for name, each in given.items()
+    }
+    other = False if rest is False else _node(rest, f"{path}/additionalProperties")
+    properties |= dict.fromkeys(named, other)
+    if properties:
+        made["properties"] = properties
+    if "required" in schema:
+        made["required"] = list(dict.fromkeys(schema["required"]))
+    # Without it nothing more would be allowed.
+    made["additionalProperties"] = True if other == {} else other
+    return made
+
+
+_OF_TYPE = {
+    "integer": _integer,
+    "number": _number,
+    "string": _string,
+    "array": _array,
+    "object": _object,
+}

@@ -33,7 +33,8 @@ from runtime.executor.kernel_choices import choose_attention, choose_experts, ro
 from runtime.executor.memory import GIB
 from runtime.executor.out_of_memory import TOO_LARGE, memory_for, require_room
 from runtime.executor.profiler import Profiler
-from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS, GrammarBackend
+from runtime.grammar.grammar_backend import GrammarBackend
+from runtime.grammar.libraries import open_libraries
 from runtime.ipc.messages import (
     ControlReply,
     FrontInbound,
@@ -306,8 +307,11 @@ def build_grammars(config: WorkerConfig) -> Grammars:
         return Grammars(None, vocab_size, config.eos_token_ids)
 
     def make() -> GrammarBackend[Any]:
-        return GRAMMAR_BACKENDS.load(config.grammar_backend)(
-            Path(config.tokenizer_folder), vocab_size, config.eos_token_ids
+        return open_libraries(
+            config.grammar_backend,
+            Path(config.tokenizer_folder),
+            vocab_size,
+            config.eos_token_ids,
         )
 
     return Grammars(make, vocab_size, config.eos_token_ids)

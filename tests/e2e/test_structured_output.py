@@ -98,7 +98,8 @@ def test_one_constraint_only(server: ServerProcess) -> None:
     assert "Only one constraint" in response.text
 
 
-# llguidance computes nothing ahead, and so can follow these.
+# llguidance computes nothing ahead, and so can follow these: it gets them where xgrammar has said
+# in time that it cannot.
 ONLY_SLOW_TO_COMPILE: list[dict[str, str]] = [
     {"regex": ".{1,4000}.{1,4000}"},
     {"ebnf": 'root ::= a a a a a a a a a a "b"\na ::= b*\nb ::= c*\nc ::= [a-z]*'},
@@ -156,6 +157,8 @@ def test_hostile_grammars_are_refused(server: ServerProcess, backend: str) -> No
         body = {"text": "water", "sampling_params": constraint}
         response, took_s = settled(server, json.dumps(body).encode())
         (name,) = constraint
+        if constraint in ONLY_SLOW_TO_COMPILE and response.status_code == 200:
+            continue
         assert response.status_code == 400, (constraint[name][:60], response.text)
         assert name in response.json()["error"]["message"], response.text
         # Two seconds on a machine of its own; this one may be shared.
@@ -251,9 +254,10 @@ def test_nobody_notices_hostile_grammars(server: ServerProcess, backend: str) ->
             took_s: list[float] = []
 
             def attack(bodies: list[bytes] = bodies, took_s: list[float] = took_s) -> None:
-                for body in bodies:
+                for body, constraint in zip(bodies, worst, strict=True):
                     response, answered_s = settled(server, body)
-                    assert response.status_code == 400
+                    is_followed = constraint in ONLY_SLOW_TO_COMPILE and len(BACKENDS) > 1
+                    assert response.status_code == 400 or is_followed
                     took_s.append(answered_s)
                     time.sleep(max(0.0, ATTACK_EVERY_S - answered_s))
 
@@ -385,14 +389,35 @@ def test_without_a_backend_it_says_so() -> None:
     assert chat.status_code == 400
 
 
-def test_a_grammar_as_guidance_sends_it(server: ServerProcess, backend: str) -> None:
+def test_a_grammar_as_guidance_sends_it(server: ServerProcess) -> None:
     lark = '%llguidance {"no_forcing": false}\nstart: "the " WORD " is " %json {"enum": [4, 16]}\n'
     answer = generate(server, ebnf=f"{lark}WORD: /[a-z]{{2,4}}/\n", temperature=0)
-    if backend != "llguidance":
+    if "llguidance" not in BACKENDS:
         assert answer.status_code == 400
-        assert "--grammar-backend llguidance" in answer.text
+        assert "for --grammar-backend llguidance" in answer.text
         return
     assert answer.status_code == 200, answer.text
     assert re.fullmatch(r"the [a-z]{2,4} is (4|16)", answer.json()["text"])
     for broken in ("%llguidance {}\nstart: nothing\n", "%llguidance {\nstart: 'a'\n"):
         assert generate(server, ebnf=broken).status_code == 400
+
+
+@pytest.mark.skipif(len(BACKENDS) < 2, reason="needs both libraries")
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        # One library drops the first and refuses the second, the other misses or refuses the rest.
+        ({"type": "number", "multipleOf": 2.5, "minimum": 2, "maximum": 4}, "2.5"),
+        ({"type": "integer", "minimum": 2.5, "exclusiveMaximum": 4, "multipleOf": 1.5}, "3"),
+        ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 1}, "9007199254740993"),
+        ({"type": "string", "pattern": "^\\.$", "not": {"type": "null"}}, '"."'),
+    ],
+)
+def test_a_schema_goes_to_the_library_that_can(
+    server: ServerProcess, schema: dict[str, Any], expected: str
+) -> None:
+    text = output(generate(server, json_schema=json.dumps(schema), max_new_tokens=40))
+    assert text.rstrip("0").rstrip(".") == expected.rstrip("0").rstrip(".")
+    refused = generate(server, json_schema=json.dumps({"type": "array", "contains": schema}))
+    assert refused.status_code == 400
+    assert "'contains' is not supported" in refused.text

@@ -21,7 +21,8 @@ from runtime.client.grammar_client import grammar_key
 from runtime.config.options import WorkerConfig
 from runtime.extras.hidden_states.front import ALL, LAST
 from runtime.extras.logprobs.positions import LogprobSpec, PositionLogprobs, read_blocks
-from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS, GrammarBackend
+from runtime.grammar.grammar_backend import GrammarBackend
+from runtime.grammar.libraries import open_libraries
 from runtime.ipc.messages import (
     ControlReply,
     FinishReason,
@@ -244,5 +245,4 @@ def _grammar_backend(
     name: str, tokenizer_folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]
 ) -> GrammarBackend[Any]:
     """What compiles constraints, which in a server is another process."""
-    make = GRAMMAR_BACKENDS.load(name)
-    return make(tokenizer_folder, vocab_size, list(eos_token_ids))  # type: ignore[no-any-return]
+    return open_libraries(name, tokenizer_folder, vocab_size, list(eos_token_ids))

@@ -19,6 +19,7 @@ from runtime.grammar.grammar_backend import (
     GrammarError,
     num_words,
 )
+from runtime.grammar.libraries import GrammarLibraries, open_libraries
 from runtime.grammar.limits import check_grammar
 from runtime.requests.sampling_params import GrammarSpec
 from runtime.text.tokenizer import Tokenizer
@@ -32,15 +33,34 @@ class InProcessCompiler:
         specs: what it was asked to compile.
     """
 
-    def __init__(self, name: str, folder: Path, tokenizer: Tokenizer, eos_token_ids: list[int]):
-        """Build the back end `name` for a tokenizer of bytes, which is written to `folder`."""
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        tokenizer: Tokenizer,
+        eos_token_ids: list[int],
+        *,
+        alone: bool = False,
+    ):
+        """Ask the library `name` first, or `alone`.
+
+        Args:
+            name: of the library.
+            folder: where the tokenizer is written.
+            tokenizer: of bytes.
+            eos_token_ids: ids that end a text.
+            alone: whether no other is asked.
+        """
         write_folder(folder, tokenizer.backend)
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
         added = tokenizer.backend.get_added_tokens_decoder()
         self._spelled = {i: list(added[i].content.encode()) for i in set(added) - {*eos_token_ids}}
-        self.backend: GrammarBackend[Any] = GRAMMAR_BACKENDS.load(name)(
-            folder, tokenizer.vocab_size, eos_token_ids
+        made = tokenizer.vocab_size, eos_token_ids
+        self.backend = (
+            GrammarLibraries({name: GRAMMAR_BACKENDS.load(name)(folder, *made)})
+            if alone
+            else open_libraries(name, folder, *made)
         )
         self.specs: list[GrammarSpec] = []
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,9 +16,11 @@ from runtime.client.grammar_client import GrammarCompiler
 from runtime.config.options import GrammarConfig
 from runtime.errors import InvalidRequest, Overloaded
 from runtime.grammar.compiler import reply_to
+from runtime.grammar.libraries import open_libraries
 from runtime.ipc.limited_forks import ForkEnd, ForkLimits, LimitedForks
-from runtime.ipc.messages import CompileGrammar, GrammarReply
+from runtime.ipc.messages import CompileGrammar, GrammarReply, GrammarsUnavailable
 from runtime.requests.sampling_params import GrammarSpec
+from tests.support.grammar_backends import BACKENDS, needs_grammars
 
 SPEC = GrammarSpec("regex", "[0-9]{2}")
 TIMEOUT_S = 1.0
@@ -105,6 +108,17 @@ async def test_only_what_the_grammar_is_like_is_remembered(
         with pytest.raises(Overloaded if got_no_processor else InvalidRequest):
             await future
     assert len(sent) == (2 if got_no_processor else 1)
+
+
+@needs_grammars
+@pytest.mark.asyncio
+async def test_where_no_library_can_work_every_constraint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="tokenizer") as caught:
+        open_libraries(BACKENDS[0], tmp_path, 8, [])
+    compiler = GrammarCompiler(config(), None)  # type: ignore[arg-type]
+    compiler.on_reply(GrammarsUnavailable(str(caught.value)))
+    with pytest.raises(InvalidRequest, match="regex: structured output is not available"):
+        compiler.compile(SPEC)
 
 
 def config() -> GrammarConfig:

@@ -1,0 +1,162 @@
+"""Both grammar libraries as one back end: what one cannot follow to the letter the other gets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from runtime.grammar.cache import content_of
+from runtime.grammar.grammar_backend import (
+    GRAMMAR_BACKENDS,
+    BitmaskRows,
+    GrammarBackend,
+    GrammarError,
+    Matcher,
+)
+from runtime.requests.sampling_params import GrammarSpec
+
+logger = logging.getLogger(__name__)
+
+_MAX_MESSAGE_CHARS = 600
+Check = Callable[[GrammarBackend[Any], bytes], None]
+
+
+class _Loaded(NamedTuple):
+    library: str
+    grammar: Any
+
+
+class _Followed:
+    """See `runtime.grammar.grammar_backend.Matcher`.
+
+    Attributes:
+        library: that it comes from.
+        inner: the library's own.
+        accept: the library's own.
+    """
+
+    def __init__(self, library: str, inner: Matcher) -> None:
+        self.library = library
+        self.inner = inner
+        # No call more for each token.
+        self.accept = inner.accept
+
+    @property
+    def is_terminated(self) -> bool:
+        return self.inner.is_terminated
+
+
+class GrammarLibraries:
+    """See `runtime.grammar.grammar_backend.GrammarBackend`.
+
+    Attributes:
+        names: of the libraries, the one that is asked first in front.
+    """
+
+    def __init__(self, libraries: Mapping[str, GrammarBackend[Any]]) -> None:
+        """Ask them in the order that they come in; at least one."""
+        self._libraries = dict(libraries)
+        self.names = tuple(self._libraries)
+
+    def compile(self, spec: GrammarSpec, check: Check | None = None) -> bytes:
+        """Compile a constraint with the first library that can, and say in the bytes which.
+
+        Args:
+            spec: the constraint.
+            check: raises `GrammarError` for what a library compiled and cannot be used.
+
+        Raises:
+            GrammarError: none can.
+        """
+        reasons: dict[str, str] = {}
+        for name, library in self._libraries.items():
+            try:
+                payload = library.compile(spec)
+                if check is not None:
+                    check(library, payload)
+            except GrammarError as error:
+                reasons[name] = str(error)
+                continue
+            head = len(payload) - len(content_of(payload))
+            return payload[:head] + _mark(name) + payload[head:]
+        raise GrammarError(_reason(reasons))
+
+    def load(self, payload: bytes) -> _Loaded:
+        """Read what `compile` has written.
+
+        Raises:
+            GrammarError: these are not such bytes, or the library is not there.
+        """
+        mark, content = content_of(payload)[:1], content_of(payload)[1:]
+        for name, library in self._libraries.items():
+            if mark == _mark(name):
+                head = payload[: len(payload) - len(content) - 1]
+                return _Loaded(name, library.load(head + content))
+        raise GrammarError("not a grammar of a library that is there")
+
+    def start(self, compiled: _Loaded) -> _Followed:
+        """Begin an output."""
+        return _Followed(
+            compiled.library, self._libraries[compiled.library].start(compiled.grammar)
+        )
+
+    def fill(self, matchers: Sequence[_Followed], words: BitmaskRows) -> None:
+        """Write which tokens may come next in each output."""
+        names = {each.library for each in matchers}
+        if len(names) == 1:
+            self._libraries[names.pop()].fill([each.inner for each in matchers], words)
+            return
+        for name in names:
+            places = [place for place, each in enumerate(matchers) if each.library == name]
+            made = np.empty((len(places), words.shape[1]), dtype=words.dtype)
+            self._libraries[name].fill([matchers[place].inner for place in places], made)
+            words[places] = made
+
+
+def open_libraries(
+    first: str, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]
+) -> GrammarLibraries:
+    """All libraries that are installed and can work with a tokenizer, `first` in front.
+
+    Args:
+        first: the library that is asked first.
+        tokenizer_folder: where the tokenizer lies.
+        vocab_size: the logits' width.
+        eos_token_ids: ids that end a text.
+
+    Raises:
+        Exception: whatever `first` raised, when none can.
+    """
+    others = [name for name in GRAMMAR_BACKENDS if name != first and find_spec(name) is not None]
+    found: dict[str, GrammarBackend[Any]] = {}
+    failure: BaseException | None = None
+    for name in (first, *others):
+        try:
+            make = GRAMMAR_BACKENDS.load(name)
+            found[name] = make(tokenizer_folder, vocab_size, eos_token_ids)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        # Whatever the libraries raise: their panics are no `Exception`.
+        except BaseException as error:
+            logger.info("%s cannot work with this tokenizer: %s", name, error)
+            failure = failure or error
+    if not found:
+        assert failure is not None
+        raise failure
+    return GrammarLibraries(found)
+
+
+def _mark(name: str) -> bytes:
+    return name[:1].encode()
+
+
+def _reason(reasons: Mapping[str, str]) -> str:
+    if len(set(reasons.values())) == 1:
+        return next(iter(reasons.values()))
+    reason = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    return reason[:_MAX_MESSAGE_CHARS]
