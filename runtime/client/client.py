@@ -109,7 +109,6 @@ class EngineClient:
     @property
     def ready(self) -> bool:
         """Whether any replica takes requests; setting it sets all."""
-        # The first one as a rule: no generator for it.
         return self.links[0].ready or any(link.ready for link in self.links)
 
     @ready.setter

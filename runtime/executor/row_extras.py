@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runtime.executor.staging import to_device
-from runtime.extras.device import DeviceExtra, Gathered, PromptPart, Reads, Samples
+from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Reads, Samples
 from runtime.requests.extra_spec import ExtraSpec, load_half
 from runtime.step.step_plan import BoolArray, Int64Array, Reported, StepPlan
 

@@ -27,7 +27,7 @@ from runtime.config.options import (
     WorkerConfig,
 )
 from runtime.errors import InvalidRequest, StartupError
-from runtime.launch.choices import (
+from runtime.launch.defaults import (
     Choices,
     check_experts,
     choose_dtype,

@@ -2,7 +2,7 @@
 
 An extra is a folder with two halves. Its front half says how it is asked for, checked and answered
 (`runtime.client.front_extras`), its device half how it is gathered
-(`runtime.extras.device`). Whoever passes it on between them knows the facts below and opens
+(`runtime.extras.device_extras`). Whoever passes it on between them knows the facts below and opens
 nothing.
 """
 

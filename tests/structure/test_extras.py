@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.client.front_extras import FrontExtra, front_extra
-from runtime.extras.device import DeviceExtra
+from runtime.extras.device_extras import DeviceExtra
 from runtime.requests.extra_spec import EXTRAS, load_half
 
 ROOT = Path(__file__).resolve().parents[2]

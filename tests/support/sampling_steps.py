@@ -11,7 +11,7 @@ import torch
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.sampler import Sampler
 from runtime.executor.staging import to_device
-from runtime.extras.device import PromptPart
+from runtime.extras.device_extras import PromptPart
 from runtime.extras.logprobs.device import Logprobs
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.requests.request_spec import RowSpec

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from runtime.extras.device import DeviceExtra, Gathered, Reads, Samples
+from runtime.extras.device_extras import DeviceExtra, Gathered, Reads, Samples
 
 # Most logits whose probabilities exist at a time: 64 MiB in float32.
 MAX_LOGITS = 1 << 24

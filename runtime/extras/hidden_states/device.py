@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from runtime.extras.device import DeviceExtra, Gathered, PromptPart, Reads, Samples
+from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Reads, Samples
 
 
 class HiddenStates(DeviceExtra):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.sampling import gather_logprobs
-from runtime.extras.device import DeviceExtra, Gathered, PromptPart, Reads, Samples, Send
+from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Reads, Samples, Send
 from runtime.extras.logprobs.positions import LogprobArrays, LogprobSpec
 
 # Most logits of a prompt that exist at a time: 64 MiB in float32.

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.extras.device import DeviceExtra, Gathered, Reads, Samples
+from runtime.extras.device_extras import DeviceExtra, Gathered, Reads, Samples
 from runtime.extras.pooled.parts import parts_of
 
 

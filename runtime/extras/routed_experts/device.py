@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from numpy.typing import NDArray
 
-from runtime.extras.device import DeviceExtra, Gathered, PromptPart, Reads, Samples
+from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Reads, Samples
 
 
 class RoutedExperts(DeviceExtra):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.extras.device import DeviceExtra, Gathered, PromptPart, Reads, Samples
+from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Reads, Samples
 
 
 class TokenVectors(DeviceExtra):
