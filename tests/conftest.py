@@ -48,6 +48,7 @@ ORDER = (
     *ASKING,
     "kernels",
     "numerics",
+    "real",
     "unit",
     "structure",
     "gpu",
