@@ -114,7 +114,7 @@ __all__ = [
     "video",
 ]
 
-# The words of the frontend language, all of one module.
+# The names of the frontend language, all from one module.
 _WORDS = (
     *("assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int"),
     *("gen_string", "get_server_info", "image", "select", "separate_reasoning"),
@@ -122,7 +122,7 @@ _WORDS = (
     *("user_end", "video"),
 )
 
-# Imported when first asked for: `import headrace` itself loads nothing.
+# Imported on first access: `import headrace` itself loads nothing.
 _LAZY = {
     "Engine": "headrace.engine.engine",
     "EngineDeadError": "headrace.engine.engine_errors",
@@ -159,7 +159,7 @@ _LAZY = {
 try:
     __version__ = version("headrace")
 except PackageNotFoundError:
-    # A checkout on the path that nobody installed.
+    # A checkout on the path that is not installed.
     __version__ = "0.0.0"
 
 

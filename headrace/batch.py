@@ -1,9 +1,9 @@
 """`headrace batch in.jsonl out.jsonl`: a file of requests through an offline engine, resumable.
 
 A line holds `text` (or `prompt`), `input_ids` or `messages`, and may hold `image_data`,
-`sampling_params` and an `id`; or it is a line of OpenAI's batch files, and so is its answer. Each
-answer is written as soon as it is there, with the number of its line; asked again after a stop, the
-command goes on with what is missing.
+`sampling_params` and an `id`. A line in OpenAI's batch format gets its answer in that format. Each
+answer is written as soon as it is complete, with the number of its line. Run again after a stop,
+the command continues with the lines that have no answer.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _KEYS = frozenset(
 
 
 def main(input_path: str, output_path: str, engine_arguments: Sequence[str], out: TextIO) -> int:
-    """Run the command; its exit status: 0 all answered, 1 some or all failed, 130 Ctrl-C.
+    """Run the command and return its exit status: 0 all answered, 1 some failed, 130 Ctrl-C.
 
     Args:
         input_path: the requests.
-        output_path: the answers, kept and completed when the file exists.
+        output_path: the answers; an existing file is kept and completed.
         engine_arguments: the server's options, as on its command line.
-        out: where to say what happened.
+        out: receives the messages for the user.
     """
     source = Path(input_path)
     if not source.is_file():
-        out.write(f"headrace: {source} is no file.\n")
+        out.write(f"headrace: {source} is not a file.\n")
         return 1
     parsed = parse_args(["--log-level", "error", *engine_arguments], prog="headrace batch")
     for notice in parsed.notices:
@@ -90,7 +90,7 @@ async def _run(engine: Engine, source: Path, output: BatchOutput, missing: int) 
 
     async def work() -> None:
         nonlocal num_failed
-        # Workers share the iterator: a line is read when somebody is free to run it.
+        # Workers share the iterator: a line is read when a worker is free to run it.
         for line in todo:
             if line.is_openai:
                 answer = await _openai_answer(engine, chat, line)
@@ -118,7 +118,7 @@ async def _openai_answer(engine: Engine, chat: OpenAIContext, line: BatchLine) -
         body = await asyncio.to_thread(inline_body, body, sees=chat.sees)
     except InvalidRequest as error:
         return {"response": refused(error), "error": None}
-    # The routes belong to the engine's loop.
+    # The routes run on the engine's loop.
     response = await engine.run(batch_answer(chat, url, orjson.dumps(body)))
     return {"response": response, "error": None}
 
@@ -138,10 +138,10 @@ async def _answer(engine: Engine, chat: OpenAIContext, line: BatchLine) -> dict[
     variables = request.pop("chat_template_kwargs", None)
     if messages is not None:
         if prompt is not None or not {"input_ids", "image_data"}.isdisjoint(request):
-            raise ValueError("messages goes without text, prompt, input_ids and image_data.")
+            raise ValueError("messages excludes text, prompt, input_ids and image_data.")
         messages = await asyncio.to_thread(inline_messages, messages, sees=chat.sees)
         request["input_ids"] = await _render(chat, messages, variables)
-        # Its placeholders are there already; the images are known from rendering.
+        # The rendered ids already hold the placeholders; rendering has loaded the images.
         request["image_data"] = urls_of(messages)
     answers = await engine.async_generate(prompt, **request)
     if isinstance(answers, list):

@@ -25,7 +25,7 @@ class BatchLine:
     Attributes:
         index: its line in the input, counted from 0; blank lines count.
         request: the JSON object, empty when the line holds none.
-        problem: why the line is no request.
+        problem: why the line is not a valid request.
     """
 
     index: int
@@ -34,7 +34,7 @@ class BatchLine:
 
     @property
     def is_openai(self) -> bool:
-        """Whether it is a line of OpenAI's batch files, and its answer shall be one."""
+        """Whether the line is in OpenAI's batch format, which its answer then uses too."""
         return not _OPENAI_KEYS.isdisjoint(self.request)
 
     @property
@@ -64,21 +64,21 @@ def read_lines(path: Path) -> Iterator[BatchLine]:
 class BatchOutput:
     """The output file: one JSON object a line, written as answers come, in any order.
 
-    Opened again, it keeps what was answered; a line cut by a crash and lines with an error are
-    dropped, so that their requests run again.
+    Opened again, it keeps the answers that it holds. It drops a line cut by a crash and lines with
+    an error, so that their requests run again.
     """
 
     def __init__(self, path: Path) -> None:
         """Open or make the file at `path`.
 
         Raises:
-            BatchFileError: it is no regular file, or holds what this command did not write.
+            BatchFileError: not a regular file, or it holds lines that this command did not write.
         """
         self.path = path
         self.finished: dict[int, Any] = {}
         if path.exists():
             if not path.is_file():
-                raise BatchFileError(f"{path} is no regular file.")
+                raise BatchFileError(f"{path} is not a regular file.")
             self._keep_answers()
         self._file = path.open("a", encoding="utf-8")
 
@@ -103,15 +103,15 @@ class BatchOutput:
             record = None
         if not isinstance(record, dict) or not isinstance(_index_of(record), int):
             raise BatchFileError(
-                f"{self.path}, line {number}, is no answer of this command; name another file."
+                f"{self.path}, line {number}, was not written by this command; name another file."
             )
         return record
 
     def has(self, line: BatchLine) -> bool:
-        """Whether `line` is answered already.
+        """Whether `line` already has an answer.
 
         Raises:
-            BatchFileError: the answer is to a request of another name: another input file's.
+            BatchFileError: the answer has another request's `id`, so it belongs to another input.
         """
         if line.index not in self.finished:
             return False
@@ -142,7 +142,7 @@ class BatchOutput:
 
 
 def _index_of(record: dict[str, Any]) -> Any:
-    """The line that `record` answers; None where it is no answer of ours."""
+    """The line that `record` answers; None when this command did not write `record`."""
     number = str(record.get("id")).removeprefix(_OPENAI_ID)
     if "custom_id" in record and number.isdigit():
         return int(number)
@@ -150,7 +150,7 @@ def _index_of(record: dict[str, Any]) -> Any:
 
 
 def has_failed(record: dict[str, Any]) -> bool:
-    """Whether `record` tells of a failure, so that its request is to run again."""
+    """Whether `record` holds a failure, so that its request is to run again."""
     if record.get("error") is not None:
         return True
     response = record.get("response")

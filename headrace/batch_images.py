@@ -1,6 +1,6 @@
-"""Images in the messages of a batch's lines: whatever the user names, as base64.
+"""Images in the messages of a batch's lines, converted to base64.
 
-The file and the images are the user's own, so paths and addresses are read as a program's are.
+The user owns the file and the images, so paths and URLs are read as in the user's own program.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from openai_api.content_parts import inline_image
 
 
 def inline_body(body: dict[str, Any], *, sees: bool) -> dict[str, Any]:
-    """The body with the images of its messages in it; may block.
+    """The body with its messages' images inlined; may block.
 
     Raises:
         InvalidRequest: an image cannot be read.
@@ -23,11 +23,11 @@ def inline_body(body: dict[str, Any], *, sees: bool) -> dict[str, Any]:
 
 
 def inline_messages(messages: Any, *, sees: bool) -> Any:
-    """Messages with no file and no address in their images; what is no image stays as it is.
+    """Messages whose images are inlined, without paths and URLs; all else stays unchanged.
 
     Args:
-        messages: as a line holds them, nothing of it checked.
-        sees: whether the model takes images; else they are left for the refusal.
+        messages: as a line holds them, unchecked.
+        sees: whether the model takes images; if not, they stay and the request is refused later.
 
     Raises:
         InvalidRequest: an image cannot be read.
@@ -38,7 +38,7 @@ def inline_messages(messages: Any, *, sees: bool) -> Any:
 
 
 def urls_of(messages: Any) -> list[str] | None:
-    """The images of messages that `inline_messages` gave, in their order."""
+    """The images in the messages that `inline_messages` returned, in order."""
     found = [
         part["image_url"]["url"]
         for message in messages

@@ -1,4 +1,4 @@
-"""A conversation in the terminal with a running server, over its OpenAI routes."""
+"""A chat in the terminal with a running server, over its OpenAI routes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ChatFailed(Exception):
 
 
 class Piece(NamedTuple):
-    """A bit of an answer as it comes."""
+    """A part of an answer as it arrives."""
 
     text: str
     is_reasoning: bool
@@ -35,33 +35,33 @@ def connect(url: str, api_key: str | None = None) -> httpx.Client:
     """A client for the server at `url`, which may end in /v1 as OpenAI's clients want it.
 
     Raises:
-        ChatFailed: `url` is no HTTP address.
+        ChatFailed: `url` is not an HTTP address.
     """
     try:
         base = httpx.URL(url.rstrip("/").removesuffix("/v1"))
     except httpx.InvalidURL:
-        raise ChatFailed(f"{url} is no address of a server.") from None
+        raise ChatFailed(f"{url} is not a server's address.") from None
     if base.scheme not in ("http", "https") or not base.host:
-        raise ChatFailed(f"{url} is no address of a server; it looks like http://HOST:PORT.")
+        raise ChatFailed(f"{url} is not a server's address, which looks like http://HOST:PORT.")
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     return httpx.Client(
         base_url=base,
         headers=headers,
-        # An answer may take as long as it takes; only the connection has a limit.
+        # An answer has no time limit; only the connection has one.
         timeout=httpx.Timeout(None, connect=5.0),
-        # A proxy of the environment cannot see this machine's own ports.
+        # A proxy from the environment cannot reach this machine's own ports.
         trust_env=base.host not in _LOOPBACK,
-        # The authorities of this machine, or those of SSL_CERT_FILE.
+        # This machine's certificate authorities, or those of SSL_CERT_FILE.
         verify=ssl.create_default_context(),
     )
 
 
 class ChatSession:
-    """The conversation so far, and how the next answer is asked for.
+    """The conversation so far, and how the next answer is requested.
 
     Attributes:
-        messages: what the server gets to see, the system message first.
-        model: the name that requests carry.
+        messages: what the server receives, the system message first.
+        model: the name that requests send.
     """
 
     def __init__(
@@ -74,16 +74,16 @@ class ChatSession:
         max_tokens: int | None = None,
         temperature: float | None = None,
     ) -> None:
-        """Ask the server for its model's name unless `model` says it.
+        """Ask the server for its model's name unless `model` is given.
 
         Raises:
-            ChatFailed: no server answers.
+            ChatFailed: the server does not answer.
         """
         self._client = client
         self._system = system
         self._options: dict[str, Any] = {}
         if thinking is not None:
-            # Two families of templates, two names for one switch.
+            # Two families of chat templates use two names for one switch.
             self._options["chat_template_kwargs"] = {
                 "enable_thinking": thinking,
                 "thinking": thinking,
@@ -106,13 +106,13 @@ class ChatSession:
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def ask(self, question: str) -> Generator[Piece, None, None]:
-        """Send a question and give the answer as it comes.
+        """Send a question and yield the answer as it arrives.
 
-        What has come when the caller stops reading stays in the conversation: the model sees what
-        the user saw. A question that fails, or is stopped before any answer, is taken back.
+        When the caller stops reading, the part that has arrived stays in the conversation: the
+        model sees what the user saw. A question that fails, or stops before any answer, is removed.
 
         Raises:
-            ChatFailed: the server refuses, or goes away.
+            ChatFailed: the server refuses, or the connection breaks.
         """
         self.messages.append({"role": "user", "content": question})
         body = {
@@ -185,7 +185,7 @@ class ChatSession:
 
 
 def refusal(response: httpx.Response) -> str:
-    """What the server says of a request that it refuses."""
+    """The server's reason for refusing a request."""
     try:
         body = response.json()
         error = body.get("error", body)
@@ -198,7 +198,7 @@ def refusal(response: httpx.Response) -> str:
 
 
 def _events(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    # Not by httpx's lines: those also end at characters that JSON leaves inside a text.
+    # httpx's lines also end at characters that JSON allows inside a text.
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -210,7 +210,7 @@ def _events(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def converse(session: ChatSession, source: TextIO, out: TextIO, log: TextIO) -> int:
-    """Run the conversation until the input ends; the exit status.
+    """Run the conversation until the input ends and return the exit status.
 
     A terminal gets prompts, commands and reasoning; piped input gets one answer per line.
     """

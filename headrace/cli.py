@@ -1,7 +1,7 @@
-"""The `headrace` command: `serve` starts a server, `chat` talks to one, `batch` needs none.
+"""The `headrace` command: `serve` starts a server, `chat` talks to one, `batch` runs without one.
 
-`doctor` says what this machine offers and what a model needs, `bench` how fast it is, `explain` why
-a prompt was not found in the cache.
+`doctor` reports what this machine offers and what a model needs, `bench` measures speed, and
+`explain` shows why a prompt was not found in the cache.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from headrace import __version__
 
 DEFAULT_URL = "http://127.0.0.1:30000"
-# What `--help` says of each, and its module, imported when it is asked for: `main(argv)` there runs
-# the benchmark and returns the exit status.
+# Each benchmark's text in `--help` and its module, imported when the benchmark is chosen. The
+# module's `main(argv)` runs the benchmark and returns the exit status.
 BENCHMARKS = {
     "serving": ("load on a running server, ours or another", "headrace.bench.serving"),
     "offline": ("throughput of the engine without HTTP", "headrace.bench.offline"),
@@ -28,11 +28,11 @@ BENCHMARKS = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line; `serve` hands its arguments on unread."""
+    """The command line; `serve` passes its arguments on unparsed."""
     parser = argparse.ArgumentParser(prog="headrace", description="A small, fast LLM server.")
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # Without -h of its own, so that `serve --help` reaches the server's option list.
+    # Without its own -h, so that `serve --help` reaches the server's option list.
     commands.add_parser(
         "serve",
         help="start a server (the demo model when no --model-path is given)",
@@ -91,16 +91,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one command; exits with its status."""
+    """Run one command and exit with its status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["serve"]:
-        # Imported late: a chat needs nothing of the server.
+        # Imported late: a chat does not need the server's modules.
         from server.launch import main as launch
 
         launch(arguments[1:], prog="headrace serve")
         return
     if arguments[:1] == ["batch"]:
-        # The files come first; what follows them is the server's to read.
+        # The files come first; the server's parser reads what follows them.
         options = build_parser().parse_args(arguments[:3])
         from headrace.batch import main as run_batch
 
@@ -138,7 +138,7 @@ def _chat(options: argparse.Namespace) -> int:
             )
             return converse(session, sys.stdin, sys.stdout, sys.stderr)
     except BrokenPipeError:
-        # `headrace chat | head`: what is left in the buffer at exit must not be tried again.
+        # `headrace chat | head`: do not flush the rest of the buffer at exit again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except ChatFailed as error:

@@ -1,4 +1,4 @@
-"""`headrace explain FILE`: where the prompt of a request leaves what the server has cached."""
+"""`headrace explain FILE`: where a request's prompt diverges from the server's prefix cache."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what the server says; the exit status is 2 where it says nothing."""
+    """Print the server's report; the exit status is 2 when there is none."""
     options = build_parser().parse_args(argv)
     try:
         body = _read(options.file)
@@ -54,14 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def route_of(body: dict[str, Any]) -> str:
-    """Where a body is sent, by what it has."""
+    """The route for a body, chosen by its keys."""
     if "input" in body:
         return ROUTES[1]
     return ROUTES[2] if "system" in body or "anthropic_version" in body else ROUTES[0]
 
 
 def told(found: dict[str, Any]) -> list[str]:
-    """What is printed."""
+    """The lines to print."""
     prompt, cached, broken = (
         found[key] for key in ("prompt_tokens", "cached_tokens", "cache_break")
     )
@@ -80,7 +80,7 @@ def _read(file: str) -> dict[str, Any]:
     text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     body = json.loads(text)
     if not isinstance(body, dict):
-        raise ValueError(f"{file} holds no JSON object.")
+        raise ValueError(f"{file} does not hold a JSON object.")
     return body
 
 

@@ -1,4 +1,4 @@
-"""Plain HTTP for notebooks: one call with JSON, and a file that is fetched once."""
+"""Plain HTTP for notebooks: one call with JSON, and a file download that is cached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HttpResponse:
     """An answer, whatever its status.
 
     Attributes:
-        status_code: of HTTP.
+        status_code: the HTTP status.
     """
 
     def __init__(self, response: httpx.Response, client: httpx.Client) -> None:
@@ -42,7 +42,7 @@ class HttpResponse:
         chunk_size: int = 512,  # noqa: ARG002  # the signature of `requests`
         decode_unicode: bool = False,
     ) -> Iterator[Any]:
-        r"""The body's lines as they come, bytes or text; only `\n` ends a line."""
+        r"""Yield the body's lines as they arrive, bytes or text; only `\n` ends a line."""
         rest = b""
         for chunk in self._response.iter_bytes():
             *lines, rest = (rest + chunk).split(b"\n")
@@ -53,7 +53,7 @@ class HttpResponse:
         self.close()
 
     def close(self) -> None:
-        """End the connection; a stream that is left early ends its request so."""
+        """Close the connection; closing a stream early ends its request on the server."""
         self._response.close()
         self._client.close()
 
@@ -77,15 +77,15 @@ def http_request(
     verify: Any = None,
     method: str | None = None,
 ) -> HttpResponse:
-    """One request; a status that tells of a failure is given back, not raised.
+    """Send one request; an error status is returned, not raised.
 
     Args:
-        url: where to.
+        url: the target.
         json: the body.
-        stream: return as soon as the status is there; read with `iter_lines`.
+        stream: return as soon as the status has arrived; read the body with `iter_lines`.
         api_key: sent as `Authorization: Bearer`.
-        verify: whether certificates are checked, or a file of authorities.
-        method: POST with a body and GET without by default.
+        verify: whether to check certificates, or a file of authorities.
+        method: by default POST with a body and GET without.
 
     Raises:
         httpx.HTTPError: no answer came.
@@ -98,7 +98,7 @@ def http_request(
     client = httpx.Client(
         timeout=httpx.Timeout(None, connect=10.0),
         verify=_verification(verify),
-        # A proxy of the environment cannot see this machine's own ports.
+        # A proxy from the environment cannot reach this machine's own ports.
         trust_env=urllib.parse.urlsplit(url).hostname not in _LOOPBACK,
     )
     method = method or ("GET" if json is None and not stream else "POST")
@@ -125,15 +125,15 @@ def _verification(verify: Any) -> Any:
 
 
 def download_and_cache_file(url: str, filename: str | None = None) -> str:
-    """The path of a file of the web, fetched unless it is there already.
+    """Return the path of a file from the web, downloaded unless it is already there.
 
     Args:
         url: where the file is.
-        filename: where to keep it; the address's last part in the folder for temporary files when
-            absent.
+        filename: where to keep it; by default the last part of the URL, in the folder for temporary
+            files.
 
     Raises:
-        httpx.HTTPError: it cannot be fetched; nothing is left at `filename` then.
+        httpx.HTTPError: the download failed; nothing is left at `filename` then.
     """
     path = Path(filename or Path(tempfile.gettempdir()) / url.rstrip("/").split("/")[-1])
     if path.is_file():
@@ -155,6 +155,6 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
             except BaseException:
                 Path(part.name).unlink()
                 raise
-    # Whole or not there: a reader never finds half a file.
+    # The file appears whole or not at all: a reader never finds half of it.
     Path(part.name).rename(path)
     return str(path)

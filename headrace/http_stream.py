@@ -1,7 +1,7 @@
-"""A lean HTTP/1.1 client for event streams: one parser callback an event, connections reused.
+"""A lean HTTP/1.1 client for event streams: one parser callback per event, pooled connections.
 
-A general client costs more per event than the servers that are measured; here an event costs a few
-microseconds, so that one process can follow tens of thousands a second.
+A general client costs more per event than the measured servers do. Here an event costs a few
+microseconds, so one process can follow tens of thousands per second.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _UNLIMITED = contextlib.nullcontext()
 
 
 class HttpStatusError(HeadraceError):
-    """An answer with another status than 200.
+    """A response with a status other than 200.
 
     Attributes:
-        status: what came instead.
-        body: the beginning of the answer.
+        status: the response's status.
+        body: the beginning of the response.
     """
 
     def __init__(self, status: int, body: bytes) -> None:
-        """Keep what came."""
+        """Store the status and the body."""
         text = " ".join(body.decode(errors="replace").split())
         super().__init__(f"HTTP {status}: {text[:300]}")
         self.status = status
@@ -42,7 +42,7 @@ class HttpStatusError(HeadraceError):
 
 
 class _Exchange:
-    """One response as it comes in."""
+    """One response in progress."""
 
     def __init__(self, on_event: OnEvent | None, done: asyncio.Future[None]) -> None:
         self.on_event = on_event
@@ -53,7 +53,7 @@ class _Exchange:
         self._rest = b""
 
     def feed(self, data: bytes, now: float) -> None:
-        """Take a piece of the body; whole events are handed on without their `data: `."""
+        """Add a piece of the body; whole events are passed on without their `data: `."""
         if self.on_event is None or self.status != _OK:
             if self.on_event is None or len(self.body) < _MAX_ERROR_BYTES:
                 self.body += data
@@ -85,14 +85,14 @@ class _Connection(asyncio.Protocol):
         try:
             self.parser.feed_data(data)
         except Exception as error:
-            # A callback's error reaches us here too: it fails this request, not the event loop.
+            # A callback's error also arrives here: it fails this request, not the event loop.
             self.fail(HeadraceError(f"The answer cannot be read: {error.__context__ or error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False
         exchange = self.exchange
         if exc is None and exchange is not None and exchange.status and not exchange.has_length:
-            # An answer that told no length ends with its connection.
+            # A response without a length ends with its connection.
             self.on_message_complete()
             return
         self.fail(exc or ConnectionResetError("The server closed the connection."))
@@ -120,7 +120,7 @@ class _Connection(asyncio.Protocol):
     # ---- ours ----
 
     def fail(self, error: BaseException) -> None:
-        """End the request under way with `error`."""
+        """End the request in progress with `error`."""
         self.reusable = False
         exchange, self.exchange = self.exchange, None
         if exchange is not None and not exchange.done.done():
@@ -137,7 +137,7 @@ class _Connection(asyncio.Protocol):
 
 
 class HttpClient:
-    """Requests to one server over as many connections as are in use at once."""
+    """Requests to one server, over one connection per concurrent request."""
 
     def __init__(
         self,
@@ -148,26 +148,26 @@ class HttpClient:
         tls: ssl.SSLContext | None = None,
         max_connections: int | None = None,
     ) -> None:
-        """Connect to nothing yet.
+        """Store the address; no connection is opened yet.
 
         Args:
-            url: scheme, host, port and perhaps a path that comes before every path; a `/v1` at its
-                end, as OpenAI's clients want it, is a part of our paths and left away.
+            url: scheme, host, port and optionally a prefix for every path. A trailing `/v1`, as in
+                OpenAI's clients, is dropped, because our paths include it.
             headers: sent with every request.
-            timeout_s: longest a request may take, its whole stream included; None for no limit.
-            tls: which certificates an https server may have; by default the machine's.
-            max_connections: most requests at once; others wait. None for no limit.
+            timeout_s: the longest time for a request, its whole stream included; None for no limit.
+            tls: which certificates to accept from an https server; by default the machine's.
+            max_connections: most requests at once; further requests wait. None for no limit.
 
         Raises:
-            StartupError: no such URL.
+            StartupError: `url` or a header is invalid.
         """
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
         except ValueError as error:
-            raise StartupError(f"{url} is no URL: {error}.") from None
+            raise StartupError(f"{url} is not a URL: {error}.") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise StartupError(f"{url} is no http or https URL.")
+            raise StartupError(f"{url} is not an http or https URL.")
         is_secure = parts.scheme == "https"
         self._ssl = (tls or ssl.create_default_context()) if is_secure else None
         self._host = parts.hostname
@@ -187,8 +187,8 @@ class HttpClient:
         """Open a connection for the first request.
 
         Raises:
-            OSError: nobody answers.
-            TimeoutError: likewise.
+            OSError: the server does not answer.
+            TimeoutError: the server does not answer in time.
         """
         async with asyncio.timeout(self._timeout_s):
             self._idle.append(await self._connect())
@@ -197,7 +197,7 @@ class HttpClient:
         """POST `body`; `on_event(when, data)` is called for each server-sent event.
 
         Raises:
-            HttpStatusError: another status than 200, with the beginning of the answer.
+            HttpStatusError: the status is not 200; holds the beginning of the response.
             OSError: the connection broke.
             TimeoutError: the answer took too long.
         """
@@ -206,7 +206,7 @@ class HttpClient:
             raise HttpStatusError(exchange.status, bytes(exchange.body))
 
     async def call(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """One plain request; its status and body.
+        """Send one plain request and return its status and body.
 
         Raises:
             OSError: the connection broke.
@@ -216,7 +216,7 @@ class HttpClient:
         return exchange.status, bytes(exchange.body)
 
     def close(self) -> None:
-        """Close the connections that idle."""
+        """Close the idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
@@ -226,7 +226,7 @@ class HttpClient:
     ) -> _Exchange:
         head = f"{method} {self._base}{path} HTTP/1.1\r\n".encode()
         request = head + self._headers + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
-        # The wait for room is this process's own affair.
+        # The request waits here for one of at most `max_connections`.
         limit = _UNLIMITED if self._timeout_s is None else asyncio.timeout(self._timeout_s)
         async with self._room or _UNLIMITED, limit:
             while True:
@@ -252,7 +252,7 @@ class HttpClient:
             connection.transport.write(request)
             await exchange.done
         except BaseException:
-            # What is left of the answer must not be taken for the next one.
+            # The rest of this response must not be read as the next one.
             connection.exchange = None
             connection.close()
             raise

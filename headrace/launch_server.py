@@ -1,4 +1,4 @@
-"""`python -m headrace.launch_server`: another name of `python -m server.launch`."""
+"""`python -m headrace.launch_server`: an alias of `python -m server.launch`."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ def encode_image_base64(image: Any) -> str:
     """A picture as base64 text.
 
     Args:
-        image: whatever `image(...)` takes: a path, an address, bytes, a PIL image, ...
+        image: any type that `image(...)` takes: a path, a URL, bytes, a PIL image, ...
 
     Raises:
-        OSError: no such file, or the address does not answer.
-        TypeError: nothing of that.
+        OSError: the file does not exist, or the URL does not answer.
+        TypeError: any other type.
     """
     return load_media(image).data
 
@@ -27,15 +27,15 @@ def load_image(image_file: Any) -> tuple[Any, tuple[int, int] | None]:
     """A picture, for `image(...)`.
 
     Args:
-        image_file: whatever `image(...)` takes.
+        image_file: any type that `image(...)` takes.
 
     Returns:
         A PIL image where Pillow is installed, else the encoded bytes (`image` takes both); and the
         width and height where a PIL image was given, else `None`.
 
     Raises:
-        OSError: no such file, or the address does not answer.
-        TypeError: no picture.
+        OSError: the file does not exist, or the URL does not answer.
+        TypeError: not an image.
     """
     if callable(getattr(image_file, "save", None)):
         return image_file, image_file.size
@@ -48,11 +48,11 @@ def load_image(image_file: Any) -> tuple[Any, tuple[int, int] | None]:
 
 
 def encode_frame(frame: Any) -> bytes:
-    """One frame of a video as PNG; `frame` is `[height, width, 3]`, uint8, blue first.
+    """One frame of a video as PNG; `frame` is `[height, width, 3]`, uint8, in BGR order.
 
     Raises:
         ImportError: OpenCV is missing.
-        ValueError: no such array.
+        ValueError: the array has another shape or type.
     """
     try:
         import cv2
@@ -67,7 +67,7 @@ def encode_frame(frame: Any) -> bytes:
 
 
 def encode_video_base64(video_path: str | Path, num_frames: int = 16) -> str:
-    """Frames of a video at equal distances, as `video:` and the base64 of their PNG files.
+    """Evenly spaced frames of a video, as `video:` and the base64 of their PNG files.
 
     Args:
         video_path: a file.
@@ -75,7 +75,7 @@ def encode_video_base64(video_path: str | Path, num_frames: int = 16) -> str:
 
     Raises:
         ImportError: OpenCV is missing.
-        OSError: no such file, or no frames in it.
+        OSError: the file does not exist, or holds no frames.
     """
     frames = [base64.b64decode(frame.data) for frame in load_video(video_path, num_frames)]
     return f"video:{base64.b64encode(b''.join(frames)).decode('ascii')}"

@@ -1,4 +1,4 @@
-"""A server started from a notebook: on a free port, waited for, ended with its children."""
+"""A server started from a notebook: on a free port, awaited, and stopped with its children."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from typing import Any
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _POLL_S = 0.2
 _TERMINATE_TIMEOUT_S = 20.0
-# What a server started leaves with it, at once.
+# A server's descendants end with it; those still running after this time are killed.
 _DESCENDANTS_TIMEOUT_S = 2.0
 # A server with a key answers 401 once it listens.
 _UP = frozenset({200, 401, 403})
@@ -35,7 +35,7 @@ _OWN_NAMES = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
 
 
 class _Reservations:
-    """Ports kept for servers that this process started, each by a bound socket."""
+    """Ports reserved for servers that this process started, each by a bound socket."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ _reservations = _Reservations()
 
 
 class _Output:
-    """What a server writes: passed on to our standard output, its end kept."""
+    """A server's output: copied to our standard output; the last lines are kept."""
 
     def __init__(self) -> None:
         read, self.descriptor = os.pipe()
@@ -64,7 +64,7 @@ class _Output:
         self._relay = threading.Thread(target=self._pass_on, args=(read,), daemon=True)
 
     def start(self) -> None:
-        """Our end of the pipe is the server's now."""
+        """Close our writing end of the pipe; the server now holds it."""
         os.close(self.descriptor)
         self._relay.start()
 
@@ -72,19 +72,19 @@ class _Output:
         with os.fdopen(read, "rb") as pipe:
             for line in pipe:
                 self._lines.append(line)
-                # Closed perhaps; the server must not wait for a reader.
+                # Our output may be closed; the server must not block on the pipe.
                 with contextlib.suppress(OSError):
                     os.write(1, line)
 
     def last_lines(self) -> str:
-        """The end of what was written, once the server has ended."""
-        # A child of the server may hold the pipe still.
+        """The last lines of the output, once the server has ended."""
+        # A child of the server may still hold the pipe.
         self._relay.join(_LAST_LINES_WAIT_S)
         return b"".join(self._lines).decode(errors="replace").rstrip()
 
 
 class _Launched:
-    """Servers that this process started, by their ports, until they are waited for or ended."""
+    """Servers that this process started, by port, until they have ended."""
 
     def __init__(self) -> None:
         self._servers: dict[int, tuple[subprocess.Popen[str], _Output]] = {}
@@ -93,7 +93,7 @@ class _Launched:
         self._servers[port] = (process, output)
 
     def process_at(self, url: str) -> subprocess.Popen[str] | None:
-        """The one that listens, or will, where `url` points to."""
+        """The server that listens, or will listen, at `url`."""
         parts = urllib.parse.urlsplit(url)
         if parts.hostname not in (*_OWN_NAMES, socket.gethostname()) or parts.port is None:
             return None
@@ -101,7 +101,7 @@ class _Launched:
         return None if found is None else found[0]
 
     def forget(self, process: object) -> str:
-        """The last lines of one that has ended; whoever comes to its port next is not it."""
+        """Forget a server that has ended and return its last lines; its port may be reused."""
         for port, (known, output) in list(self._servers.items()):
             if known is process:
                 del self._servers[port]
@@ -131,28 +131,28 @@ def reserve_port(host: str, start: int = 30000, end: int = 40000) -> tuple[int, 
         except OSError:
             reserved.close()
             continue
-        # Set before, it would let whoever else draws ports bind this one, too.
+        # If set before `bind`, another process that draws ports could bind this one too.
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return port, reserved
     raise RuntimeError(f"No free port in [{start}, {end}) on {host}.")
 
 
 def release_port(reserved: socket.socket) -> None:
-    """Give up a port of `reserve_port`."""
+    """Release a port from `reserve_port`."""
     with contextlib.suppress(OSError):
         reserved.close()
 
 
 def execute_shell_command(command: str, output: int | None = None) -> subprocess.Popen[str]:
-    """Start `command` without a shell: quotes are read, leading KEY=VALUE words go to its
-    environment, and `python` is the interpreter that runs this.
+    """Start `command` without a shell: quotes are parsed, leading KEY=VALUE words are added to its
+    environment, and `python` stands for the current interpreter.
 
     Args:
         command: one command line.
-        output: a file descriptor for what it writes; this process's own when absent.
+        output: a file descriptor for the command's output; by default this process's own output.
 
     Raises:
-        ValueError: there is no command.
+        ValueError: the command is empty.
     """  # noqa: D205  # one sentence
     words = shlex.split(command.replace("\\\n", " "))
     environment = dict(os.environ)
@@ -163,7 +163,7 @@ def execute_shell_command(command: str, output: int | None = None) -> subprocess
         raise ValueError(f"No command in {command!r}.")
     if words[0] in ("python", "python3"):
         words[0] = sys.executable
-    # A session of its own, so that all of it can be ended and nothing else.
+    # Its own session, so that the whole process group can be ended and nothing else.
     return subprocess.Popen(
         words,
         text=True,
@@ -179,13 +179,13 @@ def launch_server_cmd(
 ) -> tuple[subprocess.Popen[str], int]:
     """Start a server's command line with `--port` added.
 
-    Documents for notebooks name `--host 0.0.0.0` without a key; with that, a server of this project
-    would not start. Here it does, as if `--allow-open-admin` were there.
+    Notebook tutorials use `--host 0.0.0.0` without a key, which a server of this project refuses.
+    This function allows it by setting the equivalent of `--allow-open-admin`.
 
     Args:
         command: such as `python -m server.launch --model-path DIR`.
-        host: where a free port is looked for.
-        port: the port; a random free one when absent.
+        host: the interface on which to find a free port.
+        port: the port; by default a random free one.
 
     Returns:
         The process, for `terminate_process`, and the port.
@@ -210,9 +210,9 @@ def launch_server_cmd(
 
 
 def terminate_process(process: subprocess.Popen[Any]) -> None:
-    """Stop a server and what it started, and wait until they are gone; then its port is free.
+    """Stop a server and its children and wait until they have ended; then its port is free.
 
-    Asked with SIGTERM first, killed when it does not leave. Harmless for one that has ended.
+    Sends SIGTERM first, then SIGKILL after a timeout. Harmless for a process that has ended.
     """
     descendants = _descendants(process.pid) if process.poll() is None else []
     if process.poll() is None:
@@ -234,7 +234,7 @@ def terminate_process(process: subprocess.Popen[Any]) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    # Zombies and strangers that took over a number do not matter: all are children of children.
+    # Zombies and reused process ids are harmless: all are children of children.
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -258,20 +258,20 @@ def wait_for_http_ready(
     headers: Mapping[str, str] | None = None,
     request_timeout: float = 5.0,
 ) -> None:
-    """Ask `url` until it answers with success.
+    """Poll `url` until it answers with success.
 
     Args:
-        url: asked with GET.
-        timeout: seconds to wait; for ever when absent.
-        process: the server, a `Popen` or `multiprocessing.Process`: no wait once it has ended. The
-            one that `launch_server_cmd` started for the port when absent, if it did.
-        headers: sent along.
-        request_timeout: seconds for one try.
+        url: polled with GET.
+        timeout: seconds to wait; without a limit by default.
+        process: the server, a `Popen` or `multiprocessing.Process`; the wait stops when it ends. By
+            default the process that `launch_server_cmd` started for the port, if any.
+        headers: sent with each poll.
+        request_timeout: seconds for one poll.
 
     Raises:
         RuntimeError: the process has ended; with its last lines, if `launch_server_cmd` started it.
-        ssl.SSLCertVerificationError: a server is there, with a certificate that is not trusted.
-        TimeoutError: the time is over.
+        ssl.SSLCertVerificationError: the server's certificate is not trusted.
+        TimeoutError: the server is not ready in time.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     if process is None:
@@ -295,15 +295,15 @@ def wait_for_server(
     process: Any = None,
     api_key: str | None = None,
 ) -> None:
-    """Wait until the server at `base_url` takes requests; see `wait_for_http_ready`."""
+    """Wait until the server at `base_url` accepts requests; see `wait_for_http_ready`."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    # Answers 503 until a first token was generated, unlike the list of models.
+    # Unlike the list of models, this answers 503 until a first token was generated.
     wait_for_http_ready(f"{base_url.rstrip('/')}/health", timeout, process, headers)
 
 
 def _status(url: str, headers: Mapping[str, str], timeout_s: float) -> int | None:
     request = urllib.request.Request(url, headers=dict(headers))
-    # The server is this machine's or a neighbour's: a proxy for the web is not asked.
+    # The server is on this machine or nearby, so a proxy for the web is bypassed.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(request, timeout=timeout_s) as response:
@@ -313,7 +313,7 @@ def _status(url: str, headers: Mapping[str, str], timeout_s: float) -> int | Non
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None)
         if isinstance(reason, ssl.SSLCertVerificationError):
-            # It will not become better by waiting.
+            # Waiting cannot fix this.
             raise reason from None
         return None
 

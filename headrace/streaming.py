@@ -1,4 +1,4 @@
-"""Streams read as text: merged into one string, or piece by piece, nothing repeated or lost."""
+"""Streams read as text: merged into one string, or piece by piece, without repeats or gaps."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Sampling = Mapping[str, Any] | None
 
 
 class _Merger:
-    """Tells what is new in each chunk of one stream.
+    """Finds what is new in each chunk of one stream.
 
-    An engine of ours says so itself (`text_delta`). For other objects with the same methods the
-    text so far decides: a stream whose second text begins with its first is taken for cumulative.
+    An engine of ours reports it itself (`text_delta`). For other objects with the same methods, the
+    text so far decides: a stream whose second text begins with its first is treated as cumulative.
     """
 
     def __init__(self) -> None:
@@ -20,10 +20,10 @@ class _Merger:
         self._is_cumulative: bool | None = None
 
     def new_part(self, chunk: Mapping[str, Any]) -> str:
-        """What `chunk` adds.
+        """The text that `chunk` adds.
 
         Raises:
-            ValueError: it is the error event of a server's stream.
+            ValueError: `chunk` is the error event of a server's stream.
         """
         if "error" in chunk:
             error = chunk["error"]
@@ -42,7 +42,7 @@ class _Merger:
 
 
 def stream_and_merge(llm: Any, prompt: str, sampling_params: Sampling = None) -> str:
-    """Stream `prompt` through an engine and give the whole text, as without streaming."""
+    """Stream `prompt` through an engine and return the whole text, as without streaming."""
     merger = _Merger()
     for chunk in llm.generate(prompt, sampling_params, stream=True):
         merger.new_part(chunk)
@@ -61,12 +61,12 @@ async def async_stream_and_merge(
             if part:
                 yield part
     finally:
-        # Leaving this generator early must end the request now, not when it is collected.
+        # Closing this generator early must end the request now, not at garbage collection.
         await chunks.aclose()
 
 
 def trim_overlap(existing_text: str, new_chunk: str) -> str:
-    """`new_chunk` without its longest beginning that `existing_text` ends with.
+    """`new_chunk` without its longest prefix that `existing_text` ends with.
 
     Wrong for deltas, which may repeat ("ha", "ha"); kept for programs that use it.
     """

@@ -1,6 +1,6 @@
-"""What a trainer needs to hand weights to a server or an engine; nothing is pickled.
+"""Functions with which a trainer sends weights to a server or an engine; nothing is pickled.
 
-Tensors are given as (name, tensor) pairs, or as the dictionary that `state_dict()` gives: whole
+Tensors are passed as (name, tensor) pairs, or as the dictionary that `state_dict()` returns: whole
 tensors under the names of the Hugging Face checkpoint.
 """
 
@@ -36,7 +36,7 @@ _ALIGNMENT = 16
 
 
 def tensor_body(named_tensors: NamedTensors) -> dict[str, Any]:
-    """The body of `/update_weights_from_tensor` with the tensors themselves in it.
+    """The body of `/update_weights_from_tensor`, which includes the tensors.
 
     For small updates: base64 makes them a third larger, and the server bounds a body's size
     (`--max-body-mb`). `SharedTensors` and `CudaTensors` hand over any size on one machine.
@@ -48,10 +48,10 @@ def tensor_body(named_tensors: NamedTensors) -> dict[str, Any]:
 
 
 class _Lent:
-    """Memory that is lent until an update is answered; a context manager that takes it back."""
+    """Memory that is lent until an update is answered; a context manager that frees it."""
 
     def close(self) -> None:
-        """Take the memory back."""
+        """Free the memory."""
 
     def __enter__(self) -> Self:
         return self
@@ -64,7 +64,7 @@ class SharedTensors(_Lent):
     """Tensors in shared memory of this machine; a context manager that removes them at its end.
 
     Attributes:
-        body: of `/update_weights_from_tensor`, good until the end.
+        body: of `/update_weights_from_tensor`, valid until the context ends.
     """
 
     def __init__(self, named_tensors: NamedTensors) -> None:
@@ -72,7 +72,7 @@ class SharedTensors(_Lent):
         from safetensors.torch import save_file
 
         self._path = _SHARED_MEMORY / f"headrace-{os.getpid()}-{secrets.token_hex(8)}"
-        # Made first, for this user alone: the library would let others read it.
+        # Created first, readable by this user only: the library would let others read it.
         os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         try:
             save_file(_on_host(named_tensors), self._path)
@@ -87,7 +87,7 @@ class SharedTensors(_Lent):
 
 
 class CudaTensors(_Lent):
-    """Tensors on a GPU that a server on the same GPU, or a neighbour of it, reads where they are.
+    """Tensors on a GPU that a server on the same GPU, or on a peer GPU, reads in place.
 
     Keep the object until the update is answered, or use it as a context manager around that.
 
@@ -96,7 +96,7 @@ class CudaTensors(_Lent):
     """
 
     def __init__(self, named_tensors: NamedTensors) -> None:
-        """Copy the tensors, all of one GPU, side by side into one piece of its memory."""
+        """Copy the tensors, all on one GPU, into one contiguous allocation on it."""
         import torch
 
         pairs = list(_pairs(named_tensors))
@@ -140,15 +140,15 @@ def init_update_group(
     group_name: str = "weight_update_group",
     backend: str = "nccl",
 ) -> Any:
-    """Join an update group as its rank 0, the trainer; returns when every rank has come.
+    """Join an update group as its rank 0, the trainer; returns when every rank has joined.
 
-    Call it while `/init_weights_update_group`, with the same values and `rank_offset` 1, is being
-    answered: each waits for the other.
+    Call it while `/init_weights_update_group`, with the same values and `rank_offset` 1, is in
+    progress: each waits for the other.
 
     Args:
         master_address: of this machine, as the server reaches it.
         master_port: a free port of this machine.
-        world_size: 1 and the server's tensor-parallel ranks.
+        world_size: 1 plus the server's number of tensor-parallel ranks.
         group_name: the same as the server's.
         backend: `nccl` between GPUs, `gloo` for tensors on the CPU.
     """
@@ -168,12 +168,12 @@ def describe_tensors(named_tensors: NamedTensors) -> dict[str, Any]:
 
 
 def broadcast_weights(named_tensors: NamedTensors, group: Any, *, flattened: bool = False) -> None:
-    """Send the tensors to a server that has been asked to receive exactly these.
+    """Send the tensors to a server that has been asked to receive exactly these tensors.
 
     Args:
         named_tensors: in the order of the request.
-        group: of `init_update_group`; the tensors are where its back end wants them.
-        flattened: as one broadcast; the request says `"load_format": "flattened_bucket"`.
+        group: from `init_update_group`; the tensors are on the device that its back end needs.
+        flattened: send one broadcast; the request then has `"load_format": "flattened_bucket"`.
     """
     import torch
     import torch.distributed as dist
@@ -197,7 +197,7 @@ def _on_host(named_tensors: NamedTensors) -> dict[str, Tensor]:
     seen: set[int] = set()
     for name, tensor in _pairs(named_tensors):
         plain = tensor.detach().to("cpu").contiguous()
-        # The format has no two names for one memory.
+        # The format does not allow two names for one memory.
         found[name] = plain.clone() if plain.untyped_storage().data_ptr() in seen else plain
         seen.add(plain.untyped_storage().data_ptr())
     return found

@@ -1,4 +1,4 @@
-"""Helpers that users' notebooks import by this module's name; the work is done elsewhere."""
+"""Helpers that users' notebooks import from this module; they are implemented elsewhere."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ P = ParamSpec("P")
 logger = logging.getLogger(__name__)
 
 _CI_VARIABLES = ("HEADRACE_IS_IN_CI", "SGLANG_IS_IN_CI")
-# Ideographs: the blocks of Unicode that are called CJK, extensions and compatibility included.
+# Ideographs: Unicode's CJK blocks, including extensions and compatibility.
 _CJK = (
     (0x4E00, 0x9FFF),
     (0x3400, 0x4DBF),
@@ -80,7 +80,7 @@ def is_in_ci() -> bool:
 
 
 def print_highlight(text: object) -> None:
-    """Print; in a build's notebook, in bold and blue."""
+    """Print `text`; in a build's notebook, in bold and blue."""
     if not is_in_ci():
         print(text)
         return
@@ -99,7 +99,7 @@ def read_jsonl(filename: str) -> Iterator[dict[str, Any]]:
 
 
 def get_exception_traceback() -> str:
-    """The traceback of the exception that is being handled."""
+    """The traceback of the exception in progress."""
     return traceback.format_exc()
 
 
@@ -108,7 +108,7 @@ def dump_state_text(filename: str, states: Iterable[Any], mode: str = "w") -> No
 
     Args:
         filename: the file.
-        states: program states, or anything that `str` shows.
+        states: program states, or any objects that `str` accepts.
         mode: of opening the file: `w` or `a`.
     """
     with Path(filename).open(mode, encoding="utf-8") as out:
@@ -121,7 +121,7 @@ def convert_json_schema_to_str(json_schema: Any) -> str:
     """A JSON schema as the text that requests carry.
 
     Args:
-        json_schema: the schema as a dict, its text, or a class of pydantic.
+        json_schema: the schema as a dict, as text, or as a pydantic class.
 
     Raises:
         ValueError: anything else.
@@ -140,7 +140,7 @@ def convert_json_schema_to_str(json_schema: Any) -> str:
 
 
 def find_printable_text(text: str) -> str:
-    """The part of a stream's text that later tokens will not change, cut at a word's end."""
+    """The part of a stream's text that later tokens cannot change, cut at a word's end."""
     if text.endswith("\n") or (text and _is_cjk(text[-1])):
         return text
     if len(text) > 1 and _is_cjk(text[-2]):
@@ -153,12 +153,12 @@ def _is_cjk(character: str) -> bool:
 
 
 def is_same_type(values: Sequence[Any]) -> bool:
-    """Whether all are of the first one's type; a list of none or one is."""
+    """Whether all values have the first one's type; true for zero or one value."""
     return all(isinstance(value, type(values[0])) for value in values[1:])
 
 
 def execute_once(function: Callable[P, Any]) -> Callable[P, None]:
-    """A function that works at its first call and does nothing at later ones."""
+    """A function that runs on its first call and does nothing on later calls."""
     calls = iter([function])
 
     @functools.wraps(function)
@@ -171,12 +171,12 @@ def execute_once(function: Callable[P, Any]) -> Callable[P, None]:
 
 @functools.lru_cache(None)
 def info_once(message: str) -> None:
-    """Log a message at level INFO, each text once in a process."""
+    """Log a message at level INFO, once per text in a process."""
     logger.info(message)
 
 
 class LazyImport:
-    """Stands for a class of a module that is imported when it is first used."""
+    """A stand-in for a class whose module is imported on first use."""
 
     def __init__(self, module_name: str, class_name: str) -> None:
         self.module_name = module_name
@@ -194,7 +194,7 @@ class LazyImport:
 
 
 class TypeBasedDispatcher:
-    """Calls the function that is registered for an object's type, the first that fits."""
+    """Calls the first registered function that fits an object's type."""
 
     def __init__(self, mapping: Iterable[tuple[type, Callable[[Any], Any]]]) -> None:
         self._mapping = list(mapping)

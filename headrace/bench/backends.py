@@ -1,4 +1,4 @@
-"""The APIs that a server may speak: how a request is written and its events are read."""
+"""The APIs of the measured servers: how a request is written and its events are read."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Wire(msgspec.Struct, frozen=True):
     """What is the same for every request.
 
     Attributes:
-        model: the name that OpenAI's routes ask for.
-        extra: keys added to every body, over ours.
+        model: the name that OpenAI's routes require.
+        extra: keys added to every body; they override ours.
     """
 
     model: str = ""
@@ -41,7 +41,7 @@ class Backend(Protocol):
         ...
 
     def reader(self, record: RequestRecord) -> OnEvent:
-        """A function that notes each event in `record`."""
+        """A function that records each event in `record`."""
         ...
 
 
@@ -58,7 +58,7 @@ class _NativeEvent(msgspec.Struct):
 
 
 class Native:
-    """`/generate` of this server and of SGLang; tokens are counted by `meta_info`."""
+    """`/generate` of this server and of SGLang; `meta_info` gives the token counts."""
 
     path = "/generate"
     flush_path: str | None = "/flush_cache"
@@ -129,7 +129,7 @@ class _OpenAIEvent(msgspec.Struct):
 
 
 def _completion_has_token(choice: _Choice) -> bool:
-    # A token may hold no whole character yet; only a last, empty piece holds none.
+    # A token may not complete a character; only a last, empty piece holds none.
     return bool(choice.text) or choice.finish_reason is None
 
 
@@ -141,7 +141,7 @@ def _chat_has_token(choice: _Choice) -> bool:
 
 
 class OpenAI:
-    """Both routes: usage, errors, counting by events where nothing else is told."""
+    """Both routes: usage and errors; without usage, each event counts as a token."""
 
     flush_path: str | None = None
 
@@ -151,12 +151,12 @@ class OpenAI:
         prompt: Callable[[BenchRequest], dict[str, Any]],
         has_token: Callable[[_Choice], bool],
     ) -> None:
-        """Speak the route at `path`.
+        """Use the route at `path`.
 
         Args:
-            path: of the route.
-            prompt: the keys that hold a request's prompt.
-            has_token: whether a choice of an event holds something that was generated.
+            path: the route.
+            prompt: returns the keys that hold a request's prompt.
+            has_token: whether a choice of an event holds generated output.
         """
         self.path = path
         self._prompt = prompt
@@ -172,7 +172,7 @@ class OpenAI:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        # OpenAI's own service refuses keys that it does not know.
+        # OpenAI's own service refuses unknown keys.
         return {**body, "ignore_eos": True} if wire.ignore_eos else body
 
     def reader(self, record: RequestRecord) -> OnEvent:
@@ -197,7 +197,7 @@ class OpenAI:
 
 
 def _note_usage(record: RequestRecord, usage: _Usage, when: float, has_token: bool) -> None:
-    # Either the total at the end, or, where a server tells it with every piece, the count so far.
+    # Either the total at the end, or, if the server reports usage in every piece, the count so far.
     if has_token:
         new = max(usage.completion_tokens - sum(record.event_tokens), 1)
         record.add(when, new)
@@ -226,7 +226,7 @@ _completions = partial(OpenAI, "/v1/completions", _completion_prompt, _completio
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "headrace": Native,
     "sglang": Native,
-    # What vLLM's benchmark calls it.
+    # vLLM's benchmark uses this name.
     "openai": _completions,
     "openai-completions": _completions,
     "openai-chat": partial(OpenAI, "/v1/chat/completions", _chat_prompt, _chat_has_token),
@@ -235,7 +235,7 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 
 @dataclass(frozen=True)
 class HttpTarget:
-    """A server behind a URL as something to send requests to."""
+    """A server behind a URL as a target for requests."""
 
     client: HttpClient
     backend: Backend
@@ -260,10 +260,10 @@ class HttpTarget:
             record.error = f"The answer {what}."
 
     async def flush_cache(self) -> None:
-        """Drop the server's prefix cache, where it has a route for that.
+        """Drop the server's prefix cache, if it has a route for that.
 
         Raises:
-            HeadraceError: it refused.
+            HeadraceError: the server refused.
         """
         if self.backend.flush_path is None:
             return
@@ -273,10 +273,10 @@ class HttpTarget:
 
 
 async def first_model(client: HttpClient) -> str:
-    """The name of the model that a server lists first.
+    """The name of the first model that a server lists.
 
     Raises:
-        StartupError: it lists none.
+        StartupError: the list is empty.
     """
     status, body = await client.call("GET", "/v1/models")
     try:

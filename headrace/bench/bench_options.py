@@ -10,7 +10,7 @@ from runtime.errors import StartupError
 
 
 def check_at_least(least: int, options: argparse.Namespace, *names: str) -> None:
-    """Refuse a number below `least`; an option that is absent is well.
+    """Refuse a number below `least`; an absent option is accepted.
 
     Raises:
         StartupError: the first of `names` that is too small.
@@ -23,10 +23,10 @@ def check_at_least(least: int, options: argparse.Namespace, *names: str) -> None
 
 
 def check_writable(option: str, path: Path | None) -> None:
-    """Refuse a file that could not be written after a long run; its folder is made.
+    """Refuse a file early that could not be written after a long run; creates its folder.
 
     Raises:
-        StartupError: why not.
+        StartupError: the file cannot be written; the message says why.
     """
     if path is None:
         return
@@ -42,7 +42,7 @@ def check_writable(option: str, path: Path | None) -> None:
 def add_batch_options(
     parser: argparse.ArgumentParser, *, output_len: int, num_iters: int, num_warmup: int
 ) -> None:
-    """The options of a batch that is repeated, but for its size; the arguments are defaults."""
+    """The options of a repeated batch, except its size; the arguments are defaults."""
     parser.add_argument("--input-len", type=int, default=512, metavar="N")
     parser.add_argument("--output-len", type=int, default=output_len, metavar="N")
     parser.add_argument(
@@ -53,7 +53,7 @@ def add_batch_options(
 
 
 def check_batch_options(options: argparse.Namespace) -> None:
-    """Refuse what `add_batch_options` cannot.
+    """Refuse invalid values of the options from `add_batch_options`.
 
     Raises:
         StartupError: a number is too small.

@@ -1,7 +1,7 @@
-"""Sends the load from this process, or from several when one cannot keep up.
+"""Sends the load from this process, or from several if one is too slow.
 
-With several, each child gets its share of the requests on its standard input, tells that it is
-ready, gets the common start time, and returns one record after another. The clocks agree:
+With several, each child reads its share of the requests from standard input, reports that it is
+ready, receives the common start time, and returns its records one by one. The clocks agree:
 `time.perf_counter()` is the machine's monotonic clock.
 """
 
@@ -26,7 +26,7 @@ _LENGTH_BYTES = 4
 
 
 class ClientJob(msgspec.Struct, kw_only=True):
-    """Everything a process needs to send its share.
+    """Everything that a process needs to send its share.
 
     Attributes:
         requests: index, seconds after the start, request.
@@ -42,7 +42,7 @@ class ClientJob(msgspec.Struct, kw_only=True):
 
 
 def make_target(job: ClientJob) -> HttpTarget:
-    """The server that the job names."""
+    """The server that the job targets."""
     client = HttpClient(job.url, job.headers, job.timeout_s)
     return HttpTarget(client, BACKENDS[job.backend](), job.wire)
 
@@ -50,7 +50,7 @@ def make_target(job: ClientJob) -> HttpTarget:
 async def send_all(
     job: ClientJob, num_processes: int, on_done: OnDone | None = None
 ) -> list[RequestRecord]:
-    """Send the job's requests, spread over `num_processes`; records in the order of requests.
+    """Send the job's requests from `num_processes` processes; records keep the requests' order.
 
     Raises:
         HeadraceError: a client process died.
@@ -83,7 +83,7 @@ async def send_all(
 def _share(job: ClientJob, which: int, num_processes: int) -> ClientJob:
     limit = job.max_concurrency
     if limit is not None:
-        # The remainder goes to the first ones; a process cannot do with none.
+        # The first processes take the remainder; each process needs at least one request.
         limit = max(1, limit // num_processes + (which < limit % num_processes))
     requests = job.requests[which::num_processes]
     return msgspec.structs.replace(job, max_concurrency=limit, requests=requests)
@@ -95,7 +95,7 @@ async def _start(job: ClientJob) -> asyncio.subprocess.Process:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=child_environment(),
-        # A terminal's Ctrl-C is for the first process alone, which then ends the others.
+        # Only the first process handles a terminal's Ctrl-C; it then ends the others.
         start_new_session=True,
     )
     _write_frame(child, msgspec.msgpack.encode(job))
@@ -138,7 +138,7 @@ def main() -> None:
 
     def write(payload: bytes) -> None:
         sys.stdout.buffer.write(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)
-        # A record that waited here would be lost when the first process is stopped.
+        # A record buffered here would be lost when the first process stops.
         sys.stdout.buffer.flush()
 
     async def run() -> list[RequestRecord]:
@@ -156,7 +156,7 @@ def main() -> None:
         )
 
     uvloop.run(run())
-    # An empty frame says that this was all.
+    # An empty frame marks the end.
     write(b"")
 
 

@@ -23,18 +23,18 @@ _MAX_TEXT_IDS = 4096
 
 
 class TokenSource:
-    """Draws prompts: lists of ids, or texts when there is a tokenizer."""
+    """Draws prompts: lists of ids, or texts if there is a tokenizer."""
 
     def __init__(
         self, rng: random.Random, vocab_size: int, tokenizer: Tokenizer | None = None
     ) -> None:
-        """Draw ids from [1, `vocab_size`), or texts of tokens that survive as text."""
+        """Draw ids from [1, `vocab_size`), or texts of tokens that survive a round trip."""
         self.rng = rng
         self.tokenizer = tokenizer
         self._plain = range(1, vocab_size) if tokenizer is None else self._stable(vocab_size)
 
     def _stable(self, vocab_size: int) -> Sequence[int]:
-        # Special tokens and parts of characters do not come back as themselves.
+        # Special tokens and partial characters do not survive decoding and encoding.
         tokenizer = self.tokenizer
         assert tokenizer is not None
         ids = self.rng.sample(range(1, vocab_size), min(vocab_size - 1, _MAX_TEXT_IDS))
@@ -48,7 +48,7 @@ class TokenSource:
         return self.rng.choices(self._plain, k=count)
 
     def request(self, input_ids: list[int], output_len: int) -> BenchRequest:
-        """A request of these ids, or of a text that has exactly as many tokens."""
+        """A request of these ids, or of a text that encodes to exactly as many tokens."""
         if self.tokenizer is None:
             return BenchRequest(
                 input_ids=input_ids, output_len=output_len, prompt_len=len(input_ids)
@@ -57,8 +57,8 @@ class TokenSource:
         return BenchRequest(text=text, output_len=output_len, prompt_len=count)
 
     def _text(self, input_ids: list[int], tokenizer: Tokenizer) -> tuple[str, int]:
-        # Neighbours may join into other tokens; what a text encodes to is mostly stable, so its own
-        # ids are taken and a longer and longer tail is drawn anew.
+        # Neighbours may merge into other tokens. Encoding a decoded text again is mostly stable, so
+        # the new ids are kept and a longer and longer tail is drawn again.
         wanted = len(input_ids)
         ids = input_ids
         for attempt in range(_TEXT_TRIES):
@@ -78,10 +78,10 @@ def random_requests(
 
     Args:
         source: draws the tokens and the lengths.
-        count: requests.
-        input_len: most tokens of a prompt.
-        output_len: most tokens of an output.
-        range_ratio: lengths are drawn evenly from `range_ratio` times the most up to the most.
+        count: number of requests.
+        input_len: longest prompt, tokens.
+        output_len: longest output, tokens.
+        range_ratio: lengths are uniform between `range_ratio` times the longest and the longest.
     """
 
     def draw(most: int) -> int:
@@ -93,7 +93,7 @@ def random_requests(
 def shared_prefix_requests(
     source: TokenSource, count: int, prefix: Sequence[int], own_len: int, output_len: int
 ) -> list[BenchRequest]:
-    """Requests that all begin with `prefix` and go on with `own_len` tokens of their own."""
+    """Requests that share `prefix`, each followed by `own_len` random tokens."""
     return [source.request([*prefix, *source.ids(own_len)], output_len) for _ in range(count)]
 
 
@@ -112,11 +112,11 @@ def jsonl_requests(path: Path, count: int | None, output_len: int) -> list[Bench
 
     Args:
         path: each line has `prompt`, `text`, `input_ids` or `messages`, and perhaps `output_len`.
-        count: how many; all lines once when absent.
-        output_len: for lines that name none.
+        count: how many; by default all lines once.
+        output_len: for lines without `output_len`.
 
     Raises:
-        StartupError: the file cannot be read or a line is none of this, by its number.
+        StartupError: the file cannot be read, or a line is invalid; the message has its number.
     """
     decoder = msgspec.json.Decoder(_Line)
     requests = []
@@ -179,7 +179,7 @@ def add_dataset_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_requests(options: argparse.Namespace, source: TokenSource) -> list[BenchRequest]:
-    """The requests that the options ask for.
+    """The requests that the options describe.
 
     Raises:
         StartupError: an option or a file is wrong.

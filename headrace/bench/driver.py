@@ -1,7 +1,7 @@
-"""The one driver of the benchmarks: options in, figures out.
+"""The driver that all benchmarks share: options in, figures out.
 
-A benchmark says which options it has and how it measures. The same for all are the options of an
-engine, what a mistake and Ctrl-C come to, the line about the machine, and the file of results.
+A benchmark defines its options and its measurement. The driver adds what is the same for all: the
+options of an engine, error and Ctrl-C handling, the line about the machine, and the results file.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _ENGINE_OPTIONS = (
 
 
 class Run:
-    """One run of a benchmark, and where its figures go.
+    """One run of a benchmark, and the output of its figures.
 
     Attributes:
-        options: what the benchmark's own parser read.
-        server_options: the arguments after that, for the engine that it starts.
+        options: parsed by the benchmark's own parser.
+        server_options: the remaining arguments, for the engine that it starts.
     """
 
     def __init__(
         self, benchmark: str, options: argparse.Namespace, server_options: Sequence[str]
     ) -> None:
-        """Print and write nothing yet."""
+        """Store the options; nothing is printed or written yet."""
         self.options = options
         self.server_options = server_options
         self._benchmark = benchmark
@@ -53,14 +53,14 @@ class Run:
         return describe_environment()
 
     def say(self, *lines: str) -> None:
-        """Print figures; the line about the machine comes before the first."""
+        """Print figures; the line about the machine precedes the first."""
         if self._is_silent:
             self._is_silent = False
             print(environment_line(self._environment))
         print("\n".join(lines), flush=True)
 
     def write(self, result: Mapping[str, Any], **details: Any) -> None:
-        """Write `--output-file`, if one is named: figures, and details beside them."""
+        """Write `--output-file`, if given: the figures, and details beside them."""
         if self.options.output_file is None:
             return
         content = {
@@ -78,11 +78,11 @@ class Benchmark:
     """One benchmark.
 
     Attributes:
-        name: after `headrace bench`.
-        description: of its `--help`.
-        add_options: adds those that are its own.
-        measure: measures and reports; its result is the exit status.
-        starts_engine: whether the options of `headrace serve` may follow.
+        name: the word after `headrace bench`.
+        description: the text of its `--help`.
+        add_options: adds the options that are specific to it.
+        measure: measures and reports; returns the exit status.
+        starts_engine: whether the options of `headrace serve` are accepted too.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Benchmark:
             prog=f"headrace bench {self.name}",
             description=self.description,
             epilog=_ENGINE_OPTIONS if self.starts_engine else None,
-            # An abbreviation here could be a whole option of the server.
+            # An abbreviation here could be a full option of the server.
             allow_abbrev=not self.starts_engine,
         )
         if self.starts_engine:
@@ -111,7 +111,7 @@ class Benchmark:
         return parser
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Run it; 1 when it could not, 130 when Ctrl-C ended it, else what `measure` says."""
+        """Run it and return `measure`'s status, 1 on an error, or 130 on Ctrl-C."""
         parser = self.parser()
         options, server_options = parser.parse_known_args(argv)
         if server_options and not self.starts_engine:

@@ -1,4 +1,4 @@
-"""The engine in processes without HTTP: what `offline`, `latency` and the scripts measure."""
+"""The engine's processes without HTTP: what `offline`, `latency` and the scripts measure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FLUSH_TRIES = 50
 
 @contextmanager
 def engine_config(shape: str | None, server_options: Sequence[str]) -> Iterator[ServerConfig]:
-    """The configuration of `server_options`, over a temporary folder of `shape` when one is named.
+    """The configuration from `server_options`, with a temporary model folder if `shape` is given.
 
     Exits with status 2 and one line when an option is wrong.
     """
@@ -55,19 +55,19 @@ def engine_config(shape: str | None, server_options: Sequence[str]) -> Iterator[
 
 
 class EngineTarget:
-    """A running engine as something to send requests to.
+    """A running engine as a target for requests.
 
     Attributes:
-        vocab_size: ids below it may be sent.
-        stream: whether tokens are asked for as they come.
-        start_s: seconds from nothing to ready.
-        worker: what the worker told of itself.
+        vocab_size: token ids below it may be sent.
+        stream: whether tokens are requested as they are generated.
+        start_s: seconds from the start until ready.
+        worker: what the worker reported about itself.
     """
 
     def __init__(
         self, host: EngineProcesses, client: EngineClient, prepared: PreparedEngine, stream: bool
     ) -> None:
-        """Wrap a host that is started."""
+        """Wrap a host that has been started."""
         self.vocab_size = prepared.model.vocab_size
         self.stream = stream
         self.start_s = 0.0
@@ -78,17 +78,17 @@ class EngineTarget:
         self._rids = itertools.count()
 
     async def wait_ready(self, started: float) -> None:
-        """Wait for the engine, which began to start at `started` (`time.perf_counter()`).
+        """Wait for the engine, whose start began at `started` (`time.perf_counter()`).
 
         Raises:
-            StartupError: it cannot start.
+            StartupError: the engine cannot start.
         """
         await self._host.wait_ready()
         self.start_s = time.perf_counter() - started
         self.worker = self._host.status.worker
 
     async def send(self, request: BenchRequest, record: RequestRecord) -> None:
-        """Run one request to its end, greedy and past any end-of-sequence token."""
+        """Run one request to its end, greedily, ignoring end-of-sequence tokens."""
         input_ids = request.input_ids
         if input_ids is None:
             if request.text is None:
@@ -118,13 +118,13 @@ class EngineTarget:
         """Drop the prefix cache.
 
         Raises:
-            HeadraceError: the engine does not come to rest.
+            HeadraceError: the engine does not become idle.
         """
         for _ in range(_FLUSH_TRIES):
             reply = await self._client.flush_cache()
             if reply.success:
                 return
-            # With overlap the last step may still be under way after the last token came.
+            # With overlap the last step may still be running after the last token arrived.
             await asyncio.sleep(0.02)
         raise HeadraceError(f"The cache was not flushed: {reply.message}")
 
@@ -140,10 +140,10 @@ class EngineTarget:
 def measure_engine(
     run: Run, measure: Callable[[EngineTarget], Coroutine[Any, Any, T]], *, stream: bool = True
 ) -> T:
-    """What `measure` makes of the engine that a run's options ask for.
+    """Start the engine that a run's options describe, and return `measure`'s result for it.
 
     Raises:
-        StartupError: it cannot start.
+        StartupError: the engine cannot start.
     """
     with engine_config(run.options.shape, run.server_options) as config:
 
@@ -158,10 +158,10 @@ def measure_engine(
 async def running_engine(
     config: ServerConfig, *, stream: bool = True
 ) -> AsyncIterator[EngineTarget]:
-    """Start an engine, give it out ready, stop it.
+    """Start an engine, yield it when ready, then stop it.
 
     Raises:
-        StartupError: it cannot start; one line, or the worker's last words.
+        StartupError: the engine cannot start; one line, or the worker's last output.
     """
     started = time.perf_counter()
     prepared = prepare_engine(config)

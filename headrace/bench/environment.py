@@ -1,4 +1,4 @@
-"""What a figure belongs to: machine, versions, commit, options. Read without torch."""
+"""The context of a figure: machine, versions, commit, options. Read without torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "numpy")
 
 
 def describe_environment() -> dict[str, Any]:
-    """Machine, versions and commit; nothing that names a user or a folder."""
+    """Machine, versions and commit; nothing that identifies a user or a folder."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -43,7 +43,7 @@ def environment_line(environment: Mapping[str, Any]) -> str:
 
 
 def options_of(options: Any) -> dict[str, Any]:
-    """The options as JSON can hold them; a key is not shown, nor where a file lies."""
+    """The options as JSON values; keys are hidden, and paths are cut to their names."""
     plain = {}
     for name, value in vars(options).items():
         if name == "api_key":
@@ -53,14 +53,14 @@ def options_of(options: Any) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content`, readable, making the folder."""
+    """Write `content` as indented JSON; creates the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(_rounded(content), indent=1) + "\n", encoding="utf-8")
 
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        # JSON has no infinity; `inf` is what the option is called.
+        # JSON does not have infinity; the option spells it `inf`.
         return round(value, 6) if abs(value) != float("inf") else "inf"
     if isinstance(value, Mapping):
         return {name: _rounded(each) for name, each in value.items()}

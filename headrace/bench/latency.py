@@ -1,4 +1,4 @@
-"""`headrace bench latency`: one batch from start to end, again and again, without HTTP."""
+"""`headrace bench latency`: one batch from start to end, repeated, without HTTP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def measure(run: Run) -> int:
     """Time the batches.
 
     Raises:
-        HeadraceError: the engine cannot start or a request failed.
+        HeadraceError: the engine cannot start, or a request failed.
     """
     options = run.options
     check_batch_options(options)
@@ -62,7 +62,7 @@ async def _batches(engine: EngineTarget, options: argparse.Namespace) -> dict[st
                 continue
             progress.add()
             first = max(record.event_times[0] for record in records)
-            # Tokens of streams that began earlier do not count: the full batch is of interest.
+            # Tokens of streams that began earlier are not counted: only the full batch is measured.
             num_later = sum(
                 count
                 for record in records

@@ -1,4 +1,4 @@
-"""When requests are sent: arrivals, the limit on those in flight, one task each."""
+"""When requests are sent: arrivals, the limit on requests in flight, one task per request."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ OnDone = Callable[[RequestRecord], None]
 
 
 class Target(Protocol):
-    """What is measured: an engine in processes, or a server behind a URL."""
+    """The system under test: an engine's processes, or a server behind a URL."""
 
     async def send(self, request: BenchRequest, record: RequestRecord) -> None:
-        """Send one request and note in `record` what comes; a raised error fails it."""
+        """Send one request and fill in `record`; a raised error marks it as failed."""
         ...
 
     async def flush_cache(self) -> None:
@@ -31,8 +31,8 @@ def arrival_offsets(count: int, request_rate: float, rng: random.Random) -> list
     """Seconds after the start at which each request arrives.
 
     Args:
-        count: requests.
-        request_rate: mean requests per second of a Poisson process; infinite sends all at once.
+        count: number of requests.
+        request_rate: mean requests per second of a Poisson process; infinity sends all at once.
         rng: draws the gaps.
     """
     if math.isinf(request_rate):
@@ -57,13 +57,13 @@ async def drive(
 
     Args:
         requests: index, seconds after the start, request; in the order of their times.
-        target: where they go.
-        start: `time.perf_counter()` that offsets count from; now when absent.
-        max_concurrency: most requests in flight; later ones wait and their clock starts late.
-        on_done: told of each record that is complete.
+        target: receives the requests.
+        start: the `time.perf_counter()` that offsets count from; by default now.
+        max_concurrency: most requests in flight; later ones wait, and their clock starts when sent.
+        on_done: called with each complete record.
     """
     begin = time.perf_counter() if start is None else start
-    # Without a limit a bound that is never reached keeps one way through.
+    # Without a limit, a bound that is never reached avoids a second code path.
     slots = asyncio.Semaphore(max_concurrency or len(requests) or 1)
 
     async def one(index: int, request: BenchRequest) -> RequestRecord:
@@ -100,7 +100,7 @@ async def run_at_once(requests: Sequence[BenchRequest], target: Target) -> list[
     """Send all requests together and wait for all answers.
 
     Raises:
-        HeadraceError: one of them failed; a figure without it would mean nothing.
+        HeadraceError: a request failed; a figure without it would be meaningless.
     """
     numbered = [(index, 0.0, request) for index, request in enumerate(requests)]
     records = await drive(numbered, target)

@@ -1,6 +1,6 @@
 """`headrace bench offline`: throughput of many requests through the engine, without HTTP.
 
-The engine runs in its usual processes; requests are all there at once, as in a batch job.
+The engine runs in its usual processes; all requests arrive at once, as in a batch job.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(run: Run) -> int:
-    """Send all requests at once; 1 when one of them failed.
+    """Send all requests at once and return 1 if one failed.
 
     Raises:
-        HeadraceError: the engine cannot start, or the requests cannot be made.
+        HeadraceError: the engine cannot start, or the requests cannot be generated.
     """
     stream = run.options.stream
     ready_s, records = measure_engine(run, partial(_send, options=run.options), stream=stream)
     summary = summarize(records)
     if not stream:
-        # One piece an answer has no first token.
+        # An answer in one piece has no first token.
         for name in ("ttft_ms", "tpot_ms", "itl_ms"):
             summary.pop(name)
     run.say(f"ready         in {ready_s:.2f} s", *summary_lines(summary))
@@ -58,8 +58,8 @@ async def _send(
     source = TokenSource(random.Random(options.seed), engine.vocab_size)
     requests = make_requests(options, source)
     if not options.no_warmup:
-        # As many at once and prompts as long, so that whatever is compiled or captured is there;
-        # with tokens of their own, so that the cache does not know the prompts that count.
+        # As many requests and prompts as long as the measured ones, so that compilation and capture
+        # are done; with other tokens, so that the cache does not hold the measured prompts.
         lengths = [max(1, request.prompt_len) for request in requests]
         await run_at_once(
             [source.request(source.ids(length), _WARM_UP_TOKENS) for length in lengths], engine

@@ -1,7 +1,7 @@
-"""`headrace bench one-batch`: times of the steps of one static batch, at the worker itself.
+"""`headrace bench one-batch`: step times of one static batch, measured at the worker.
 
-No front, no detokenizer and no messages: what is left is the scheduler, the model and the device.
-The worker runs in a process of its own, since nothing else in this package imports torch.
+Without front, detokenizer and messages, only the scheduler, the model and the device remain.
+The worker runs in a separate process, because nothing else in this package imports torch.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(run: Run) -> int:
-    """Time each batch size in a fresh process; a line comes as soon as its figures are there.
+    """Time each batch size in a fresh process; print each line as soon as its figures are ready.
 
     Raises:
-        HeadraceError: the worker cannot start or a request failed.
+        HeadraceError: the worker cannot start, or a request failed.
     """
     options = run.options
     check_batch_options(options)
@@ -87,7 +87,7 @@ def _in_a_process(job: BatchJob) -> BatchResult:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=child_environment(compute_environment(job.worker.num_threads)),
-        # A terminal's Ctrl-C is for this process alone, with which the other one ends.
+        # Only this process handles a terminal's Ctrl-C; the worker ends with it.
         start_new_session=True,
     ) as worker:
         send_config(worker, job)
@@ -102,7 +102,7 @@ def _in_a_process(job: BatchJob) -> BatchResult:
 
 
 def figures(result: BatchResult, batch_size: int, input_len: int) -> dict[str, Any]:
-    """Milliseconds and rates of one batch size; steps of all counted batches together."""
+    """Milliseconds and rates of one batch size, over the steps of all counted batches."""
     prefill = distribution([batch.prefill_s * 1e3 for batch in result.batches])
     steps = distribution([step * 1e3 for batch in result.batches for step in batch.steps_s])
     return {

@@ -1,4 +1,4 @@
-"""What `headrace bench one-batch` and the process that it starts tell each other. Front-safe."""
+"""The messages between `headrace bench one-batch` and its worker process. Front-safe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from runtime.config.options import WorkerConfig
 
 
 class BatchJob(msgspec.Struct, kw_only=True):
-    """What to time: `num_iters` batches after `num_warmup` that do not count."""
+    """What to time: `num_iters` batches after `num_warmup` uncounted ones."""
 
     worker: WorkerConfig
     batch_size: int
@@ -32,7 +32,7 @@ class BatchTimes(msgspec.Struct, kw_only=True):
 
 
 class BatchResult(msgspec.Struct, kw_only=True):
-    """What came out; `error` is one line, empty when all went well."""
+    """The result; `error` is one line, empty on success."""
 
     load_s: float = 0.0
     max_total_num_tokens: int = 0

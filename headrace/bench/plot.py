@@ -23,10 +23,10 @@ _PNG_SCALE = 2
 
 
 def check_plot_path(path: Path) -> None:
-    """Refuse a file that could not be written after a long run.
+    """Refuse a file early that could not be written after a long run.
 
     Raises:
-        StartupError: its suffix is none of ours, or what writes it is not installed.
+        StartupError: the suffix is not supported, or the package that writes it is not installed.
     """
     if path.suffix not in SUFFIXES:
         raise StartupError(f"--plot {path.name}: the name must end in {', '.join(SUFFIXES)}.")
@@ -35,7 +35,7 @@ def check_plot_path(path: Path) -> None:
 
 
 def write_plot(path: Path, title: str, records: Sequence[RequestRecord]) -> None:
-    """Write the panels of `records` in the format that the name's suffix says."""
+    """Write the panels of `records` in the format that the suffix selects."""
     drawing = draw(title, [record for record in records if not record.error])
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".png":
@@ -111,7 +111,7 @@ def _rate(records: Sequence[RequestRecord]) -> Points:
         return []
     bins = [0.0] * _NUM_BINS
     for record in records:
-        # Pieces of text may hold more tokens than are told with them; the total is known.
+        # Pieces of text may hold more tokens than reported with them; the total is known.
         told = sum(record.event_tokens) or 1
         for when, count in zip(record.event_times, record.event_tokens, strict=True):
             share = count * record.output_tokens / told

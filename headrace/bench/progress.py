@@ -1,4 +1,4 @@
-"""A progress bar on standard error, drawn only where somebody may watch."""
+"""A progress bar on standard error, drawn only on a terminal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _PERIOD_S = 0.1
 
 
 class Progress:
-    """Counts what is done out of `total`."""
+    """Counts completed items out of `total`."""
 
     def __init__(self, total: int, *, enabled: bool = True, stream: TextIO | None = None) -> None:
-        """Draw on `stream` (standard error when absent) if it is a terminal and `enabled`."""
+        """Draw on `stream` (by default standard error) if it is a terminal and `enabled`."""
         self._stream = stream or sys.stderr
         self._enabled = enabled and self._stream.isatty()
         self._total = total
@@ -23,7 +23,7 @@ class Progress:
         self._drawn = 0.0
 
     def add(self, count: int = 1) -> None:
-        """Note that `count` more are done."""
+        """Count `count` more completed items."""
         self._done += count
         now = time.monotonic()
         if self._enabled and (now - self._drawn > _PERIOD_S or self._done == self._total):
@@ -31,7 +31,7 @@ class Progress:
             self._draw(now - self._started)
 
     def close(self) -> None:
-        """Leave the bar as it is and go to the next line."""
+        """Keep the bar and go to the next line."""
         if self._enabled:
             self._stream.write("\n")
             self._stream.flush()

@@ -1,4 +1,4 @@
-"""What one request was, what happened to it, and what many of them amount to."""
+"""One request of a benchmark, its measured times, and statistics over many requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to send; exactly one of `input_ids`, `text` and `messages` is set.
 
     Attributes:
-        prompt_len: tokens of the prompt, where they are known before the server counts them.
+        prompt_len: tokens of the prompt, if known before the server counts them.
     """
 
     output_len: int
@@ -26,12 +26,12 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRecord(msgspec.Struct, kw_only=True):
-    """What happened to one request; times are `time.perf_counter()` seconds.
+    """The measurements of one request; times are `time.perf_counter()` seconds.
 
     Attributes:
-        event_times: when each piece of output came.
+        event_times: when each piece of output arrived.
         event_tokens: how many tokens it held.
-        output_tokens: as the server counts them, which pieces of text may not show.
+        output_tokens: as counted by the server; pieces of text may hold a different number.
         error: empty when the request was answered in full.
     """
 
@@ -46,7 +46,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     error: str = ""
 
     def add(self, when: float, num_tokens: int) -> None:
-        """Note a piece of output of `num_tokens` tokens."""
+        """Record a piece of output of `num_tokens` tokens."""
         self.event_times.append(when)
         self.event_tokens.append(num_tokens)
 
@@ -62,7 +62,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds per token after the first piece; `None` when nothing came after it."""
+        """Seconds per token after the first piece; `None` when it was the only piece."""
         if len(self.event_times) < 2:
             return None
         after_first = self.output_tokens - self.event_tokens[0]
@@ -71,7 +71,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
         return (self.event_times[-1] - self.event_times[0]) / after_first
 
     def gaps_s(self) -> list[float]:
-        """Seconds between tokens; tokens that came together share their gap evenly."""
+        """Seconds between tokens; tokens that arrived together share their gap evenly."""
         gaps: list[float] = []
         for before, when, count in zip(
             self.event_times, self.event_times[1:], self.event_tokens[1:], strict=False
@@ -113,7 +113,7 @@ def latencies_ms(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
 
 
 def meets(record: RequestRecord, objectives_ms: dict[str, float]) -> bool:
-    """Whether a request kept every objective; `ttft`, `tpot` and `e2e` may be named."""
+    """Whether a request met every objective; names are `ttft`, `tpot` and `e2e`."""
     tpot = record.tpot_s
     measured = {
         "ttft": record.ttft_s * 1e3,

@@ -41,7 +41,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def latency_lines(summary: Mapping[str, Any]) -> list[str]:
-    """The table of latencies; rows without values are left out."""
+    """The table of latencies; rows without values are omitted."""
     head = f"{'milliseconds':26}" + "".join(f"{name:>10}" for name in _COLUMNS)
     rows = [
         f"{title:26}" + "".join(f"{summary[name][column]:>10.2f}" for column in _COLUMNS)

@@ -1,7 +1,7 @@
-"""`headrace bench serving`: load on a server, ours or any that speaks the same APIs, and latencies.
+"""`headrace bench serving`: load and latencies of a server, ours or any with the same APIs.
 
-The server must be running. Requests of a data set arrive at a rate, at most so many in flight, and
-every event of their streams is noted. `python -m headrace.bench.serving` is the same.
+The server must be running. Requests of a data set arrive at a given rate, with a limit on those in
+flight. Every event of their streams is recorded. `python -m headrace.bench.serving` is the same.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(run: Run) -> int:
-    """Send the requests; 1 when one of them failed, 130 when Ctrl-C cut the run short.
+    """Send the requests and return 1 if one failed, 130 if Ctrl-C cut the run short.
 
     Raises:
-        HeadraceError: an option is wrong, the server cannot be reached or refuses the first.
+        HeadraceError: an option is wrong, or the server is unreachable or refuses a request.
     """
     options = run.options
     check(options)
@@ -126,10 +126,10 @@ def measure(run: Run) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuse options that make no sense, before anything is sent.
+    """Refuse contradictory options before anything is sent.
 
     Raises:
-        StartupError: the first of them.
+        StartupError: the first invalid option.
     """
     if not options.request_rate > 0:
         raise StartupError("--request-rate must be above 0.")
@@ -137,7 +137,7 @@ def check(options: argparse.Namespace) -> None:
         raise StartupError("--timeout must be above 0.")
     check_at_least(1, options, "max_concurrency", "num_client_processes")
     check_at_least(0, options, "warmup_requests")
-    # Id 0 is not drawn.
+    # Id 0 is never drawn.
     check_at_least(2, options, "vocab_size")
     limit = options.max_concurrency
     if limit is not None and limit < options.num_client_processes:
@@ -152,10 +152,10 @@ def check(options: argparse.Namespace) -> None:
 
 
 def objectives(given: Sequence[str] | None) -> dict[str, float] | None:
-    """Read `ttft:500 tpot:50` into milliseconds by name.
+    """Parse `ttft:500 tpot:50` into milliseconds by name.
 
     Raises:
-        StartupError: not of this form.
+        StartupError: the form is wrong.
     """
     if not given:
         return None
@@ -173,10 +173,10 @@ def objectives(given: Sequence[str] | None) -> dict[str, float] | None:
 
 
 def extra_body(text: str | None) -> dict[str, Any]:
-    """Read `--extra-body`.
+    """Parse `--extra-body`.
 
     Raises:
-        StartupError: no JSON object.
+        StartupError: not a JSON object.
     """
     try:
         value = json.loads(text) if text else {}
@@ -188,10 +188,10 @@ def extra_body(text: str | None) -> dict[str, Any]:
 
 
 def token_source(options: argparse.Namespace) -> TokenSource:
-    """Where random prompts come from: ids, or text through a tokenizer.
+    """The source of random prompts: ids, or text through a tokenizer.
 
     Raises:
-        StartupError: text is wanted and no tokenizer is named or found.
+        StartupError: text is requested, and the tokenizer is missing or not given.
     """
     wants_text = options.random_text or options.backend == "openai-chat"
     rng = random.Random(options.seed)
@@ -207,7 +207,7 @@ def token_source(options: argparse.Namespace) -> TokenSource:
 
 
 def make_job(options: argparse.Namespace, model: str) -> ClientJob:
-    """What the client processes need to know, but for the requests."""
+    """What the client processes need, except the requests."""
     extra = extra_body(options.extra_body)
     return ClientJob(
         url=options.url,
@@ -222,7 +222,7 @@ def make_job(options: argparse.Namespace, model: str) -> ClientJob:
 def warm_up_requests(
     options: argparse.Namespace, requests: Sequence[BenchRequest], source: TokenSource
 ) -> list[BenchRequest]:
-    """Requests that are not counted; where prompts are made up they leave nothing in the cache."""
+    """Uncounted requests; when prompts are generated they leave nothing in the cache."""
     count = options.warmup_requests
     if options.dataset_name == "jsonl":
         return [requests[index % len(requests)] for index in range(count)]
@@ -244,16 +244,16 @@ async def send(
     rng: random.Random,
     records: list[RequestRecord],
 ) -> None:
-    """Warm up, then send everything; `records` gets each request when it ends.
+    """Warm up, then send everything; `records` receives each request when it ends.
 
     Raises:
-        HeadraceError: the warm-up failed, so the rest would.
+        HeadraceError: the warm-up failed, so the others would fail too.
         OSError: the server cannot be reached.
     """
     job = make_job(options, options.model or "")
     target = make_target(job)
     for request in requests:
-        # What this API cannot take is said now, and not by one request in the middle.
+        # What this API cannot express fails here, not in the middle of the run.
         target.backend.body(request, target.wire)
     await target.client.connect()
     if options.backend.startswith("openai") and not options.model:

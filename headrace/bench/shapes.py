@@ -1,6 +1,6 @@
 """Model folders without weights: named shapes for `--load-format dummy`.
 
-The tokenizer is made up as well, one word an id, so that every id decodes to text of a usual length
+The tokenizer is synthetic too, one word per id, so that every id decodes to text of a usual length
 and random text has exactly as many tokens as words.
 """
 
@@ -50,9 +50,9 @@ _MOE = _shape(
     norm_topk_prob=False,
 )
 
-# "8b" is Llama-3.1-8B, "0.5b" Qwen2.5-0.5B, "moe-4" four layers of "moe"; "small" is for a CPU,
-# "tiny" and "moe-tiny" are for tests; the last two give vectors (`--is-embedding`). Sizes are
-# vocabulary, hidden, intermediate, layers; heads are those of queries and of keys and values.
+# "8b" is Llama-3.1-8B, "0.5b" Qwen2.5-0.5B, "moe-4" has four layers of "moe", "small" is for a
+# CPU, and "tiny" and "moe-tiny" are for tests. The last two return vectors (`--is-embedding`).
+# Sizes are vocabulary, hidden, intermediate, layers; heads are query heads and KV heads.
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": _shape(
         "Llama",
@@ -103,7 +103,7 @@ _CHAT_TEMPLATE = (
 
 
 def write_shape(shape: str, folder: Path) -> Path:
-    """Write `config.json` and a tokenizer of the shape into `folder`, which is made."""
+    """Write the shape's `config.json` and tokenizer into `folder`, which is created."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab_size = SHAPES[shape]["vocab_size"]
     config = {
@@ -145,7 +145,7 @@ def _tokenizer(vocab_size: int) -> dict[str, Any]:
         "decoder": byte_level,
         "model": {
             "type": "BPE",
-            # A word of the vocabulary is taken whole, so no merges are needed.
+            # Whole words are matched directly, so merges are not needed.
             "ignore_merges": True,
             "vocab": {piece: index for index, piece in enumerate(pieces)},
             "merges": [],
@@ -154,7 +154,7 @@ def _tokenizer(vocab_size: int) -> dict[str, Any]:
 
 
 def _byte_characters() -> list[str]:
-    # The printable stand-ins of byte-level BPE: bytes that are no visible character move up.
+    # Byte-level BPE's printable stand-ins: bytes without a visible character move up.
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     moved = iter(range(_NUM_BYTES, 2 * _NUM_BYTES))
     return [chr(byte if byte in visible else next(moved)) for byte in range(_NUM_BYTES)]
@@ -166,12 +166,12 @@ def _word(index: int) -> str:
     while number >= 0:
         letters = chr(ord("a") + number % 26) + letters
         number = number // 26 - 1
-    # U+0120 is the stand-in of the space that begins a word.
+    # U+0120 stands for the space that begins a word.
     return "\u0120" + letters
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write a folder; the path is printed."""
+    """Write a folder and print its path."""
     parser = argparse.ArgumentParser(
         prog="headrace bench shape",
         description="Write a model folder without weights, for `serve --load-format dummy`.",

@@ -1,1 +1,1 @@
-"""`headrace doctor`: what this machine offers and what a model needs, before anything starts."""
+"""`headrace doctor`: what this machine offers and what a model needs, before a server starts."""

@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
         usage=f"{PROG} [MODEL] [-h] [--config FILE] [--json] [options of headrace serve]",
         epilog="Every option of `headrace serve` may be given too, such as --model-path, --dtype, "
         "--mem-fraction-static, --tp-size; without a model the demo model is looked at.",
-        # An abbreviation here could be a whole option of the server.
+        # An abbreviation here could be a full option of the server.
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         # A positional of the parser would take the values of the server's options, too.
         argv = ["--model-path", *argv]
     options, rest = build_parser().parse_known_args(argv)
-    # The report says what logs would.
+    # The report replaces logs.
     logging.getLogger().addHandler(logging.NullHandler())
     report = examine(parse_args(rest, prog=PROG).config, options.config)
     text = json.dumps(report.as_json(), indent=1) if options.json else to_text(report)

@@ -1,4 +1,4 @@
-"""The doctor's questions in order; what one of them finds does not keep the next from being put."""
+"""The doctor's checks in order; a problem found by one does not stop the next."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _OPTIONS = "change the option that the line names"
 
 
 def examine(config: ServerConfig, config_file: Path | None = None) -> Report:
-    """Look at the machine, and at a model on it.
+    """Examine the machine, and a model on it.
 
     Args:
         config: the server's options; the demo model when they name none.
-        config_file: a `config.json` that stands for the model: nothing else of it is looked for.
+        config_file: a `config.json` used as the model: its weights and tokenizer are not examined.
     """
     report = Report(read_machine(), read_libraries())
     for library in report.libraries:
@@ -65,7 +65,7 @@ def examine(config: ServerConfig, config_file: Path | None = None) -> Report:
 
 
 def _check_files(report: Report, config: ServerConfig, folder: Path, spec: ModelSpec) -> None:
-    """Look at weights and tokenizer, where they lie on this machine."""
+    """Check weights and tokenizer, if they are on this machine."""
     path = config.model.model_path
     if path is None or not (is_gguf(folder) or Path(path).expanduser().is_dir()):
         report.notes.append("The hub's weights and tokenizer were not looked at, only config.json.")
@@ -94,7 +94,7 @@ def _describe(resolved: Resolved, spec: ModelSpec) -> Model:
         max_running_requests=worker.max_running_requests,
         tp_size=worker.tp_size,
         dp_size=worker.dp_size,
-        # A seed is drawn anew at each start.
+        # A seed is drawn again at each start.
         choices=[line for line in resolved.choices if not line.startswith("random_seed")],
     )
 
@@ -123,7 +123,7 @@ def _look_with_torch(report: Report, resolved: Resolved | None, spec: ModelSpec 
             estimate.size_pool()
         report.needs = estimate.needs
     except RuntimeError as error:
-        # As of a driver that is older than torch's libraries.
+        # For example, the driver is older than torch's libraries require.
         reason = f"The device does not work: {' '.join(str(error).split())}"
         report.problems.append(Problem(reason, "repair its driver, or take --device cpu"))
         return
@@ -136,7 +136,7 @@ def _look_with_torch(report: Report, resolved: Resolved | None, spec: ModelSpec 
 
 @contextmanager
 def _noting(report: Report, remedy: str) -> Iterator[None]:
-    """Keep a reason not to start, with what to do about it, and go on behind the block."""
+    """Record an error that prevents a start, with its remedy, and continue after the block."""
     try:
         yield
     except StartupError as error:

@@ -1,4 +1,4 @@
-"""What the doctor found, as plain data: the table and the JSON are made of it."""
+"""What the doctor found, as plain data, from which the table and the JSON are made."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Problem:
     """Something that prevents a start.
 
     Attributes:
-        reason: one line, the one that the server would end with.
-        remedy: what to do about it.
+        reason: one line, the same that the server would exit with.
+        remedy: how to fix it.
     """
 
     reason: str
@@ -22,13 +22,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Library:
-    """A package that is needed or gives more.
+    """A package that is required or optional.
 
     Attributes:
         version: `None` when it is not installed.
-        gives: what there is with it, and not without.
+        gives: what the package enables.
         install: command that installs it.
-        is_required: whether nothing runs without it.
+        is_required: whether nothing works without it.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Library:
 
 @dataclass(frozen=True)
 class Machine:
-    """What models run on.
+    """The hardware that models run on.
 
     Attributes:
-        num_cores: physical ones that this process may use.
-        instruction_sets: of those that the C++ kernels are written for, what the CPU has.
-        memory_bytes: what a process may still take, by its control group too; `None` unknown.
-        gpus: names of NVIDIA devices, with their drivers.
+        num_cores: physical cores that this process may use.
+        instruction_sets: those with code in the C++ kernels that the CPU supports.
+        memory_bytes: what a process may allocate, its control group included; `None` if unknown.
+        gpus: names of NVIDIA devices, with their driver versions.
     """
 
     system: str
@@ -61,7 +61,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Kernel:
-    """The implementation that computes an op, and why."""
+    """The implementation chosen for an op, and why."""
 
     op: str
     implementation: str
@@ -70,14 +70,14 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Model:
-    """A model's own numbers, from its `config.json`, and what the options make of them.
+    """A model's own numbers, from its `config.json`, and how the options apply to them.
 
     Attributes:
         gives: `tokens`, `vectors` or `scores`.
         layer_states: what layers keep of a sequence between steps, with the number of layers.
-        device, dtype: where and in what type it would run.
+        device, dtype: where, and in which dtype, it would run.
         context_len: longest request, tokens.
-        choices: what was left to the server, and why it takes what it takes.
+        choices: the server's automatic choices, and their reasons.
     """
 
     architecture: str
@@ -99,8 +99,8 @@ class Pool:
     """The KV pool of one rank.
 
     Attributes:
-        arithmetic: how its memory comes about, GiB.
-        is_at_most: whether a start measures something more that takes a part of it.
+        arithmetic: how its memory is computed, GiB.
+        is_at_most: whether a start measures further use that reduces it.
     """
 
     num_tokens: int
@@ -113,7 +113,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Capacity:
-    """So many requests of `num_tokens` tokens, prompt and output, fit at a time."""
+    """`num_requests` requests of `num_tokens` tokens, prompt and output, fit at a time."""
 
     num_tokens: int
     num_requests: int
@@ -121,12 +121,12 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Needs:
-    """What the model takes of a device, for each rank, and what is left to serve with.
+    """What the model needs from a device, for each rank, and what remains for serving.
 
     Attributes:
-        weight_bytes: of one rank, at least: layouts for kernels may hold copies.
-        bytes_per_token: that one token takes in the pool of one rank.
-        pool: `None` when there is no memory for one, or nothing to keep in it.
+        weight_bytes: of one rank, at least: kernels' layouts may hold copies.
+        bytes_per_token: what one token takes in the pool of one rank.
+        pool: `None` when it does not fit, or the model does not need one.
         longest_request: tokens, prompt and output.
         capacities: of one replica.
     """
@@ -140,7 +140,7 @@ class Needs:
 
 @dataclass
 class Report:
-    """Everything; what could not be found out is `None` or empty."""
+    """The whole report; unknown facts are `None` or empty."""
 
     machine: Machine
     libraries: list[Library]
@@ -152,5 +152,5 @@ class Report:
     problems: list[Problem] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """The report as JSON can hold it; `ok` when nothing prevents a start."""
+        """The report as JSON values; `ok` means that nothing prevents a start."""
         return {"ok": not self.problems, **dataclasses.asdict(self)}

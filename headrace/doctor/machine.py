@@ -9,10 +9,10 @@ from headrace.bench.environment import describe_environment
 from headrace.doctor.findings import Library, Machine
 from runtime.launch.hardware import detect_hardware
 
-# For which `kernels/cpu` has code of its own, or the compiler makes other code of it.
+# The sets that `kernels/cpu` has code for, or that change the compiler's code.
 _INSTRUCTION_SETS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
 
-# Name on the package index, what it gives, the extra that brings it; required ones have none.
+# Name on the package index, what it enables, the extra that installs it (empty if required).
 _LIBRARIES = (
     ("torch", "every model", ""),
     ("tokenizers", "text in and out", ""),
@@ -25,7 +25,7 @@ _LIBRARIES = (
 
 
 def read_machine() -> Machine:
-    """Describe this machine, but for its free memory."""
+    """Describe this machine, except its free memory."""
     environment, hardware = describe_environment(), detect_hardware()
     return Machine(
         system=environment["system"],
@@ -40,7 +40,7 @@ def read_machine() -> Machine:
 
 
 def read_libraries() -> list[Library]:
-    """Which packages are installed, and what those that are not would give."""
+    """Which packages are installed, and what the missing ones would enable."""
     found = [
         Library(
             name=name,

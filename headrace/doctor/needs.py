@@ -1,6 +1,6 @@
-"""What a model takes of its device: the worker's own arithmetic, before anything is loaded.
+"""What a model needs from its device: the worker's own arithmetic, before anything is loaded.
 
-Imports torch, which the rest of the doctor does without.
+Imports torch, unlike the rest of the doctor.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from runtime.executor.memory import (
 from runtime.executor.out_of_memory import least_weight_bytes, require_room
 from runtime.models.layers.build_context import BuildContext, parse_dtype
 
-# A usual chat, beside the longest that is possible.
+# A typical chat, beside the longest possible request.
 _USUAL_TOKENS = 2048
 
 free_memory_bytes = available_memory_bytes
 
 
 class Estimate:
-    """Finds out what a model needs.
+    """Computes what a model needs.
 
     Attributes:
-        needs: what is known so far; what `config.json` says by itself, to begin with.
+        needs: what is known so far; initially what `config.json` alone gives.
     """
 
     def __init__(self, config: WorkerConfig, spec: ModelSpec) -> None:
-        """Take what `runtime.launch.resolve` made of the options for this model."""
+        """Start from what `runtime.launch.resolve` derived from the options for this model."""
         self._config = config
         self._spec = spec
         self._context = BuildContext(
@@ -55,10 +55,10 @@ class Estimate:
         )
 
     def size_pool(self) -> None:
-        """Find out what the weights leave for the pool, and what it serves.
+        """Compute what the weights leave for the pool, and the requests that fit.
 
         Raises:
-            StartupError: too little for one of them; one line.
+            StartupError: too little memory for the weights or the pool; one line.
         """
         require_room(self._spec, self._context)
         if not self.needs.bytes_per_token:
@@ -90,7 +90,7 @@ class Estimate:
             num_ranks = config.tp_size * config.dp_size
             budget = cpu_budget(share, weight_bytes, num_ranks, unloaded_bytes=weight_bytes)
         else:
-            # What the largest step needs can only be measured with the weights at hand.
+            # The largest step's use can only be measured with the weights loaded.
             budget = cuda_budget(share, weight_bytes, 0, unloaded_bytes=weight_bytes)
         return with_images(budget, config, self._spec)
 
@@ -99,11 +99,11 @@ class Estimate:
         return min(size.num_pages // needed, self._config.max_running_requests)
 
     def choose_kernels(self) -> tuple[Kernel, list[Kernel]]:
-        """Return the attention back end and the implementation of each op that would be taken.
+        """Return the attention back end and the implementation of each op that would be chosen.
 
         Raises:
-            StartupError: one that was asked for cannot be had.
-            RuntimeError: likewise.
+            StartupError: a requested implementation is unavailable.
+            RuntimeError: the same.
             ImportError: its library is not installed.
         """
         device = self._context.device.type

@@ -58,7 +58,7 @@ def test_a_folder_is_no_output(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source, said = write(tmp_path / "in.jsonl", {"text": "x"}), io.StringIO()
     assert main(str(source), folder, OPTIONS, said) == 1
-    assert said.getvalue() == f"headrace: {folder} is no regular file.\n"
+    assert said.getvalue() == f"headrace: {folder} is not a regular file.\n"
 
 
 def test_every_kind_of_line(tmp_path):
