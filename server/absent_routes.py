@@ -1,4 +1,4 @@
-"""What there is in place of routes of other APIs that this server does not have."""
+"""Hints for the routes of other APIs that this server does not have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INSTEAD = {
 
 
 def instead_of(path: str) -> str | None:
-    """A hint for a path that no route has; None where there is none."""
+    """A hint for an unknown path; None if there is none."""
     for begin, hint in _INSTEAD.items():
         if path == begin or path.startswith(f"{begin}/"):
             return hint

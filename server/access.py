@@ -1,4 +1,4 @@
-"""Who may call a route: every router says so where its routes are registered."""
+"""Which credential a route needs; every router declares it when its routes are registered."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from server.dialect import Dialect
 
 
 class Access(Enum):
-    """What a client must show.
+    """The credential that a client must present.
 
     Attributes:
-        OPEN: nothing. For probes and scrapers; such a route answers GET and HEAD alone.
-        KEY: the API key, where one is set.
-        ADMIN: the admin key, where one is set, else the API key. For routes that change the server
+        OPEN: none. For probes and scrapers; such a route answers only GET and HEAD.
+        KEY: the API key, if one is set.
+        ADMIN: the admin key if one is set, else the API key. For routes that change the server
             or other clients' requests.
     """
 
@@ -25,7 +25,7 @@ class Access(Enum):
 
 
 class AccessRouter(APIRouter):
-    """Routes of one level of access, which is not optional: the server takes no other routers."""
+    """Routes of one access level, which is mandatory: the server accepts no other routers."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class AccessRouter(APIRouter):
         dialect: Dialect = Dialect.NATIVE,
         serves_tenants: bool = False,
     ) -> None:
-        """Make an empty router.
+        """Create an empty router.
 
         Args:
-            access: who may call its routes.
-            tags: in the OpenAPI document.
+            access: the credential that its routes need.
+            tags: used in the OpenAPI document.
             include_in_schema: whether its routes are in that document.
             dialect: of errors; a native router's paths under `/v1/` speak OpenAI's.
             serves_tenants: keys of `--api-keys-file` may call admin routes too; the handlers let

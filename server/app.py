@@ -1,4 +1,4 @@
-"""The application's parts: every route of both APIs, the metrics, the OpenAPI document."""
+"""The application's parts: every route of all APIs, the metrics, the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from server.wire_routes import create_routers as create_wire_routers
 
 
 def create_app(openai: OpenAIContext) -> Application:
-    """Build the application around `openai` and the service in it."""
+    """Build the application from `openai` and the service in it."""
     context = openai.service
     http = context.config.http
     api = Description(context.version, http)
@@ -72,11 +72,11 @@ def create_app(openai: OpenAIContext) -> Application:
     routers.append(_metrics_router(metrics))
     if not http.disable_docs:
         routers.append(docs_page.create_router())
-    # Last: its path comes from outside and must take no other route's place.
+    # Last: its path comes from the environment and must not replace another route.
     routers.append(cloud.create_router(context))
     table = RouteTable(http.fastapi_root_path)
     for route in api.routes:
-        # The document that describes them.
+        # The document that describes the routes.
         table.add(route, Access.KEY)
     for router in routers:
         _include(api, table, router)
@@ -87,7 +87,7 @@ def create_app(openai: OpenAIContext) -> Application:
 def _include(api: Description, table: RouteTable, router: AccessRouter) -> None:
     """Document the routes of `router` and make them callable.
 
-    Only the routes count: what else a router may have (events of its life span) is not looked at.
+    Only its routes are used; anything else in a router, such as lifespan events, is ignored.
     """
     for route in router.routes:
         match = table.add(

@@ -1,4 +1,4 @@
-"""What a person at the terminal sees while the server starts: a few lines, each worth reading."""
+"""What the terminal shows while the server starts: a few useful lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.listener import is_loopback
 
 logger = logging.getLogger(__name__)
 
-# Scripts wait for this line, to the letter.
+# Scripts wait for exactly this line.
 READY_LINE = "The server is fired up and ready to roll!"
 _EXAMPLE_IDS = '{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8}}'
 _EXAMPLE_INPUT = '{"input": "Paris is the capital of France."}'
@@ -21,7 +21,7 @@ _EXAMPLE_BODY = '{"messages": [{"role": "user", "content": "What is the capital 
 
 
 def warn_if_open(http: HttpArgs) -> None:
-    """Say it when everybody on the network, or every client, may change this server."""
+    """Warn when anyone on the network, or every client, may change this server."""
     if not is_loopback(http.host) and http.api_key is None and http.admin_api_key is None:
         logger.warning(
             "OPEN TO THE NETWORK: anyone who reaches %s may use and control this server; "

@@ -1,4 +1,4 @@
-"""How many connections are served, so that descriptors are left for probes and for ourselves."""
+"""The limit on connections, which reserves descriptors for probes and for the server itself."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import resource
 from collections import OrderedDict
 from typing import Protocol
 
-# The soft limit of a shell is often 1,024, the hard one what the machine can do.
+# A shell's soft limit is often 1,024; the hard limit is the machine's.
 _MAX_DESCRIPTORS = 65_536
-# For files, pipes and sockets to the children, and the connections over the limit.
+# For files, pipes, sockets to the children, and the connections over the limit.
 _RESERVED = 256
 # Connections over the limit, on which probes are answered.
 NUM_SPARE = 64
 
 
 class Connection(Protocol):
-    """A connection that may have to go."""
+    """A connection that may be cut off."""
 
     def cut_off(self) -> None:
-        """End it at once."""
+        """Abort it immediately."""
 
 
 class ConnectionLimit:
-    """Tells connections that are served from those on which only probes are.
+    """Separates normal connections from spare ones, on which only probes are answered.
 
-    Of the latter there are few. The oldest one makes way for a newcomer, so that whoever holds them
-    all open keeps no probe out.
+    Spare connections are few. A new one replaces the oldest, so that a client that holds all of
+    them cannot keep probes out.
     """
 
     def __init__(self, most: int) -> None:
@@ -44,12 +44,12 @@ class ConnectionLimit:
         return True
 
     def discard(self, connection: Connection) -> None:
-        """`connection` has ended."""
+        """Remove a connection that has ended."""
         self._spare.pop(connection, None)
 
 
 def raise_descriptor_limit() -> int:
-    """Let this process and its children open as many files as they may; how many that is."""
+    """Raise the descriptor limit of this process and its children; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MAX_DESCRIPTORS
@@ -60,5 +60,5 @@ def raise_descriptor_limit() -> int:
 
 
 def connections_within(num_descriptors: int) -> int:
-    """Connections that `num_descriptors` allow."""
+    """The number of connections that `num_descriptors` allow."""
     return max(1, num_descriptors - min(_RESERVED, num_descriptors // 2) - NUM_SPARE)

@@ -1,4 +1,4 @@
-"""In whose words a route speaks, so that its errors have the shape that its clients read."""
+"""The API dialect of a route, so that errors have the shape that its clients expect."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Dialect(Enum):
-    """Whose API a route belongs to."""
+    """The API that a route belongs to."""
 
     NATIVE = "native"
     OPENAI = "openai"
@@ -15,5 +15,5 @@ class Dialect(Enum):
 
     @classmethod
     def of_path(cls, path: str) -> Dialect:
-        """The dialect of a path that belongs to no router which says otherwise."""
+        """The dialect of a path whose router does not set one."""
         return cls.OPENAI if path.startswith("/v1/") else cls.NATIVE

@@ -1,8 +1,8 @@
-"""Errors become answers: the native family's one table, and the choice of family by route.
+"""Converts errors to responses: the native family's table, and the choice of family by route.
 
 Native bodies: `{"error": {"message"}}` for a value that a route refuses, `{"error": "Forbidden"}`
-and the like for a key that does not suffice, else the flat `{"object": "error", ...}`.
-Routes under `/v1/` speak OpenAI's dialect or Anthropic's, whose tables are those packages'.
+and similar for an insufficient key, else the flat `{"object": "error", ...}`. Routes under `/v1/`
+use OpenAI's or Anthropic's dialect, whose tables are in those packages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from server.dialect import Dialect
 
 
 class ErrorBody(TypedDict):
-    """The flat body; `detail` of an unknown path and a wrong method."""
+    """The flat body; `detail` is for an unknown path and a wrong method."""
 
     object: Literal["error"]
     message: str
@@ -47,13 +47,13 @@ class RefusedBody(TypedDict):
 
 
 class KeyRefusedBody(TypedDict):
-    """The body for a key that does not suffice."""
+    """The body for an insufficient key."""
 
     error: Literal["Unauthorized", "Forbidden"]
 
 
 class StreamErrorDetail(TypedDict):
-    """What went wrong, and whether to ask again."""
+    """What went wrong, and whether to retry."""
 
     message: str
     type: str
@@ -62,25 +62,25 @@ class StreamErrorDetail(TypedDict):
 
 
 class StreamErrorBody(TypedDict):
-    """The event that ends a native stream which had begun."""
+    """The event that ends a native stream after it has begun."""
 
     error: StreamErrorDetail
 
 
 class BodyTooLarge(HeadraceError):
-    """The request's body is larger than the server takes."""
+    """The request's body is larger than the server accepts."""
 
     status_code = 413
 
 
 class UnsupportedEncoding(HeadraceError):
-    """The request's body is compressed; nothing is unpacked on a client's word."""
+    """The request's body is compressed; the server does not decompress bodies."""
 
     status_code = 415
 
 
 class UnsupportedMediaType(HeadraceError):
-    """The request's body is not called JSON."""
+    """The request's body is not declared as JSON."""
 
     status_code = 415
 
@@ -88,7 +88,7 @@ class UnsupportedMediaType(HeadraceError):
 class SlowBody(HeadraceError):
     """The request's body did not arrive in time."""
 
-    # Not 408: routers send such a request again, to the same end.
+    # Not 408: routers retry such a request, with the same result.
     status_code = 400
 
 
@@ -96,7 +96,7 @@ class KeyRefused(HeadraceError):
     """The request's key does not open the route."""
 
     def __init__(self, *, is_known: bool) -> None:
-        """403 for a known key where the admin key is needed, else 401."""
+        """403 for a known key on a route that needs the admin key, else 401."""
         if is_known:
             super().__init__("This route needs the admin key.")
             self.status_code = 403
@@ -106,12 +106,12 @@ class KeyRefused(HeadraceError):
 
 
 class RouteNotFound(HeadraceError):
-    """No route has this path."""
+    """The path has no route."""
 
     status_code = 404
 
     def __init__(self, asked: str, instead: str | None = None) -> None:
-        """Name the method and path that were `asked` for, and what there is `instead`."""
+        """Name the `asked` method and path, and the alternative `instead`."""
         hint = f" Note: {instead}." if instead else ""
         super().__init__(f"Not found: {asked}.{hint}")
 
@@ -122,13 +122,13 @@ class MethodNotAllowed(HeadraceError):
     status_code = 405
 
     def __init__(self, asked: str, allowed: str) -> None:
-        """Name the method and path that were `asked` for, and the methods that are `allowed`."""
+        """Name the `asked` method and path, and the `allowed` methods."""
         super().__init__(f"Method not allowed: {asked}; allowed are {allowed}.")
         self.allowed = allowed
 
 
 class HttpRefusal(HeadraceError):
-    """A refusal of the framework."""
+    """A refusal by the framework."""
 
     def __init__(self, message: str, status_code: int) -> None:
         """Answer with `status_code`."""
@@ -137,13 +137,13 @@ class HttpRefusal(HeadraceError):
 
 
 class DecodeError(HeadraceError):
-    """Token ids that no text belongs to."""
+    """Token ids that do not decode to text."""
 
     status_code = 400
 
 
 def json_response(content: Any, status_code: int = 200, **headers: str) -> Response:
-    """A JSON answer; `retry_after="1"` becomes the header `retry-after: 1`."""
+    """A JSON response; `retry_after="1"` becomes the header `retry-after: 1`."""
     return Response(
         orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS),
         status_code,
@@ -153,19 +153,19 @@ def json_response(content: Any, status_code: int = 200, **headers: str) -> Respo
 
 
 def openai_error(error: Exception) -> Response:
-    """The OpenAI wire's answer to `error`."""
+    """The OpenAI wire's response for `error`."""
     info = describe_error(error)
     return json_response(openai_errors.error_body(info), info.status, **_headers(info))
 
 
 def anthropic_error(error: Exception) -> Response:
-    """The Anthropic wire's answer to `error`."""
+    """The Anthropic wire's response for `error`."""
     info = describe_error(error)
     return json_response(anthropic_errors.error_body(info), info.status, **_headers(info))
 
 
 def native_error(error: Exception) -> Response:
-    """The native family's answer to `error`."""
+    """The native family's response for `error`."""
     info = describe_error(error)
     headers = _headers(info)
     if isinstance(error, InvalidRequest) and not isinstance(error, InvalidBody):
@@ -176,13 +176,13 @@ def native_error(error: Exception) -> Response:
         return json_response(word, info.status, **headers)
     body = _flat(info.message, _type_name(error), info.status)
     if isinstance(error, RouteNotFound | MethodNotAllowed):
-        # What clients of the reference look for.
+        # Clients of the reference check this key.
         body["detail"] = HTTPStatus(info.status).phrase
     return json_response(body, info.status, **headers)
 
 
 def ollama_error(error: Exception) -> Response:
-    """The Ollama wire's answer to `error`."""
+    """The Ollama wire's response for `error`."""
     info = describe_error(error)
     body: OllamaErrorBody = {"error": info.message[:MAX_MESSAGE_CHARS]}
     return json_response(body, info.status, **_headers(info))
@@ -197,7 +197,7 @@ _ANSWERS = {
 
 
 def error_response(error: Exception, dialect: Dialect) -> Response:
-    """The answer to `error` in the dialect of the route."""
+    """The response for `error` in the route's dialect."""
     response = _ANSWERS[dialect](error)
     if isinstance(error, MethodNotAllowed):
         response.headers["allow"] = error.allowed
@@ -207,7 +207,7 @@ def error_response(error: Exception, dialect: Dialect) -> Response:
 
 
 def stream_error(error: Exception) -> StreamErrorBody:
-    """The event that ends a native stream which had begun before `error` came."""
+    """The event that ends a native stream after it has begun, for `error`."""
     info = describe_error(error)
     return {
         "error": {

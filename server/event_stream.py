@@ -1,4 +1,4 @@
-"""Answers that are sent while they are made, and work that ends when its client goes away."""
+"""Responses that are sent while they are generated; work ends when its client disconnects."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from runtime.service.generation import DONE, Chunk
 
 T = TypeVar("T")
 
-# A client that takes nothing for this long loses its request, and nobody else waits for it.
+# A client that reads nothing for this long loses its request; other requests are unaffected.
 SEND_TIMEOUT_S = 60.0
 
 
 class ClientGone(HeadraceError):
-    """The client closed the connection before its answer was complete; nobody reads this."""
+    """The client closed the connection before its answer was complete; this error is never sent."""
 
     status_code = 499
 
 
 def json_answer(content: Any) -> Response:
-    """A whole answer, in which lists may be `Pieces`."""
+    """A complete JSON response, in which lists may be `Pieces`."""
     data = encode(content)
     if isinstance(data, bytes):
         return Response(data, media_type="application/json")
@@ -36,12 +36,12 @@ def json_answer(content: Any) -> Response:
 
 
 class SlicedResponse(Response):
-    """Answers 200 with JSON that is made while it is sent, in slices."""
+    """A 200 response whose JSON is generated in slices while it is sent."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         """Send `pieces`."""
         super().__init__(media_type="application/json")
-        # Of unknown length: it ends when it ends.
+        # The length is unknown in advance.
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._pieces = pieces
 
@@ -49,7 +49,7 @@ class SlicedResponse(Response):
         async def one() -> AsyncGenerator[Chunk, None]:
             yield self._pieces
 
-        # Nobody is left to tell.
+        # The client is gone, so the error cannot be sent.
         with contextlib.suppress(ClientGone, TimeoutError, OSError):
             await unless_disconnected(receive, _write(send, self.raw_headers, one()))
 
@@ -57,7 +57,7 @@ class SlicedResponse(Response):
 async def with_errors(
     events: AsyncGenerator[Chunk, None], as_event: Callable[[Exception], Chunk], end: bytes = DONE
 ) -> AsyncGenerator[Chunk, None]:
-    """The same events; a failure becomes a last event, and the mark of the `end` always comes."""
+    """The same events; a failure becomes the last event, and the `end` marker is always sent."""
     async with contextlib.aclosing(events):
         try:
             async for chunk in events:
@@ -69,7 +69,7 @@ async def with_errors(
 
 
 class EventStream(Response):
-    """Answers 200 and sends events until they end or the client goes away."""
+    """A 200 response that sends events until they end or the client disconnects."""
 
     def __init__(
         self,
@@ -78,17 +78,17 @@ class EventStream(Response):
         timeout_s: float = SEND_TIMEOUT_S,
         media_type: str = "text/event-stream",
     ) -> None:
-        """Send `events`; however the response ends, `on_end` is called.
+        """Send `events`; `on_end` is called however the response ends.
 
-        A generator that nobody has begun to read runs none of its own clean-up, so the requests
-        behind `events` are let go by `on_end`. A client may take `timeout_s` for each event.
+        A generator that was never started does not run its own clean-up, so `on_end` releases the
+        requests behind `events`. The client has `timeout_s` to read each event.
         """
         self.status_code = 200
         self.media_type = media_type
         self.background = None
         self.body = b""
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
-        # Of unknown length: it ends when it ends.
+        # The length is unknown in advance.
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._events = events
         self._on_end = on_end
@@ -99,7 +99,7 @@ class EventStream(Response):
             work = _write(send, self.raw_headers, self._events, self._timeout_s)
             await unless_disconnected(receive, work)
         except (ClientGone, TimeoutError, OSError):
-            # Nobody is left to tell.
+            # The client is gone, so the error cannot be sent.
             pass
         finally:
             self._on_end()
@@ -124,12 +124,12 @@ async def _write(
 
 
 class _SendInTime:
-    """`send`, each call of which may take `limit_s`; one that takes longer ends the block.
+    """A `send` whose calls may each take `limit_s`; a slower call ends the block.
 
-    One timer watches them all: a timer for each took a fifth of the time that an event takes.
+    One timer watches all calls: a timer per call took a fifth of the time of an event.
 
     Raises:
-        TimeoutError: from the block, when a call took too long.
+        TimeoutError: raised from the block, when a call took too long.
     """
 
     def __init__(self, send: Send, limit_s: float) -> None:
@@ -163,12 +163,12 @@ class _SendInTime:
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, cancelling it when the client goes away first.
+    """Await `work`, cancelling it if the client disconnects first.
 
     Raises:
-        ClientGone: the client went away.
+        ClientGone: the client disconnected.
     """
-    # A limit of time that is over when the client has left: `work` needs no task of its own.
+    # A timeout that expires when the client disconnects: `work` does not need its own task.
     limit = asyncio.timeout(None)
     watcher = asyncio.create_task(_end_when_disconnected(receive, limit))
     try:
@@ -183,7 +183,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
 
 
 async def _end_when_disconnected(receive: Receive, limit: asyncio.Timeout) -> None:
-    # A connection that fails is one that has ended.
+    # A failed connection counts as ended.
     with contextlib.suppress(Exception):
         while (await receive())["type"] != "http.disconnect":
             pass

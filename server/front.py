@@ -1,4 +1,4 @@
-"""The front process: checks everything cheap, then opens the port."""
+"""The front process: does all cheap checks, then opens the port."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from server.startup_faults import as_one_line
 
 logger = logging.getLogger(__name__)
 
-# A fifth of Python's own: the loop asks for the GIL several times to answer one request.
+# A fifth of Python's default: the loop needs the GIL several times to answer one request.
 _SWITCH_INTERVAL_S = 0.001
 
 
 def run(argv: Sequence[str], prog: str | None = None) -> int:
-    """Run the server until it is told to stop.
+    """Run the server until it is stopped.
 
     Args:
         argv: the options.
-        prog: what was called, for messages about them; else `PROG`.
+        prog: the command's name in messages about options; by default `PROG`.
 
     Returns:
-        The process's status: 0 stopped in order, 1 cannot start or broke.
+        The exit status: 0 after an orderly stop, 1 if it cannot start or failed.
     """
     parsed = parse_args(argv, prog=prog or PROG)
     config = parsed.config
@@ -40,20 +40,20 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
     for notice in parsed.notices:
         logger.warning(notice)
     _warn_about_kernels_package()
-    # Threads that compute in Python beside the event loop give it the GIL back this soon.
+    # Threads that run Python code beside the event loop release the GIL this soon.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         with as_one_line("Preparing the start"):
             prepared = prepare(config)
         return uvloop.run(serve(prepared))
     except StartupError as error:
-        # What a library says may have several lines.
+        # A library's message may have several lines.
         print(f"headrace: {' '.join(error.message.splitlines())}", file=sys.stderr, flush=True)
         return 1
 
 
 def _quiet_libraries(config: ServerConfig) -> None:
-    # uvicorn warns about every malformed request; those are counted and answered, not news.
+    # uvicorn warns about every malformed request; those are already counted and answered.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     for name in ("asyncio", "httpx", "urllib3", "filelock"):
         logging.getLogger(name).setLevel(logging.WARNING)

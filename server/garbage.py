@@ -1,20 +1,21 @@
-"""When the front process collects garbage."""
+"""Garbage collection in the front process."""
 
 from __future__ import annotations
 
 import gc
 
-# New objects before the young are looked at, how often that is before those that outlived it are,
-# and how often that is before everything may be.
+# New objects before a collection of the youngest generation, the number of those before one of the
+# middle generation, and the number of those before a full collection may run.
 _THRESHOLDS = (4000, 2, 1000)
 
 
 def settle() -> None:
-    """Leave what lives now out of collections, and look seldom at all that comes later.
+    """Exclude the current objects from collections, and make later collections rare.
 
-    By its own rule Python looks at everything once there is a quarter more, again and again where
-    hundreds of streams come, which all stop meanwhile. It finds next to nothing: what has ended is
-    free at once. `benchmarks.front_sockets` says what that takes, and by the rule (`--no-settle`).
+    By default Python runs a full collection each time the number of objects has grown by a quarter.
+    When hundreds of streams arrive, this repeats and stops all of them, but frees almost nothing:
+    finished requests are freed immediately. `benchmarks.front_sockets` measures the cost, and with
+    `--no-settle` that of Python's default.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Where the front process begins: `python -m server.launch`."""
+"""Entry point of the front process: `python -m server.launch`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from runtime.ipc.process import uncollected
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
-    """Run the server until it is told to stop; ends the process with its status.
+    """Run the server until it is stopped, then exit with its status.
 
     Args:
-        argv: the options; those of this process when absent.
-        prog: what was called, for messages about them; else this module.
+        argv: the options; by default this process's own.
+        prog: the command's name in messages about options; by default this module's.
     """
     with uncollected():
         from server.front import run
         from server.shutdown import leave
     status = run(sys.argv[1:] if argv is None else argv, prog)
-    # Not by `sys.exit`: the interpreter waits for threads, and one may hang in a library.
+    # `sys.exit` would wait for threads, and one may hang in a library.
     leave(status)
 
 

@@ -1,4 +1,4 @@
-"""The port, taken before anything slow starts, and the engine prepared for it."""
+"""The port, bound before anything slow starts, and the engine prepared for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.launch.resolve import check_options
 from server.entry.keys import read_tenants
 from server.tls import Certificate
 
-# A trainer's rollout sends as many at once; what waits beyond waits for minutes, in memory.
+# A trainer's rollout sends this many at once; further requests would wait in memory for minutes.
 MAX_QUEUED_REQUESTS = 16_384
 
 
@@ -30,7 +30,7 @@ class Prepared:
 
     @property
     def port(self) -> int:
-        """The port that is bound; differs from the option when that was 0."""
+        """The bound port; differs from the option if that was 0."""
         return int(self.listener.getsockname()[1])
 
 
@@ -54,7 +54,7 @@ def prepare(config: ServerConfig) -> Prepared:
 
 
 def _with_bounded_queue(config: ServerConfig) -> ServerConfig:
-    # Not the offline engine's: its caller gives it work of any size, and holds all of it anyway.
+    # Not for the offline engine: its caller submits work of any size and holds all of it anyway.
     if config.scheduling.max_queued_requests is not None:
         return config
     bounded = dataclasses.replace(config.scheduling, max_queued_requests=MAX_QUEUED_REQUESTS)
@@ -73,18 +73,18 @@ def _check_exposure(http: HttpArgs) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`, an address or a name."""
+    """Whether only this machine can reach `host`, an address or a name."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
-    # Other names may be anybody's tomorrow.
+    # Other names may resolve to other machines later.
     return host == "localhost"
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the port without listening yet, so that nobody waits on a server that may not come.
+    """Bind the port without listening yet, so that clients do not wait for a server that may fail.
 
     Raises:
-        StartupError: the address is taken, not allowed or not ours.
+        StartupError: the address is in use, not permitted or not this machine's.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(
@@ -93,7 +93,7 @@ def bind(host: str, port: int) -> socket.socket:
     except socket.gaierror as error:
         raise StartupError(f"--host {host}: {error.strerror}.") from None
     listener = socket.socket(family, kind)
-    # A port left by a server that just ended may be taken at once; one in use may not.
+    # The port of a server that just ended can be bound immediately; a port in use cannot.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
@@ -104,11 +104,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def describe_bind_error(error: OSError, host: str, port: int) -> str:
-    """Why the address cannot be had, and what to do."""
+    """Why the address cannot be bound, and what to do."""
     if error.errno == errno.EADDRINUSE:
         return f"Port {port} is in use; stop what listens there or choose another with --port."
     if error.errno == errno.EACCES:
         return f"No permission to listen on port {port}; choose one above 1023 with --port."
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"--host {host} is no address of this machine."
+        return f"--host {host} is not an address of this machine."
     return f"Cannot listen on {host}:{port}: {error.strerror}."

@@ -1,4 +1,4 @@
-"""How late the event loop is: what a probe or a stream that becomes ready has to wait."""
+"""Event-loop lag: the delay that a probe or a ready stream experiences."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Callable
 
 INTERVAL_S = 0.1
-# After a stall of minutes the newest turns are enough to tell.
+# After a stall of minutes, the newest intervals are enough.
 _MOST_MISSED = 600
 
 
 async def measure(observe: Callable[[float], object]) -> None:
-    """Tell `observe` every tenth of a second by how many seconds the loop was late.
+    """Report the loop's lag in seconds to `observe` every tenth of a second.
 
-    A stall of a second is told ten times, once for each turn that it held up, so that shares of
-    time can be read from the counts.
+    A stall of a second is reported ten times, once for each interval that it delayed, so that the
+    counts show shares of time.
     """
     loop = asyncio.get_running_loop()
     due = loop.time() + INTERVAL_S

@@ -1,4 +1,4 @@
-"""Gauges under the names that routers made for another server read, besides our own."""
+"""The engine's gauges under the names that routers for another server read, beside our own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _VLLM_GAUGES: dict[str, tuple[str, Callable[[ReplicaStatus], float]]] = {
     "num_requests_running": ("Requests in the running batch.", _shared("num_running_reqs")),
     "num_requests_waiting": ("Requests that wait.", _shared("num_queue_reqs")),
     "kv_cache_usage_perc": (_KV_USAGE, _token_usage),
-    # What it was called before.
+    # vLLM's former name.
     "gpu_cache_usage_perc": (_KV_USAGE, _token_usage),
 }
 _VLLM_COUNTERS = {
@@ -50,7 +50,7 @@ class VllmAliases(Collector):
         return [self._context.served_model_name, str(replica.rank)]
 
     def collect(self) -> Iterable[Metric]:
-        """One sample for each replica."""
+        """One sample per replica."""
         for name, (text, value_of) in _VLLM_GAUGES.items():
             gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=self._names)
             for replica in self._context.status.replicas:

@@ -1,4 +1,4 @@
-"""Prometheus metrics under the reference's names, in a registry of our own.
+"""Prometheus metrics under the reference's names, in our own registry.
 
 Gauges are read from shared memory at the moment of the scrape; request counters are fed by the
 client's records, HTTP counters by the application.
@@ -70,8 +70,8 @@ class Metrics:
     """The server's registry and everything in it."""
 
     def __init__(self, context: ServiceContext) -> None:
-        """Register all metrics with the served model's name as their label."""
-        # A third of the page would be creation times, which no dashboard reads.
+        """Register all metrics, labelled with the served model's name."""
+        # Creation times, which dashboards do not read, would be a third of the page.
         disable_created_metrics()
         self.registry = CollectorRegistry()
         self._labels = {
@@ -142,7 +142,7 @@ class Metrics:
         return histogram.labels(**self._labels)
 
     def on_record(self, record: RequestRecord) -> None:
-        """Count a request that ended."""
+        """Count a finished request."""
         labels = self._labels
         self._requests.labels(**labels).inc()
         if record.sampling.grammar is not None:
@@ -162,7 +162,7 @@ class Metrics:
         if record.ttft_s is not None:
             self._ttft.observe(record.ttft_s)
         if record.is_streaming:
-            # Without a stream the tokens came at once, whenever they were made.
+            # Without a stream, all tokens are delivered at once, so their gaps are not meaningful.
             for seconds, num_tokens in record.token_gaps:
                 for _ in range(num_tokens):
                     self._itl.observe(seconds / num_tokens)
@@ -170,17 +170,17 @@ class Metrics:
             self._time_per_token.observe(record.e2e_s / record.completion_tokens)
 
     async def measure_loop(self) -> None:
-        """Observe the running event loop, without end."""
+        """Observe the running event loop; does not return."""
         await measure(self._loop_lag.observe)
 
     def on_request(self) -> None:
-        """Count an HTTP request that began."""
+        """Count an HTTP request that has begun."""
         self._http_active.inc()
 
     def on_response(self, scope: Scope, status_code: int) -> None:
-        """Count an HTTP request that ended."""
+        """Count an HTTP request that has ended."""
         self._http_active.dec()
-        # Only routes we know become label values: a scan of random paths must not fill memory.
+        # Only known routes become label values: a scan of random paths must not fill memory.
         endpoint = scope["route"].path or "other"
         method = scope["method"] if scope["method"] in _METHODS else "other"
         labels = {**self._labels, "endpoint": endpoint, "method": method}
@@ -193,7 +193,7 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """Gauges of the engine: one sample for each replica, told apart where there are several."""
+    """Gauges of the engine: one sample per replica, with a label if there are several."""
 
     def __init__(self, context: ServiceContext, labels: dict[str, str]) -> None:
         self._context = context

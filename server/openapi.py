@@ -1,4 +1,4 @@
-"""The OpenAPI document of all routes, from what decodes their bodies and from their answers."""
+"""The OpenAPI document of all routes, from the types of their bodies and responses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from server.error_responses import ErrorBody, KeyRefusedBody, RefusedBody
 from server.routing import RouteMatch
 
 _WRITING = frozenset({"POST", "PUT", "DELETE"})
-# Of one scheme each: a bearer token, or the header of Anthropic's clients.
+# Two schemes per level: a bearer token, or the header of Anthropic's clients.
 _SCHEMES = {
     Access.KEY: ("ApiKey", "ApiKeyHeader", "--api-key"),
     Access.ADMIN: ("AdminKey", "AdminKeyHeader", "--admin-api-key; where none is set, --api-key"),
@@ -36,16 +36,16 @@ _ERROR_HEADERS = {
 
 
 class Description(FastAPI):
-    """All routes as FastAPI knows them, and the document about them; it serves nothing."""
+    """All routes as FastAPI declares them, and their document; it serves no requests."""
 
     def __init__(self, version: str, http: HttpArgs) -> None:
-        """Describe no route yet."""
+        """Start without routes."""
         has_docs = not http.disable_docs
         super().__init__(
             title="Headrace",
             version=version,
             openapi_url="/openapi.json" if has_docs else None,
-            # The framework's own page loads its scripts from elsewhere.
+            # The framework's own page loads its scripts from another host.
             docs_url=None,
             redoc_url=None,
         )
@@ -53,17 +53,17 @@ class Description(FastAPI):
         self._described: list[_Route] = []
 
     def describe(self, route: BaseRoute, match: RouteMatch) -> None:
-        """Take `route`, which requests find as `match`, into the document, or leave it out.
+        """Add `route`, which requests find as `match`, to the document unless it is excluded.
 
         Raises:
-            TypeError: it does not say what it takes and answers.
+            TypeError: the route does not declare its input and output.
         """
         self.router.routes.append(route)
         if isinstance(route, APIRoute) and route.include_in_schema:
             self._described.append(_Route(route, match))
 
     def openapi(self) -> dict[str, Any]:
-        """The document, made once."""
+        """The document, built once."""
         if self.openapi_schema is None:
             self.openapi_schema = self._document()
         return self.openapi_schema
@@ -75,7 +75,7 @@ class Description(FastAPI):
         for route in self._described:
             methods = paths.setdefault(route.api.path_format, {})
             for method in route.methods:
-                # Of two routes for the same path and method the first one counts.
+                # The first of several routes with the same path and method is used.
                 methods.setdefault(
                     method.lower(),
                     {
@@ -104,7 +104,7 @@ class Description(FastAPI):
         schemes = [scheme for level in levels for scheme in _SCHEMES[level][:2]]
         needed: list[dict[str, list[str]]] = [{scheme: []} for scheme in schemes]
         admin_key = self._http.admin_api_key if access is Access.ADMIN else None
-        # Without such a key this server asks for none.
+        # Without a key, this server does not require one.
         return needed if self._http.api_key or admin_key else [{}, *needed]
 
 
@@ -112,11 +112,11 @@ class _Schemas:
     """JSON schemas of types, by reference where a type has a name."""
 
     def __init__(self, kinds: list[Any]) -> None:
-        """Make those of `kinds`, and of what they are made of."""
-        # Equal types are not always the same key: `list[int]` is made anew each time.
+        """Generate the schemas of `kinds`, and of the types that they contain."""
+        # Equal types are not always the same key: `list[int]` is created anew each time.
         schemas, self.components = msgspec.json.schema_components(
             kinds,
-            # Fields typed `object` take anything; the library wants some keyword said about them.
+            # Fields typed `object` accept anything, but the library requires a keyword for them.
             schema_hook=lambda _: {"description": "any JSON value"},
             ref_template=REFERENCE,
         )
@@ -132,12 +132,12 @@ class _Schemas:
 
 
 def _key(kind: Any) -> Any:
-    # `Annotated` compares its notes, which the library's are not made for.
+    # Comparing `Annotated` types compares their metadata, which the library's do not support.
     return kind if isinstance(kind, type) else repr(kind)
 
 
 class _Route:
-    """One route, and what its access level and dialect add to what it says."""
+    """One route, plus what its access level and dialect add to its declaration."""
 
     def __init__(self, route: APIRoute, match: RouteMatch) -> None:
         self.api = route
@@ -146,7 +146,7 @@ class _Route:
         self._operation = _operation_of(route)
 
     def kinds(self) -> Iterator[Any]:
-        """Every type in it."""
+        """Every type that it uses."""
         if self._operation.body is not None:
             yield self._operation.body
         yield from self._operation.mentions
@@ -212,7 +212,7 @@ class _Route:
         if self.match.access is not Access.OPEN:
             found.add(401)
         if self.match.access is Access.ADMIN or method in _WRITING:
-            # Of the API key on an admin route, or of another origin's page.
+            # From the API key on an admin route, or from another origin's page.
             found.add(403)
         if method in _WRITING:
             found |= {400, 413, 415}
@@ -231,10 +231,10 @@ class _Route:
 
 
 def _operation_of(route: APIRoute) -> Operation:
-    """What was said about `route`.
+    """The declaration of `route`.
 
     Raises:
-        TypeError: nothing.
+        TypeError: it does not have one.
     """
     found = (route.openapi_extra or {}).get(OPERATION_KEY)
     if not isinstance(found, Operation):

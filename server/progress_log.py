@@ -1,4 +1,4 @@
-"""How far start-up is: a bar on a terminal, a line now and then everywhere else."""
+"""Start-up progress: a bar on a terminal, an occasional line everywhere else."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PHASES = {
     "allocating_cache": "Allocating the KV pool",
     "warming_up": "Warming up",
 }
-# Phases that can take long enough to be watched.
+# Phases that can be long enough to show progress.
 _WITH_BAR = frozenset({"loading_weights", "warming_up"})
 
 
 class ProgressLog:
     """Turns the engine's phases into log lines, one per phase, and into bars on a terminal.
 
-    Once the engine is ready a last line has the seconds that each phase took.
+    Once the engine is ready, a last line lists the seconds of each phase.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class ProgressLog:
         every_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Draw bars on `stream` (standard error) if that is a terminal.
+        """Draw bars on `stream` (standard error) if it is a terminal.
 
-        Elsewhere a phase is said again every `every_s`; `clock` says the time in seconds.
+        Elsewhere a phase is logged again every `every_s`; `clock` returns the time in seconds.
         """
         self._every_s = every_s
         self._clock = clock
@@ -85,7 +85,7 @@ class ProgressLog:
             from tqdm import tqdm
 
             form = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}"
-            # Short phases are over before the delay and leave the log alone.
+            # Short phases end before the delay and do not draw a bar.
             self._bar = tqdm(
                 total=1.0, desc=text, bar_format=form, file=self._stream, delay=0.3, leave=False
             )

@@ -1,4 +1,4 @@
-"""What uvicorn leaves open: heads and their limits, half-closed clients, bodies nobody needs."""
+"""What uvicorn leaves open: limits on heads, half-closed clients, and bodies not needed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from server.event_stream import SEND_TIMEOUT_S
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
 HEAD_TIMEOUT_S = 30.0
-# On a connection over the limit, which holds one of few descriptors.
+# For a connection over the limit, which holds one of few descriptors.
 SPARE_HEAD_TIMEOUT_S = 3.0
-# While a further request waits behind one that runs nothing is read, so the end is looked for.
+# While a request is queued behind a running one, the socket is not read, so the end is polled for.
 _LOOK_EVERY_S = 0.5
-# A client that has sent its end is looked after more often: each time costs one system call.
+# A client that has half-closed is polled more often; each poll costs one system call.
 _LOOK_AFTER_END_S = 0.1
 # How long the rest of a body may follow an answer that did not need it, and how much of it. Without
 # this time the close would reset the connection, and a client that still sends would not read its
@@ -37,11 +37,11 @@ _HEAD_TOO_LARGE = (
 
 
 class _BadHead(Exception):
-    """The head is refused; the parser turns this into its own error."""
+    """The head is refused; the parser converts this to its own error."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with bounds on heads, which stays HTTP/1.1 whatever they offer."""
+    """uvicorn's HTTP protocol with limits on heads; it stays HTTP/1.1 whatever a client offers."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class GuardedProtocol(HttpToolsProtocol):
         head_timeout_s: float = HEAD_TIMEOUT_S,
         **kwargs: Any,
     ) -> None:
-        """Take whatever uvicorn passes.
+        """Accept uvicorn's arguments and the limits.
 
         Args:
-            args: uvicorn's.
+            args: passed to uvicorn.
             limit: shared by all connections.
-            take_timeout_s: how long a client may take nothing of what waits for it.
-            head_timeout_s: how long a head may take to come.
-            kwargs: uvicorn's.
+            take_timeout_s: how long a client may leave sent data unread.
+            head_timeout_s: how long a head may take to arrive.
+            kwargs: passed to uvicorn.
         """
         super().__init__(*args, **kwargs)
         self._limit = limit
@@ -68,19 +68,19 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._why_bad = ""
         self._deadline: asyncio.TimerHandle | None = None
-        # Of this connection, those that may not be answered yet: the one that runs is first.
+        # This connection's requests that may still be unanswered; the running one is first.
         self._open_cycles: list[RequestResponseCycle] = []
         self._look: asyncio.TimerHandle | None = None
         # The client sends nothing more, but may still read.
         self._has_ended = False
-        # Runs while the rest of a body may follow its answer.
+        # Runs while the rest of a body may follow the response.
         self._rest: asyncio.TimerHandle | None = None
         self._rest_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # A connection that we close stays until the client has taken what waits for it. The system
-        # cuts off one who takes nothing, or who has vanished without a word.
+        # A connection that we close stays open until the client has read the pending data. The
+        # system drops a client that reads nothing, or that has vanished without closing.
         transport.get_extra_info("socket").setsockopt(
             socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * self._take_timeout_s)
         )
@@ -93,7 +93,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._cancel_rest()
         if self._look is not None:
             self._look.cancel()
-        # uvicorn tells the newest only, which in a pipeline has not begun.
+        # uvicorn notifies only the newest cycle, which in a pipeline has not begun.
         for cycle in self._open_cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -115,8 +115,9 @@ class GuardedProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as stop:
                 if not self._is_offer():
                     return
-                # The parser takes what follows for the other protocol's, also a body: Java's client
-                # offers HTTP/2 with every request. Read again without the offer, it is ours.
+                # The parser treats what follows, even a body, as the other protocol's. Java's
+                # client offers HTTP/2 with every request. Parsed again without the offer, it is
+                # HTTP/1.1.
                 version = self.parser.get_http_version().encode()
                 head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
                 head += [b"%b: %b" % pair for pair in self.headers if pair[0] != b"upgrade"]
@@ -125,7 +126,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 parts += [cast("bytes", rest), b"\r\n".join([*head, b"\r\n"])]
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own signature
-        """Keep the way to a client open that has sent its whole request and then its end."""
+        """Keep the connection open if the client half-closed it after its whole request."""
         running = self._running()
         has_request = running is not None and not self._open_cycles[-1].more_body
         if not has_request or self.transport.get_extra_info("ssl_object") is not None:
@@ -134,7 +135,8 @@ class GuardedProtocol(HttpToolsProtocol):
         return True
 
     def _unsupported_upgrade_warning(self) -> None:
-        # Called while the parser's exception, which knows where it stopped, is handled.
+        # Called while the parser's exception, which holds the position where it stopped, is
+        # handled.
         raise
 
     def on_message_begin(self) -> None:
@@ -198,7 +200,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _count(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes
         if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
-            # The parser turns this into its own error, which ends in `send_400_response`.
+            # The parser converts this to its own error, which ends in `send_400_response`.
             raise _BadHead
 
     def _start_deadline(self) -> None:
@@ -217,15 +219,15 @@ class GuardedProtocol(HttpToolsProtocol):
             self._rest = None
 
     def _running(self) -> RequestResponseCycle | None:
-        """The request that is being answered."""
+        """The request in progress."""
         return next((each for each in self._open_cycles if not each.response_complete), None)
 
     def _note_end(self) -> None:
-        """The client has closed, or only its own direction: both look the same until we send.
+        """Handle a close or half-close by the client: the two look the same until data is sent.
 
-        A client that has closed answers anything with a reset, so something is sent that means
-        nothing. Where an answer has begun, its next part will do; version 1.0 knows no such thing,
-        and a request of that version runs to its end.
+        A client that has closed answers any data with a reset, so an interim response without
+        meaning is sent. If a response has begun, its next part serves instead. HTTP/1.0 does not
+        have interim responses, so a request of that version runs to its end.
         """
         if self._has_ended:
             return
@@ -262,5 +264,5 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def cut_off(self) -> None:
-        """End the connection at once."""
+        """Abort the connection immediately."""
         self.transport.abort()

@@ -1,4 +1,4 @@
-"""Is the server alive, is it ready: answered from shared memory, never by a queued request."""
+"""Liveness and readiness, answered from shared memory and never by a queued request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ READY_HEARTBEAT_AGE_S = 10.0
 
 
 class ProgressReport(TypedDict):
-    """Phase and progress; `reason` while it is not ready."""
+    """Phase and progress; `reason` while not ready."""
 
     ready: bool
     phase: str
@@ -26,10 +26,10 @@ class ProgressReport(TypedDict):
 
 
 def why_not_alive(context: ServiceContext) -> str | None:
-    """Why this process should be replaced; `None` while it need not be.
+    """Why this process should be replaced; `None` if it should not.
 
-    A worker that loads or is being restarted is no reason: replacing the server would not help.
-    Nor is one that hangs while another replica does not.
+    A worker that loads or restarts does not count: replacing the server would not help. Neither
+    does one that hangs while another replica does not.
     """
     if context.status.phase == "failed":
         what = "has ended" if context.status.has_started else "failed to start"
@@ -41,12 +41,12 @@ def why_not_alive(context: ServiceContext) -> str | None:
 
 
 def why_not_ready(context: ServiceContext) -> str | None:
-    """Why requests should go elsewhere for now; `None` when they are welcome."""
+    """Why requests should go elsewhere for now; `None` when requests are accepted."""
     return why_not_healthy(context) or why_waiting(context)
 
 
 def why_waiting(context: ServiceContext) -> str | None:
-    """Why a healthy server answers no request until a trainer says so."""
+    """Why a healthy server answers no requests until a trainer lets it continue."""
     client = context.client
     if PAUSE in client.gate.reasons:
         return "Generation is paused."
@@ -59,9 +59,9 @@ def why_waiting(context: ServiceContext) -> str | None:
 
 
 def why_not_healthy(context: ServiceContext) -> str | None:
-    """Why nothing could be served even if nobody had paused it; `None` when requests could be.
+    """Why requests could not be served even without a pause; `None` when they could.
 
-    They can while one replica at least takes them, once all have started.
+    Once all replicas have started, one that accepts requests is enough.
     """
     if context.lifecycle.draining:
         return "The server is shutting down."
@@ -86,7 +86,7 @@ def _why_replica_not_ready(context: ServiceContext, replica: ReplicaStatus) -> s
 
 
 def progress_report(context: ServiceContext) -> ProgressReport:
-    """Phase and progress, for people who wait and for probes."""
+    """Phase and progress, for users and for probes."""
     status = context.status
     reason = why_not_ready(context)
     phase = status.phase

@@ -13,7 +13,7 @@ def check_media_type(request: Request) -> None:
     """Refuse a body that is not declared as JSON: a browser's form cannot reach these routes.
 
     Raises:
-        InvalidRequest: another media type, or none.
+        InvalidRequest: the media type is another one or missing.
     """
     for name, value in request.scope["headers"]:
         if name == b"content-type":
@@ -28,13 +28,13 @@ def check_media_type(request: Request) -> None:
 async def read_raw(request: Request) -> bytes | bytearray:
     """The whole body.
 
-    A large one grows in place: to join its parts in the end would hold the event loop for as long
-    as it takes to copy it.
+    A large body grows in place: joining its parts at the end would block the event loop for the
+    time of the copy.
     """
     message = await request.receive()
     part: bytes = message.get("body", b"")
     if not message.get("more_body", False) and len(part) <= _JOINED_BYTES:
-        # As good as always it has come with its head.
+        # A small body almost always arrives together with its head.
         return part
     body = bytearray(part)
     while message.get("more_body", False):

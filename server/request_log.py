@@ -1,4 +1,4 @@
-"""One log line per finished request, for `--log-requests`: numbers, and the texts if asked for."""
+"""One log line per finished request, for `--log-requests`: numbers, and texts on request."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from runtime.text.tokenizer import Tokenizer
 logger = logging.getLogger("server.requests")
 
 LEVELS = (0, 1, 2, 3)
-# What level 2 shows of a prompt and of an output.
+# The part of a prompt and of an output that level 2 shows.
 MAX_CHARS = 2048
 _SAMPLING_LEVEL, _PART_LEVEL, _WHOLE_LEVEL = 1, 2, 3
 
 
 class RequestLog:
-    """Listens to a client's records; may be changed while requests run.
+    """Receives a client's records; may be reconfigured while requests run.
 
-    Keys and headers never reach it: a record holds the prompt's tokens, the sampling parameters,
+    Records do not contain keys or headers: they hold the prompt's tokens, the sampling parameters,
     the output and the numbers.
     """
 
     def __init__(self, args: LoggingArgs, client: EngineClient, tokenizer: Tokenizer) -> None:
-        """Log as `args` say, from now on."""
+        """Log as `args` specify, from now on."""
         self._client = client
         self._tokenizer = tokenizer
         self.is_on = False
@@ -42,14 +42,14 @@ class RequestLog:
     def change(
         self, *, is_on: bool | None = None, level: int | None = None, form: str | None = None
     ) -> None:
-        """Set what is given, for requests that begin after this."""
+        """Set the given values, for requests that begin after this call."""
         self.level = self.level if level is None else level
         self.format = self.format if form is None else form
         if is_on is not None and is_on != self.is_on:
             sinks = self._client.sinks
             sinks.append(self.log) if is_on else sinks.remove(self.log)
             self.is_on = is_on
-            # Asked for by name, so a quieter server still writes them.
+            # Explicitly requested, so a server with a quieter log level still writes them.
             logger.setLevel(logging.INFO if is_on else logging.NOTSET)
         self._client.keeps_text = self.is_on and self.level >= _PART_LEVEL
 
@@ -57,14 +57,14 @@ class RequestLog:
         """Write the line."""
         facts = self._facts(record)
         if self.format == "json":
-            # No time and level before it: the line is the object.
+            # Without time and level before it: the line is the object.
             _plain_logger().info(json.dumps(facts))
             return
         parts = " ".join(f"{name}={_readable(value)}" for name, value in facts.items())
         logger.info("request %s", parts)
 
     def _facts(self, record: RequestRecord) -> dict[str, Any]:
-        # Without a stream nobody saw the first token before the last.
+        # Without a stream the client does not see the first token before the last.
         ttft = record.ttft_s
         facts: dict[str, Any] = {
             "rid": record.rid,
@@ -82,7 +82,7 @@ class RequestLog:
             facts["sampling"] = msgspec.to_builtins(record.sampling)
         if self.level >= _PART_LEVEL:
             most = None if self.level >= _WHOLE_LEVEL else MAX_CHARS
-            # A token is a character at least, but for rare ones.
+            # Apart from rare exceptions, a token has at least one character.
             ids = record.input_ids[:most]
             if self._tokenizer.is_missing:
                 return facts
@@ -96,7 +96,7 @@ def _readable(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.3f}"
-    # A line break or an escape sequence in a prompt must not make a line of its own.
+    # A line break or an escape sequence in a prompt must not start a new line.
     is_word = isinstance(value, str) and value.isprintable() and " " not in value
     return str(value) if is_word else json.dumps(value)
 

@@ -1,8 +1,8 @@
-"""Which route a request gets: found once, before anything is decided about the request.
+"""The route of a request: found once, before anything else is decided about the request.
 
-The access level, the dialect of errors, the label in metrics and the handler that runs all come
-from this one match, so no rule compares paths by itself. Routes are declared with FastAPI, which
-documents them; requests do not pass through it.
+The access level, the error dialect, the metrics label and the handler all come from this one match,
+so no other rule compares paths. Routes are declared with FastAPI, which documents them; requests do
+not pass through it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _READING = frozenset({"GET", "HEAD"})
 
 @dataclass(frozen=True, slots=True)
 class RouteMatch:
-    """What runs for a request, if it is let through.
+    """What handles an accepted request.
 
     Attributes:
-        path: as registered; None where there is no such route.
+        path: as registered; None if no route matches.
         dialect: of errors.
         endpoint: answers it; a response is an application, and so are files and pages.
         serves_tenants: see `AccessRouter`.
@@ -51,10 +51,10 @@ _NO_METHODS: dict[str, RouteMatch] = {}
 
 
 class RouteTable:
-    """All routes; what is not in it cannot be called."""
+    """All routes; a route outside this table cannot be called."""
 
     def __init__(self, root_path: str = "") -> None:
-        """Match paths with and without `root_path`, the prefix under which a proxy shows them."""
+        """Match paths with and without `root_path`, the prefix that a proxy adds."""
         self._root_path = root_path.rstrip("/")
         self._exact: dict[str, dict[str, RouteMatch]] = {}
         self._patterns: list[tuple[BaseRoute, RouteMatch]] = []
@@ -67,7 +67,7 @@ class RouteTable:
         *,
         serves_tenants: bool = False,
     ) -> RouteMatch:
-        """Take `route`; of two for the same path and method the first one counts.
+        """Add `route`; the first of several routes with the same path and method is used.
 
         Args:
             route: what is matched and run.
@@ -76,11 +76,11 @@ class RouteTable:
             serves_tenants: see `AccessRouter`.
 
         Raises:
-            TypeError: `route` is of a kind, or declared in a way, that would not be kept to.
+            TypeError: the kind or declaration of `route` is not supported here.
         """
         path = getattr(route, "path", "")
         if not isinstance(route, Route | Mount) or not path.isprintable():
-            raise TypeError(f"{route!r} is no HTTP route with a plain path")
+            raise TypeError(f"{route!r} is not an HTTP route with a plain path")
         methods = frozenset(getattr(route, "methods", None) or ())
         if access is Access.OPEN and not (methods and methods <= _READING):
             raise TypeError(f"{route!r} is open and may only be read")
@@ -98,7 +98,7 @@ class RouteTable:
         return match
 
     def resolve(self, scope: Scope) -> RouteMatch:
-        """Find the route of a request; it is `scope["route"]` from then on."""
+        """Find the route of a request and store it in `scope["route"]`."""
         path: str = scope["path"]
         if self._root_path:
             scope["root_path"] = self._root_path
@@ -113,7 +113,7 @@ class RouteTable:
         return match
 
     def _search(self, scope: Scope, path: str, near: dict[str, RouteMatch]) -> RouteMatch | None:
-        # Patterns end in `$`, which also matches before a last newline.
+        # Patterns end in `$`, which also matches before a trailing newline.
         if not path.isprintable():
             return None
         for route, match in self._patterns:
@@ -131,8 +131,8 @@ class RouteTable:
 
 
 def _answers_head(match: RouteMatch, methods: Collection[str]) -> bool:
-    """Whether HEAD runs what GET does, whose body the HTTP server leaves out."""
-    # Some admin routes answer GET and change something.
+    """Whether HEAD runs the GET handler; the HTTP server drops the body."""
+    # Some admin routes answer GET and change the server.
     return "GET" in methods and match.access is not Access.ADMIN
 
 
@@ -163,8 +163,8 @@ def _plain_endpoint(route: APIRoute) -> Endpoint:
     is_plain &= len(inspect.signature(route.endpoint).parameters) == len(hints)
     if not is_plain or route.dependencies or getattr(route, "max_body_size", None) is not None:
         raise TypeError(
-            f"{route!r}: a handler takes the request or nothing and returns a response; what else "
-            "FastAPI knows, such as dependencies and limits, would not be looked at"
+            f"{route!r}: a handler takes the request or nothing and returns a response; other "
+            "features of FastAPI, such as dependencies and limits, would be ignored"
         )
     if hints:
         return cast("Endpoint", route.endpoint)
@@ -177,9 +177,9 @@ def _plain_endpoint(route: APIRoute) -> Endpoint:
 
 
 def _unmatched(method: str, path: str, near: Mapping[str, RouteMatch]) -> RouteMatch:
-    """What answers when no route does; `near` are the path's routes for other methods."""
+    """The handler for an unmatched request; `near` has the path's routes for other methods."""
     if method == "OPTIONS":
-        # Asking what is allowed comes without a key, as browsers do it.
+        # Browsers send OPTIONS without a key.
         access = Access.OPEN
     elif any(match.access is Access.ADMIN for match in near.values()):
         access = Access.ADMIN

@@ -1,4 +1,4 @@
-"""The life of a server on its event loop: children, HTTP, warm-up, watchdog, the orderly end."""
+"""The life of a server on its event loop: children, HTTP, warm-up, watchdog, orderly shutdown."""
 
 from __future__ import annotations
 
@@ -37,29 +37,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-# Of scaled images that run or wait: a request may bring tens of megabytes, and thousands may wait.
+# For decoded images that run or wait: one request may bring tens of megabytes, and thousands may
+# wait.
 _MAX_PIXEL_BYTES = 4 * 2**30
-# After draining, connections that only idle are closed; this is for a last answer in flight.
+# After draining, idle connections are closed; this time is for a last response in flight.
 _CLOSE_GRACE_S = 2
-# Longer than the 60 s of load balancers: a request must not meet the end of its idle connection.
+# Longer than load balancers' 60 s: a request must not arrive while its idle connection closes.
 _KEEP_ALIVE_S = 75
 
 
 class _HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]  # uvicorn's own hook
-        # Signals are ours: uvicorn would close the port at once instead of draining.
+        # We handle signals: uvicorn would close the port immediately instead of draining.
         yield
 
 
 async def serve(prepared: Prepared) -> int:
-    """Serve until told to stop; the process's exit status.
+    """Serve until stopped and return the exit status.
 
     Raises:
         StartupError: the engine or the port failed before the server was ready.
     """
     config = prepared.engine.resolved.config
-    # Before the children: they inherit it.
+    # Before the children, which inherit it.
     num_descriptors = raise_descriptor_limit()
     limit = ConnectionLimit(config.http.max_connections or connections_within(num_descriptors))
     host, context = assemble(prepared.engine)
@@ -107,7 +108,7 @@ async def _run(
     try:
         await asyncio.wait((http, startup, stopping), return_when=asyncio.FIRST_COMPLETED)
         if startup.done() and not stopping.done():
-            # Raises what made the start fail; else the server now lives until told otherwise.
+            # Raises the start-up error, if any; otherwise the server runs until it is stopped.
             startup.result()
             await asyncio.wait((http, stopping), return_when=asyncio.FIRST_COMPLETED)
         await shutdown.drain()
@@ -116,7 +117,7 @@ async def _run(
             task.cancel()
         await background.stop()
         if openai.batch_service is not None:
-            # Before the port is free: the next server wants the folder, too.
+            # Before the port is free: the next server also uses the folder.
             await openai.batch_service.close()
         http_server.force_exit = shutdown.hurried.is_set()
         http_server.should_exit = True
@@ -127,7 +128,7 @@ async def _run(
 
 
 def _application(context: ServiceContext, run_folder: Path) -> tuple[Application, OpenAIContext]:
-    # Imported once the children are on their way: they load torch while we load the framework.
+    # Imported once the children have started: they load torch while the front loads the framework.
     with uncollected():
         from openai_api.batches.batch_service import open_batches
         from openai_api.openai_context import make_context
@@ -147,7 +148,7 @@ def _http_server(
 
     uvicorn_config = uvicorn.Config(
         app,
-        # A class by its type; uvicorn only calls it.
+        # Typed as a class, but uvicorn only calls it.
         http=cast("Any", partial(GuardedProtocol, limit=limit)),
         ws="none",
         lifespan="off",
@@ -159,14 +160,15 @@ def _http_server(
         timeout_graceful_shutdown=_CLOSE_GRACE_S,
     )
     if certificate is not None:
-        # Loading would set it to what uvicorn makes of files, which it never reads again.
+        # `load` would otherwise overwrite `ssl` with a context from files, which uvicorn never
+        # rereads.
         uvicorn_config.load()
         uvicorn_config.ssl = certificate.context
     return _HttpServer(uvicorn_config)
 
 
 def _first_path(model: ModelSpec) -> str:
-    """The route that the warm-up asks."""
+    """The route that the warm-up uses."""
     if model.gives == "tokens":
         return "/generate"
     return "/pooling" if model.pooling.per_token else "/encode"
@@ -174,8 +176,8 @@ def _first_path(model: ModelSpec) -> str:
 
 async def _start_up(prepared: Prepared, context: ServiceContext, host: EngineProcesses) -> None:
     if context.client.grammars is not None:
-        # It imports its library at low priority beside the weights: the first structured request
-        # need not wait for that.
+        # The grammar library is imported at low priority while the weights load, so the first
+        # structured request need not wait for it.
         context.client.grammars.start()
     await host.wait_ready()
     config = context.config
@@ -190,6 +192,6 @@ async def _start_up(prepared: Prepared, context: ServiceContext, host: EnginePro
     context.lifecycle.warmed_up = True
     settle()
     warn_if_open(config.http)
-    # Past the log's level and format: people and scripts wait for these lines.
+    # Bypasses the log's level and format: people and scripts wait for these lines.
     sys.stderr.write(f"{banner(context, prepared.port)}\n{READY_LINE}\n")
     sys.stderr.flush()

@@ -1,6 +1,6 @@
-"""Leaving in order: no new requests, running ones finish, a second signal ends the patience.
+"""Orderly shutdown: no new requests, running ones finish, a second signal stops immediately.
 
-Nothing keeps the process: neither a thread that hangs nor an event loop that stands still.
+The process always ends, even with a hanging thread or a blocked event loop.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from runtime.service.context import Lifecycle
 
 logger = logging.getLogger(__name__)
 
-# After an abort each request still gets its last event; this is more than one step takes.
+# After an abort each request still gets its last event; this is longer than one step takes.
 _ABORT_GRACE_S = 2.0
-# The orderly end takes at most this long after draining; after a second signal, altogether.
+# The limit for the shutdown after draining; after a second signal, for all of it.
 _PATIENCE_S = 30.0
 HURRIED_PATIENCE_S = 8.0
 _DUMP_S = 0.5
@@ -34,7 +34,7 @@ _REPORT_EVERY_S = 5.0
 
 
 class Shutdown:
-    """Turns signals into an orderly end.
+    """Turns signals into an orderly shutdown.
 
     Attributes:
         requested: set by the first signal.
@@ -42,7 +42,7 @@ class Shutdown:
     """
 
     def __init__(self, lifecycle: Lifecycle, client: EngineClient, drain_timeout_s: float) -> None:
-        """Give running requests up to `drain_timeout_s` seconds once a signal came."""
+        """Give running requests up to `drain_timeout_s` seconds after a signal."""
         self.requested = asyncio.Event()
         self.hurried = asyncio.Event()
         self._lifecycle = lifecycle
@@ -50,10 +50,10 @@ class Shutdown:
         self._drain_timeout_s = drain_timeout_s
 
     def install(self) -> None:
-        """Listen to SIGTERM and to Ctrl-C, on the main thread.
+        """Handle SIGTERM and Ctrl-C, on the main thread.
 
-        Not by the loop's own handlers: those need a loop that turns, and the deadline must be set
-        also where it stands still.
+        Not with the loop's own handlers: those need a running loop, and the deadline must be set
+        even if the loop is blocked.
         """
         loop = asyncio.get_running_loop()
         num_signals = 0
@@ -65,14 +65,14 @@ class Shutdown:
             if num_signals == 1:
                 patience_s = self._drain_timeout_s + _ABORT_GRACE_S + _PATIENCE_S
             _leave_by_force(patience_s)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the end is near
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
                 loop.call_soon_threadsafe(self.on_signal, number)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, handle)
 
     def on_signal(self, number: int) -> None:
-        """The first signal drains, the second stops now."""
+        """Drain on the first signal, stop immediately on the second."""
         name = signal.Signals(number).name
         if self.requested.is_set():
             logger.warning("%s again: stopping now.", name)
@@ -93,7 +93,7 @@ class Shutdown:
         self.requested.set()
 
     async def drain(self) -> None:
-        """Wait for running requests, then abort what is left."""
+        """Wait for running requests, then abort the rest."""
         started_at = reported_at = time.monotonic()
         while self._client.num_in_flight and not self.hurried.is_set():
             now = time.monotonic()
@@ -114,8 +114,8 @@ class Shutdown:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process now that everything is cleaned up, whatever its threads still do."""
-    # A stream that is closed or full, too.
+    """End the process after clean-up, whatever its threads are doing."""
+    # This includes a stream that is closed or full.
     for flush in (logging.shutdown, sys.stdout.flush, drain_standard_error):
         with contextlib.suppress(Exception):
             flush()
@@ -123,14 +123,14 @@ def leave(status: int) -> NoReturn:
 
 
 def _leave_by_force(after_s: float) -> None:
-    """End the process when it has not ended by itself after `after_s`.
+    """Force the process to exit if it is still running after `after_s`.
 
-    The children leave with it, as with any death of the front; the next server removes its folder.
+    The children end with it, as with any death of the front; the next server removes its folder.
     """
 
     def wait() -> None:
         time.sleep(after_s)
-        # What held it up; on a thread of its own because nobody may read what is written.
+        # Dump the stacks, on a separate thread because writing may block.
         threading.Thread(target=_dump_stacks, daemon=True).start()
         time.sleep(_DUMP_S)
         os._exit(1)

@@ -1,4 +1,4 @@
-"""What goes wrong before the server is ready ends in one line, whatever it was."""
+"""An error before the server is ready becomes one line, whatever its cause."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MAX_CHARS = 300
 
 @contextlib.contextmanager
 def as_one_line(what: str) -> Iterator[None]:
-    """Turn an exception that nobody expected into a `StartupError` that names `what` failed.
+    """Turn an unexpected exception into a `StartupError` that says that `what` failed.
 
-    Files of models hold what nobody thought of, and a traceback helps no operator.
+    Model files hold unforeseen content, and a traceback does not help an operator.
     """
     try:
         yield

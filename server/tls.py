@@ -1,4 +1,4 @@
-"""The server's certificate: read before anything starts, and again whenever its files change."""
+"""The server's certificate: read before anything starts, and reloaded when its files change."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ logger = logging.getLogger(__name__)
 # Renewals come weeks before the old certificate ends.
 CHECK_EVERY_S = 1.0
 
-# What tells a file from the one that was there before.
+# Identifies a version of a file.
 _Identity = tuple[int, int, int, int]
 
 
 class Certificate:
-    """A TLS context that hands every new connection over to the newest certificate.
+    """A TLS context that uses the newest certificate for every new connection.
 
-    Connections that are open keep the one they began with.
+    Open connections keep the certificate that they began with.
 
     Attributes:
         context: for the listening socket.
@@ -34,7 +34,7 @@ class Certificate:
         """Read the files that `http` names.
 
         Raises:
-            StartupError: they cannot be used; one line.
+            StartupError: the files cannot be used; one line.
         """
         self._certfile = http.ssl_certfile or ""
         self._keyfile = http.ssl_keyfile
@@ -50,10 +50,10 @@ class Certificate:
 
     @staticmethod
     def wanted(http: HttpArgs) -> Certificate | None:
-        """The certificate where one is named; `None` for plain HTTP.
+        """The certificate if one is configured; `None` for plain HTTP.
 
         Raises:
-            StartupError: it cannot be used, or options are given that are of no use without it.
+            StartupError: it cannot be used, or options are given that require a certificate.
         """
         if http.ssl_certfile is not None:
             return Certificate(http)
@@ -63,7 +63,7 @@ class Certificate:
         return None
 
     async def follow(self) -> None:
-        """Take new files over as they come; does not return."""
+        """Reload changed files; does not return."""
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             self._look()
@@ -75,7 +75,8 @@ class Certificate:
                 return
             self._newest = self._load()
         except (OSError, ValueError) as error:
-            # Most likely one of two files has been replaced: said once, tried until they fit.
+            # Probably only one of two files has been replaced: log it once and retry until they
+            # match.
             if self._identities:
                 logger.warning("TLS: %s; the certificate from before stays.", _describe(error))
             self._identities = []
@@ -92,10 +93,10 @@ class Certificate:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.set_alpn_protocols(["http/1.1"])
-        # Without a password OpenSSL would ask at the terminal.
+        # Without a password OpenSSL would prompt at the terminal.
         context.load_cert_chain(self._certfile, self._keyfile, self._password or "")
         if self._ca_certs is not None:
-            # Completes the chain that is sent; no client is asked for a certificate.
+            # Completes the chain that is sent; client certificates are not requested.
             context.load_verify_locations(self._ca_certs)
         return context
 

@@ -1,4 +1,4 @@
-"""The first requests of a server's life are its own: over its socket, through every layer."""
+"""The warm-up: the server's first requests are its own, over its socket and through every layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Address(NamedTuple):
 
 
 def _trusting() -> ssl.SSLContext:
-    # The certificate names the address that clients use, and this is our own socket.
+    # The certificate names the clients' address, and this is our own socket.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -34,7 +34,7 @@ def _trusting() -> ssl.SSLContext:
 async def warm_up(
     http: HttpArgs, port: int, dp_size: int, *, has_tokenizer: bool = True, path: str = "/generate"
 ) -> None:
-    """Ask for the model's card, then every replica for a few tokens, or for a vector.
+    """Request the model's card, then a few tokens, or a vector, from every replica.
 
     Raises:
         StartupError: the server did not answer its own request.
@@ -47,7 +47,7 @@ async def warm_up(
         "sampling_params": {"temperature": 0, "max_new_tokens": 8},
         "log_metrics": False,
     }
-    # Where only the admin key is set these routes are open, so the one key is enough.
+    # If only the admin key is set, these routes are open, so this key is enough.
     key = http.api_key
     try:
         async with asyncio.timeout(WARMUP_TIMEOUT_S):
@@ -62,7 +62,7 @@ async def warm_up(
 
 
 async def _request(address: _Address, method: str, path: str, key: str | None, body: bytes) -> None:
-    # No HTTP library: a few requests to ourselves are not worth 15 MB in the front.
+    # No HTTP library: a few requests to ourselves do not justify 15 MB in the front.
     head = [
         f"{method} {path} HTTP/1.1",
         "Host: localhost",

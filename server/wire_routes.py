@@ -1,4 +1,4 @@
-"""The routes of OpenAI, Anthropic and Ollama over HTTP: one place for their errors."""
+"""The routes of OpenAI, Anthropic and Ollama over HTTP, with one place for their errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PIECE_BYTES = 256 * 1024
 
 
 class _Id(Convertor[str]):
-    """A part of a path that has an id's form: so it is no other route's name."""
+    """A path segment in the form of an id, which cannot be another route's name."""
 
     def convert(self, value: str) -> str:
         return value
@@ -62,7 +62,7 @@ class Wire:
     """One API.
 
     Attributes:
-        error_event: a failure in a stream that has begun.
+        error_event: encodes a failure in a stream that has begun.
     """
 
     dialect: Dialect

@@ -1,1 +1,1 @@
-"""What every request passes on the way to its route: id, log, origin, key, size."""
+"""The stages of every request before its route: id, log, origin, key, size."""

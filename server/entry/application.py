@@ -1,4 +1,4 @@
-"""A request from uvicorn to its route: id, checks, answer or refusal, counters, access log."""
+"""A request from uvicorn to its route: id, checks, response or refusal, counters, access log."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ access_logger = logging.getLogger("server.access")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _UNPRINTABLE = re.compile(r"[^!-~]")
 MAX_LOGGED_PATH = 128
-# What an error says and how many characters of it are shown; it may repeat a little of the request.
+# How much of an error is logged, in characters; it may repeat a part of the request.
 _LOGGED_REASON = re.compile(rb'"message":"((?:[^"\\]|\\.)+)')
 _MAX_REASON = 160
-# Routes with keys that are asked every second or so, as the open ones are.
+# Routes with keys that are polled about every second, like the open ones.
 _POLLED_ROUTES = frozenset({"/v1/loads", "/get_load", "/ping"})
 
 
 class HttpObserver(Protocol):
-    """Counts requests as they come and go, and watches the loop that serves them."""
+    """Counts requests and measures the lag of the loop that serves them."""
 
     async def measure_loop(self) -> None:
-        """Observe the running event loop, without end."""
+        """Observe the running event loop; does not return."""
 
     def on_request(self) -> None:
         """A request began."""
 
     def on_response(self, scope: Scope, status_code: int) -> None:
-        """A request ended, with this status (499 when the client left before any)."""
+        """A request ended, with this status (499 if the client disconnected before any)."""
 
 
 class Application:
-    """What uvicorn calls.
+    """The ASGI application that uvicorn calls.
 
     Attributes:
-        api: the description of all routes, which makes the OpenAPI document; it serves nothing.
-        routes: the same routes, and who may call them.
-        observer: counts requests, if anything does.
+        api: the description of all routes, from which the OpenAPI document is made; serves nothing.
+        routes: the same routes, with their access levels.
+        observer: counts requests; may be absent.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class Application:
         lifecycle: Lifecycle,
         observer: HttpObserver | None,
     ) -> None:
-        """Check requests as `http` says, and run the route that `routes` has for each.
+        """Check requests as `http` specifies, and run the route from `routes` for each.
 
-        Connections are closed once `lifecycle` drains; `observer` is told about each request.
+        Connections are closed once `lifecycle` drains; `observer` is notified of each request.
         """
         self.api = api
         self.routes = routes
@@ -78,7 +78,7 @@ class Application:
         self._body_limit = BodyLimit(int(http.max_body_mb * 2**20))
         self._lifecycle = lifecycle
         self.observer = observer
-        # Who is welcome is decided before: it names whatever origin it is handed.
+        # Origins are checked before: this middleware echoes any origin it receives.
         self._serve_with_cors = CORSMiddleware(
             self._serve,
             allow_origins=["*"] if "*" in http.allow_origins else (),
@@ -89,10 +89,10 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # No route speaks WebSocket, and nothing here has a life span.
+        # WebSocket and lifespan events are not used.
         if scope["type"] != "http":
             return
-        # Before anything is decided about the request: each decision depends on its route.
+        # First of all: every later decision depends on the route.
         route = self.routes.resolve(scope)
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id.decode("ascii")
@@ -111,7 +111,7 @@ class Application:
                 if ignored.names:
                     headers.append((HEADER.encode(), ignored.header().encode("ascii")))
                 if self._lifecycle.draining:
-                    # The next request of this client must find another server.
+                    # The client's next request must go to another server.
                     headers.append((b"connection", b"close"))
                 message["headers"] = headers
             elif status_code >= 400 and (found := _LOGGED_REASON.search(message.get("body", b""))):
@@ -139,7 +139,7 @@ class Application:
             _log(scope, status_code or 499, time.perf_counter() - started_at, reason)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send what the request's route answers, or why it is refused."""
+        """Send the route's response, or the reason for refusing the request."""
         route: RouteMatch = scope["route"]
         receive = self._body_limit.counting(receive)
         response: ASGIApp
@@ -165,7 +165,7 @@ def _log(scope: Scope, status_code: int, seconds: float, reason: str) -> None:
     route: RouteMatch = scope["route"]
     is_open = route.access is Access.OPEN and route.path is not None
     is_polled = is_open or route.path in _POLLED_ROUTES
-    # At the usual level probes and routers would drown the rest.
+    # At the usual level, probes and routers would drown the other lines.
     level = logging.DEBUG if is_polled else logging.INFO
     if not access_logger.isEnabledFor(level):
         return

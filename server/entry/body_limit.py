@@ -1,4 +1,4 @@
-"""Bounds on a request's body: its type, size and encoding, the time it may take to arrive."""
+"""Limits on a request's body: its type, size and encoding, and the time it may take to arrive."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ BODY_TIMEOUT_S = 120.0
 
 
 class BodyLimit:
-    """Counts the body as it streams in; a route never sees more than the limit."""
+    """Counts the body as it streams in; a route never receives more than the limit."""
 
     def __init__(self, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> None:
-        """Let bodies of up to `max_bytes` through, sent within `timeout_s`."""
+        """Accept bodies of up to `max_bytes`, sent within `timeout_s`."""
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
 
     def refusal(self, scope: Scope) -> HeadraceError | None:
-        """Why the body that the headers announce is not taken; None when it may come."""
+        """Why the body that the headers announce is refused; None if it is accepted."""
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
                 return self._too_large()
             if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
                 return UnsupportedEncoding("Compressed request bodies are not accepted.")
-            # The routes of other dialects have a rule of their own, which is stricter.
+            # The routes of other dialects have their own, stricter rule.
             if name == b"content-type" and scope["route"].dialect is Dialect.NATIVE:
                 media_type = value.partition(b";")[0].strip().lower()
                 if not _may_be_json(media_type, scope):
@@ -47,10 +47,10 @@ class BodyLimit:
         return None
 
     def counting(self, receive: Receive) -> Receive:
-        """`receive`, which raises once the body is too large, too slow or broken off.
+        """`receive`, which raises once the body is too large, too slow or cut off.
 
         Raises:
-            BodyTooLarge, SlowBody, ClientGone: from the call that finds it.
+            BodyTooLarge, SlowBody, ClientGone: from the call that detects it.
         """
         received = 0
         is_complete = False
@@ -59,7 +59,7 @@ class BodyLimit:
         async def counted() -> Message:
             nonlocal received, is_complete
             if is_complete:
-                # From here on a route only waits for the client to go away.
+                # From here on a route only waits for the client to disconnect.
                 return await receive()
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
@@ -87,6 +87,6 @@ def _may_be_json(media_type: bytes, scope: Scope) -> bool:
         media_type.startswith(b"application/") and media_type.endswith(b"+json")
     ):
         return True
-    # What `curl -d` and Python's urllib call a body of which nothing else is said. A page may call
-    # its body so as well, and needs nobody's leave for it.
+    # The default of `curl -d` and of Python's urllib. A page may also use this type, and does so
+    # without a preflight request.
     return media_type == b"application/x-www-form-urlencoded" and not is_from_browser(scope)

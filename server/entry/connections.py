@@ -1,4 +1,4 @@
-"""Connections over the limit: probes are answered on them, and nothing else."""
+"""Connections over the limit, on which only probes are answered."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from server.access import Access
 
 
 def check_connection(scope: Scope) -> None:
-    """Refuse a request whose connection is one too many, unless it is a probe's.
+    """Refuse a request on a connection over the limit, unless it is a probe.
 
     Raises:
-        Overloaded: it is.
+        Overloaded: the request is refused.
     """
     route = scope["route"]
     is_probe = route.access is Access.OPEN and route.path is not None

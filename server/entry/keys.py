@@ -1,4 +1,4 @@
-"""Bearer keys: whether a request may have the route that was found for it."""
+"""Bearer keys: whether a request may use its route."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.access import Access
 from server.error_responses import KeyRefused
 from server.routing import RouteMatch
 
-# Where keys are sent: the second one is Anthropic's clients' own.
+# The headers that carry keys; the second is Anthropic's.
 _NAME_DIGITS = 16
 KEY_HEADERS = frozenset({"authorization", "x-api-key"})
 
@@ -22,12 +22,12 @@ KEY_HEADERS = frozenset({"authorization", "x-api-key"})
 def read_tenants(http: HttpArgs) -> dict[bytes, str]:
     """The digests of the keys in `--api-keys-file`, each with a name for its owner.
 
-    The name is the key's own, wherever it stands in the file: what is kept under it outlives a
-    change of the file.
+    The name depends only on the key, not on its position in the file, so that data stored under it
+    survives a change of the file.
 
     Raises:
-        StartupError: the file cannot be read, holds no key, or one that is not its owner's alone;
-            or it comes without the operator's own keys.
+        StartupError: the file cannot be read, is empty, or repeats a key or one of the operator's;
+            or the operator's own keys are not set.
     """
     if http.api_keys_file is None:
         return {}
@@ -44,16 +44,16 @@ def read_tenants(http: HttpArgs) -> dict[bytes, str]:
         raise StartupError(
             f"--api-keys-file {http.api_keys_file} holds a key twice, or one of the operator's."
         )
-    # A name that stays when other lines of the file change: what is stored bears it.
+    # The name is stable when other lines of the file change, because stored data carries it.
     digests = [_digest(key.encode()) for key in keys]
     return {digest: digest.hex()[:_NAME_DIGITS] for digest in digests}
 
 
 class Keys:
-    """The keys of this server, as digests: how long a comparison takes tells nothing of a key."""
+    """The server's keys, as digests: the time of a comparison reveals nothing about a key."""
 
     def __init__(self, http: HttpArgs) -> None:
-        """Without `admin_api_key` the API key opens admin routes too.
+        """Read the keys; without `admin_api_key` the API key also opens admin routes.
 
         Raises:
             StartupError: see `read_tenants`.
@@ -64,11 +64,11 @@ class Keys:
 
     @property
     def exist(self) -> bool:
-        """Whether there is one."""
+        """Whether any key is set."""
         return self._api_digest is not None or self._admin_digest is not None
 
     def has_valid(self, scope: Scope) -> bool:
-        """Whether the request brings one of them, whatever it opens."""
+        """Whether the request carries a valid key, for any route."""
         digest = _digest(_sent_key(scope))
         known = (self._api_digest, self._admin_digest)
         return digest in self._tenants or any(
@@ -76,7 +76,7 @@ class Keys:
         )
 
     def tenant(self, scope: Scope) -> str:
-        """Whose request it is, among the owners of the file's keys; empty for others."""
+        """The owner of the request's key in the keys file; empty for other keys."""
         return self._tenants.get(_digest(_sent_key(scope)), "") if self._tenants else ""
 
     def refusal(self, scope: Scope) -> KeyRefused | None:
@@ -104,7 +104,7 @@ class Keys:
 def _sent_key(scope: Scope) -> bytes:
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     if not values:
-        # Anthropic's clients send their key in a header of their own.
+        # Anthropic's clients send their key in a separate header.
         values = [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
     if len(values) != 1:
         return b""

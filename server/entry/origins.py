@@ -1,7 +1,7 @@
 """Keeps web pages of other origins away from a server that may be open on localhost.
 
-A browser sends `text/plain` posts across origins without asking first, so the absence of CORS
-headers protects nothing by itself: the request would run, only its answer would stay unread.
+A browser sends `text/plain` posts across origins without a preflight request, so missing CORS
+headers alone do not protect: the request would run, and only its response would stay unread.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _LOOKUP_TIMEOUT_S = 2.0
 
 
 class ForeignOrigin(HeadraceError):
-    """A web page of another origin sent the request."""
+    """The request came from a web page of another origin."""
 
     status_code = 403
 
     def __init__(self, origin: str) -> None:
-        """Say how `origin` becomes welcome; where it is unknown it is empty."""
+        """Say how to allow `origin`; it is empty if unknown."""
         shown = origin[:128] if origin.isprintable() else ascii(origin[:128])
         super().__init__(
             f"A page of another origin ({shown or 'unknown'}) may not do this. Start the server "
@@ -39,18 +39,18 @@ class ForeignOrigin(HeadraceError):
 
 
 class BrowserRead(HeadraceError):
-    """A browser sends GET to a route that may change the server."""
+    """A browser sent GET to a route that may change the server."""
 
     status_code = 403
 
     def __init__(self) -> None:
-        """Name the method that a page has to use."""
+        """Name the method that a page must use."""
         super().__init__("This route steers the server: a browser has to use POST.")
 
 
 @dataclass(frozen=True, slots=True)
 class _Headers:
-    """What a browser says about where a request comes from; empty where it says nothing."""
+    """A browser's headers about the origin of a request; empty if absent."""
 
     origin: str
     host: str
@@ -60,24 +60,24 @@ class _Headers:
 
 
 class Origins:
-    """Finds out what a page of a foreign origin sends; only plain reading is let through.
+    """Detects requests from pages of other origins and lets only plain reads through.
 
-    Welcome, and told so by CORS headers, are origins that are listed and requests that bring a
-    valid key: no page has one but from its user. Pages that this server delivered are its own.
+    Listed origins and requests with a valid key are allowed, and CORS headers say so: a page can
+    get a key only from its user. Pages that this server delivered have its own origin.
     """
 
     def __init__(self, allowed: Sequence[str], keys: Keys) -> None:
-        """Welcome `allowed` (`*` for any) and whoever has one of `keys`."""
+        """Allow the origins `allowed` (`*` for any) and requests with one of `keys`."""
         self._allowed = frozenset(allowed)
         self._keys = keys
         self._machine_names: frozenset[str] | None = None
 
     async def check(self, scope: Scope) -> bool:
-        """Whether a page sent the request and is told that it is welcome.
+        """Whether a page sent the request and CORS headers should allow it.
 
         Raises:
-            ForeignOrigin: a page sent it that may not.
-            BrowserRead: it changes the server, and a link would have sent it.
+            ForeignOrigin: a page sent the request and is not allowed.
+            BrowserRead: the request would change the server and may come from a link.
         """
         names = [name for name, _ in scope["headers"]]
         changes_by_reading = (
@@ -86,8 +86,8 @@ class Origins:
             and is_from_browser(scope)
         )
         if changes_by_reading and not self._keys.exist:
-            # Whoever makes a browser follow a link, of a mail or of this server's own page, must
-            # not change anything by it.
+            # A link that a browser follows, in a mail or on this server's own page, must not change
+            # anything.
             raise BrowserRead
         if b"origin" not in names and b"sec-fetch-site" not in names and not changes_by_reading:
             return False
@@ -102,7 +102,7 @@ class Origins:
         if "*" in self._allowed or said.origin in self._allowed:
             return True
         if said.preflight_method:
-            # It brings no key itself, but announces one; the request behind it is looked at again.
+            # It carries no key itself but announces one; the actual request is checked again.
             announced = {name.strip().lower() for name in said.preflight_headers.split(",")}
             return self._keys.exist and not announced.isdisjoint(KEY_HEADERS)
         return self._keys.has_valid(scope)
@@ -114,13 +114,13 @@ class Origins:
         elif said.site == "none" or (
             said.site == "same-origin" and await self._is_own_page(f"http://{said.host}", said.host)
         ):
-            # An image tag can GET without an origin; browsers then say of which site it is.
+            # An image tag can GET without an origin; browsers then send the site's relation.
             return True
         if said.preflight_method:
             return False
         if scope["method"] in _SAFE_METHODS and scope["route"].access is not Access.ADMIN:
             return True
-        # Without the key it needs it will be told so: the better reason.
+        # Without the required key, the missing key is the better reason for the refusal.
         return self._keys.refusal(scope) is not None
 
     async def _is_own_page(self, origin: str, host: str) -> bool:
@@ -130,8 +130,8 @@ class Origins:
             return False
         if parts.netloc != host or parts.scheme not in ("http", "https"):
             return False
-        # A domain name may have been pointed at this machine by the page's owner; addresses and the
-        # machine's own names not.
+        # The page's owner may have pointed a domain name at this machine (DNS rebinding); addresses
+        # and the machine's own names are safe.
         name = parts.hostname or ""
         with contextlib.suppress(ValueError):
             ipaddress.ip_address(name)
@@ -144,18 +144,18 @@ class Origins:
 
 
 def is_from_browser(scope: Scope) -> bool:
-    """Whether a request has marks of a browser; no page can take them off."""
+    """Whether a request has a browser's headers, which a page cannot remove."""
     for name, value in scope["headers"]:
         if name in (b"origin", b"referer") or name.startswith(b"sec-fetch-"):
             return True
-        # Old ones say nothing else.
+        # Old browsers send no other mark.
         if name == b"user-agent" and value.startswith(b"Mozilla/"):
             return True
     return False
 
 
 async def machine_names() -> frozenset[str]:
-    """This machine's name and, where it is found out in time, its full domain name."""
+    """This machine's name and, if resolved in time, its full domain name."""
     name = socket.gethostname()
     names = {name}
     with contextlib.suppress(OSError, UnicodeError, TimeoutError):
@@ -170,7 +170,7 @@ def _read(scope: Scope) -> _Headers:
     origin = host = site = method = headers = ""
     for name, value in scope["headers"]:
         if name == b"origin":
-            # Two of them are nobody's.
+            # Two origins are joined and match nothing.
             origin += value.decode("latin-1")
         elif name == b"host":
             host = value.decode("latin-1")
