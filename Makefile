@@ -1,4 +1,4 @@
-# Every target sets up what it needs; when nothing changed that costs a second.
+# Every target installs what it needs; if nothing changed, that takes a second.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ ARGS ?=
 # See tests/conftest.py; `ARGS="-n 0"` runs one test after the other, in one process.
 WORKERS := -n auto --dist loadfile --no-loadscope-reorder
 
-# Tests start hundreds of processes; each would compile the same modules again.
+# Tests start hundreds of processes; without bytecode, each would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install install-dev serve chat test test-fast test-gpu test-real test-clients check format bench docs clean help
@@ -18,14 +18,14 @@ install-dev: $(VENV)/installed-dev  ## the same, with the tools for tests and ch
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# torch comes from the range of pyproject.toml; pip is told to be quiet but for problems. It takes one
-# core; the others compile the CPU kernels meanwhile, which the first start would wait for. Where that
-# fails, the first start says why.
+# torch comes from the range in pyproject.toml; pip reports only problems. pip uses one core; the
+# others compile the CPU kernels meanwhile, which the first start would otherwise wait for. If that
+# fails, the first start reports why.
 KERNELS := nice $(PYTHON) -c 'from kernels.cpu.build import build; build()' >/dev/null 2>&1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 pip_install = $(KERNELS) & $(PIP) -e '$(1)'; status=$$?; wait; exit $$status
-# pip would compile one file after the other, which takes half of its time. What is left out, and
-# what no Python of today can read, is compiled when it is imported.
+# pip would compile one file at a time, which is half of its time. The excluded files, and files
+# that this Python cannot parse, are compiled when they are imported.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|models|_inductor|mypyc?|networkx)/' \
 	$(VENV)/lib/python*/site-packages || true
 $(VENV)/installed: pyproject.toml | $(VENV)/bin/python

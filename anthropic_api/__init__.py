@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: its wire alone; conversations run as those of `openai_api`."""
+"""Anthropic's Messages API: only its wire; `openai_api` runs the conversations."""

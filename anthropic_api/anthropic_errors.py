@@ -1,4 +1,4 @@
-"""Errors as Anthropic's clients read them."""
+"""Errors in the form that Anthropic's clients read."""
 
 from __future__ import annotations
 

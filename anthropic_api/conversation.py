@@ -1,4 +1,4 @@
-"""A Messages request becomes the chat request that the rest of the server knows."""
+"""Converts a Messages request to the chat request that the rest of the server uses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def chat_request(request: MessagesRequest, *, sees: bool) -> ChatCompletionReque
     """Convert; `sees` says whether the model takes images.
 
     Raises:
-        InvalidRequest: something that no chat can carry, named by its place in the request.
+        InvalidRequest: a chat cannot express a part of it; the message names its position.
     """
     chat = prompt_request(request, sees=sees)
     chat.stream = request.stream
@@ -57,7 +57,7 @@ def chat_request(request: MessagesRequest, *, sees: bool) -> ChatCompletionReque
 
 
 def prompt_request(request: PromptFields, *, sees: bool) -> ChatCompletionRequest:
-    """Convert what makes the prompt.
+    """Convert the fields that determine the prompt.
 
     Raises:
         InvalidRequest: see `chat_request`.
@@ -95,7 +95,7 @@ def prompt_request(request: PromptFields, *, sees: bool) -> ChatCompletionReques
 
 
 class _Turns:
-    """Messages as chat templates want them: neighbours of one role are one message."""
+    """Messages in the form of chat templates: neighbours of one role are merged."""
 
     def __init__(self, sees: bool) -> None:
         self.messages: list[ChatMessage] = []
@@ -169,7 +169,7 @@ def _add_block(turns: _Turns, role: str, given: dict[str, Any], where: str) -> N
         case ToolUseBlock() if role == "assistant":
             turns.call(block)
         case ThinkingBlock() if role == "assistant":
-            # Where thoughts are omitted the client keeps them in the signature.
+            # If thoughts are omitted, the client keeps them in the signature.
             turns.think(block.thinking or unwrapped("thought", block.signature or "") or "")
         case RedactedThinkingBlock() if role == "assistant":
             pass
@@ -201,7 +201,7 @@ def _result_part(given: dict[str, Any], where: str, sees: bool) -> ContentPart:
         case ImageBlock() if sees and block.source and block.source.type in _IMAGE_SOURCES:
             return _image(block, where, sees)
         case ImageBlock():
-            # A tool may give a picture to any model: that is no reason to lose the conversation.
+            # A tool may return an image to any model; that must not fail the conversation.
             return text_part(note("image"))
     raise InvalidRequest(
         f"{where}: a block of this type cannot be in what a tool returned.", param=where
@@ -264,5 +264,5 @@ def _set_thinking(chat: ChatCompletionRequest, request: PromptFields) -> None:
         chat.reasoning_effort = request.output_config.effort
     if request.thinking is not None and request.thinking.type in ("enabled", "disabled"):
         thinks = request.thinking.type == "enabled"
-        # Two families of templates, two names for one switch.
+        # Two families of chat templates use two names for one switch.
         chat.chat_template_kwargs = {"enable_thinking": thinks, "thinking": thinks}

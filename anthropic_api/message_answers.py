@@ -1,4 +1,4 @@
-"""What the Messages routes answer, as the description of the API shows it."""
+"""The answers of the Messages routes, as the API description shows them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ StopReason = Literal[
 
 
 class ThinkingTokens(TypedDict):
-    """Of the output."""
+    """The part of the output that is thinking."""
 
     thinking_tokens: int
 
@@ -20,8 +20,8 @@ class ThinkingTokens(TypedDict):
 class MessageUsage(TypedDict):
     """Token counts.
 
-    Those of the cache come with `--enable-cache-report`, and are then not among the input's.
-    Nothing is written to the cache at a price, so that count is 0.
+    The cache counts come with `--enable-cache-report`, and are then not part of the input count.
+    Cache writes are free, so their count is 0.
     """
 
     input_tokens: int
@@ -35,8 +35,8 @@ class MessageUsage(TypedDict):
 class AnswerBlock(TypedDict):
     """A text, a thought or a call, by its `type`.
 
-    The signature of a thought is empty, for nothing checks it; where thoughts are omitted it holds
-    what is sent back for the next turn.
+    The signature of a thought is empty, because it is never checked. If thoughts are omitted, it
+    holds the data that the client returns in the next turn.
     """
 
     type: Literal["text", "thinking", "tool_use"]
@@ -69,7 +69,7 @@ class MessageStart(TypedDict):
 
 
 class Ping(TypedDict):
-    """A sign of life."""
+    """A keep-alive."""
 
     type: Literal["ping"]
 
@@ -126,7 +126,7 @@ class AnthropicErrorDetail(TypedDict):
 
 
 class AnthropicErrorBody(TypedDict):
-    """An error's body, and the event that ends a stream which had begun."""
+    """An error's body, and the event that ends a stream after it has begun."""
 
     type: Literal["error"]
     error: AnthropicErrorDetail

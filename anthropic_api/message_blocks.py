@@ -1,4 +1,4 @@
-"""An answer's blocks: the same machine for streamed and whole ones."""
+"""An answer's blocks: streamed and whole answers share one state machine."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from openai_api.output_parser import (
 from openai_api.responses.opaque_text import wrapped
 from runtime.requests.random_hex import random_hex
 
-# What Anthropic's clients take for an id.
+# The form of an id that Anthropic's clients accept.
 _PLAIN_ID = re.compile(r"[a-zA-Z0-9_-]{1,57}")
 
 
 class BlockWriter:
-    """What the output parser reads, told as blocks that begin, grow and end."""
+    """Converts the output parser's events to blocks that begin, grow and end."""
 
     def __init__(self, *, hides_thoughts: bool = False) -> None:
-        """Begin with no block; thoughts that are hidden stand in their signature alone."""
+        """Start without a block; hidden thoughts appear only in their signature."""
         self._hides_thoughts = hides_thoughts
         self._hidden: list[str] = []
         self._input = ObjectText()
@@ -35,7 +35,7 @@ class BlockWriter:
         self._open: Literal["text", "thinking"] | None = None
 
     def feed(self, outputs: Iterable[OutputEvent]) -> Iterator[BlockEvent]:
-        """The events of more output."""
+        """The events for more output."""
         for output in outputs:
             if isinstance(output, BeginCall):
                 yield from self._begin_call(output)
@@ -60,7 +60,7 @@ class BlockWriter:
     def finish(self) -> Iterator[BlockEvent]:
         """The events that end the last block."""
         if self._open == "thinking":
-            # Clients take the block for signed once this has come.
+            # Clients treat the block as signed after this event.
             hidden, self._hidden = "".join(self._hidden), []
             signature = wrapped("thought", hidden) if hidden else ""
             yield self._delta({"type": "signature_delta", "signature": signature})
@@ -100,7 +100,7 @@ class BlockWriter:
 
 
 def whole_blocks(outputs: Iterable[OutputEvent], writer: BlockWriter) -> list[AnswerBlock]:
-    """The blocks of a complete answer, told by `writer`."""
+    """The blocks of a complete answer, converted by `writer`."""
     blocks: list[AnswerBlock] = []
     parts: list[list[str]] = []
     for event in (*writer.feed(outputs), *writer.finish()):

@@ -15,17 +15,17 @@ from runtime.service.operation import described_as
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
-    """A text; `cache_control` asks for what the prefix cache does by itself."""
+    """A text; `cache_control` requests what the prefix cache does automatically."""
 
     text: str
     cache_control: Any = None
 
 
 class ImageData(msgspec.Struct, kw_only=True):
-    """Where a picture is: `base64` with its data, or `url`.
+    """The source of an image: `base64` with its data, or `url`.
 
     Attributes:
-        media_type: what the client takes it for; the data says it itself.
+        media_type: as declared by the client; ignored, because the data identifies itself.
     """
 
     type: str | None = None
@@ -36,14 +36,14 @@ class ImageData(msgspec.Struct, kw_only=True):
 
 
 class ImageBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="image"):
-    """A picture, which a text model refuses."""
+    """An image, which a text model refuses."""
 
     source: ImageData | None = None
     cache_control: Any = None
 
 
 class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
-    """A call that the assistant made earlier, with whatever it wrote for `input`."""
+    """A call that the assistant made earlier; `input` is not validated."""
 
     id: str
     name: str
@@ -52,7 +52,7 @@ class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use
 
 
 class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
-    """What a call returned; an error is said before its text."""
+    """The result of a call; an error is marked before its text."""
 
     tool_use_id: str
     content: str | list[AnyBlock] | None = None
@@ -61,7 +61,7 @@ class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
-    """What the assistant thought; the signature of another server is not checked."""
+    """The assistant's thoughts; another server's signature is not checked."""
 
     thinking: str
     signature: str | None = None
@@ -70,7 +70,7 @@ class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinkin
 class RedactedThinkingBlock(
     msgspec.Struct, kw_only=True, tag_field="type", tag="redacted_thinking"
 ):
-    """Thoughts that only their server can read: left out of the prompt."""
+    """Thoughts that only their server can read: omitted from the prompt."""
 
     data: str | None = None
 
@@ -86,15 +86,15 @@ ContentBlock = (
 )
 
 BLOCKS: tuple[type[msgspec.Struct], ...] = (*get_args(ContentBlock), ShownBlock)
-# Blocks get their types one by one: newer clients send more of them than are known here.
+# Blocks are decoded one by one, because newer clients send types that are unknown here.
 AnyBlock = Annotated[dict[str, Any], described_as(*BLOCKS)]
 
 
 def read_block(block: Mapping[str, Any], where: str) -> ContentBlock | None:
-    """Give a block its type; `None` for one that is shown as text.
+    """Decode a block by its type; `None` for one that is shown as text.
 
     Raises:
-        InvalidRequest: an unknown type, or a wrong field, named by its place.
+        InvalidRequest: an unknown type, or a wrong field; the message names its position.
     """
     if is_shown(block.get("type")):
         return None
@@ -105,7 +105,7 @@ def read_block(block: Mapping[str, Any], where: str) -> ContentBlock | None:
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """One message; coding agents also send `system` between the others."""
+    """One message; coding agents also send `system` messages between the others."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[AnyBlock]
@@ -131,12 +131,12 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Whether the model thinks first, where its template has a switch for it.
+    """Whether the model thinks first, if its template has a switch for it.
 
     Attributes:
-        budget_tokens: most tokens of thoughts, where the server can tell them by their tokens;
-            elsewhere a wish.
-        display: `omitted` leaves their texts out of the answer; else they come whole.
+        budget_tokens: most tokens of thoughts; ignored if the server cannot recognize thoughts by
+            their tokens.
+        display: `omitted` drops the thoughts' texts from the answer; otherwise they are complete.
     """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
@@ -145,7 +145,7 @@ class Thinking(msgspec.Struct, kw_only=True):
 
 
 class OutputFormat(msgspec.Struct, kw_only=True):
-    """What the answer must look like."""
+    """The required form of the answer."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
@@ -159,7 +159,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 
 
 class PromptFields(msgspec.Struct, kw_only=True):
-    """What makes the prompt."""
+    """The fields that determine the prompt."""
 
     model: str
     messages: list[Message]
@@ -168,11 +168,11 @@ class PromptFields(msgspec.Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    # Its name while it was a preview.
+    # The field's name during the preview.
     output_format: OutputFormat | None = None
-    # What Anthropic's servers would clear from a conversation stays in it.
+    # Anthropic's servers would clear parts of a conversation; here they are kept.
     context_management: Any = None
-    # What their servers would run or keep for the client.
+    # Features that Anthropic's servers would run or store for the client.
     mcp_servers: Any = None
     container: Any = None
 
@@ -190,8 +190,8 @@ class MessagesRequest(PromptFields, kw_only=True):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopKOrOff | None = None
-    # Labels for bills.
+    # Billing labels.
     metadata: Any = None
     service_tier: Any = None
-    # Ours, as in chat.
+    # Our extension, as in chat.
     return_cache_break: bool | None = None

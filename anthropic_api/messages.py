@@ -35,7 +35,7 @@ from runtime.eventloop.heavy_work import aside
 from runtime.service.generation import Chunk, Indexed, joined
 
 _MESSAGES = msgspec.json.Decoder(MessagesRequest)
-# Anthropic sends one behind the beginning; clients take it for a sign of life.
+# Anthropic sends one after the first event; clients use it as a keep-alive.
 _PING = message_event({"type": "ping"})
 _COUNT = msgspec.json.Decoder(CountTokensRequest)
 
@@ -46,7 +46,7 @@ async def create_message(call: Call, context: OpenAIContext) -> Reply:
     with _wire_names():
         chat = await aside(body, chat_request, body, sees=context.sees)
         if body.thinking is not None and keeps_budget(chat, context):
-            # Agents name a budget to every model: where none can be kept it is a wish.
+            # Agents send a budget to every model; if it cannot be enforced, it is ignored.
             chat.max_thinking_tokens = body.thinking.budget_tokens
         run = await open_chat(chat, context, "msg", cuts_output=True)
     hides = body.thinking is not None and body.thinking.display == "omitted"
@@ -108,7 +108,7 @@ async def _events(
 
 
 def _message(model: str, run: ChatRun, context: OpenAIContext) -> MessageAnswer:
-    """The message with no content yet."""
+    """The message, still without content."""
     return {
         "id": run.id.replace("-", "_", 1),
         "type": "message",
@@ -122,11 +122,11 @@ def _message(model: str, run: ChatRun, context: OpenAIContext) -> MessageAnswer:
 
 
 def _end(choice: ChatChoice, max_tokens: int) -> MessageEnd:
-    """Why the answer ended.
+    """The reason why the answer ended.
 
     Args:
         choice: the answer.
-        max_tokens: as asked for; fewer may have had room behind the prompt.
+        max_tokens: as requested; the context after the prompt may hold fewer.
 
     Raises:
         Aborted: the answer is not complete.
@@ -169,7 +169,7 @@ def _wire_names() -> Iterator[None]:
     try:
         yield
     except TooLong as error:
-        # Agents look for these words, and make their conversation shorter.
+        # Agents match these words, and then shorten their conversation.
         raise TooLong(f"prompt is too long: {error.message}", param="messages") from None
     except InvalidRequest as error:
         param = "stop_sequences" if error.param == "stop" else error.param

@@ -1,4 +1,4 @@
-"""The wire's events: their name is the payload's `type`."""
+"""The wire's events; an event's name is its payload's `type`."""
 
 from __future__ import annotations
 

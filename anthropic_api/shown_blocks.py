@@ -1,7 +1,8 @@
-"""Blocks that a chat has no place for, as the text that a model reads in their place.
+"""Blocks that a chat message cannot hold, as the text that a model reads instead.
 
-Documents, results of searches, and what tools of Anthropic's servers were asked and gave. What is
-text in them is shown. What cannot be is a short note, so that no conversation is lost for a block.
+These are documents, search results, and the inputs and outputs of Anthropic's server tools. Their
+text is shown. Other content becomes a short note, so that such a block does not fail a
+conversation.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ _SHOWN = frozenset(
         *("tool_addition", "tool_removal", "mcp_tool_listing", "browser_state", "fallback"),
     }
 )
-# What servers' tools are asked, and what they give: `web_search_tool_result` and the like.
+# The inputs and outputs of server tools: `web_search_tool_result` and similar.
 _ENDINGS = ("_tool_use", "_tool_result")
 _TEXTS = (
     *("title", "tool_name", "name", "source", "url", "page_age", "text", "stdout", "stderr"),
     *("error_code", "error_message"),
 )
 _INNER = ("content", "tool_references", "tools", "tool", "tabs", "lines")
-# Of blocks within blocks; clients send three.
+# Nesting depth of blocks; clients send three.
 _MAX_DEPTH = 8
 
 
@@ -42,7 +43,7 @@ def shown_text(block: Mapping[str, Any]) -> str:
 
 
 def note(kind: str) -> str:
-    """What stands for a block that cannot be shown."""
+    """The placeholder for a block that cannot be shown."""
     return f"[{kind}: not shown, this model reads text only]"
 
 

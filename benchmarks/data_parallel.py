@@ -1,12 +1,12 @@
-"""What routing by prefix saves: conversations on an engine of several replicas, method by method.
+"""What routing by prefix saves: conversations on an engine with several replicas, by method.
 
     python -m benchmarks.data_parallel [--dp-size 2] [--users 16] [--turns 4] [--json out.json]
 
-Every user talks to the bundled demo model over several turns, thinks between them, and sends all
-that was said plus new random ids. Reported is the share of prompt tokens found in a cache, beside
-the most that could be found (what earlier turns hold, in whole pages), the share of requests that
-the busiest replica got, and the seconds for all. A busy machine blurs the seconds, and the shares a
-little: the longer answers take, the more a lead in load counts against a prefix.
+Every user chats with the bundled demo model over several turns, pauses between them, and sends the
+whole conversation plus new random ids. The report has the share of prompt tokens found in a cache,
+the highest possible share (the pages of earlier turns), the share of requests on the busiest
+replica, and the seconds for all. Other load on the machine blurs the seconds, and slightly the
+shares: the longer answers take, the more a difference in load counts against a prefix.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def measure(method: str, options: argparse.Namespace) -> dict[str, Any]:
             answer = await engine.async_generate(input_ids=prompt, sampling_params=sampling)
             assert isinstance(answer, dict)
             metas.append(answer["meta_info"])
-            # The last token that was generated is in no cache.
+            # The last generated token is not in a cache.
             most += (len(history) - bool(history)) // PAGE_SIZE * PAGE_SIZE
             history = [*prompt, *answer["output_ids"]]
 

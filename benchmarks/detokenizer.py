@@ -2,9 +2,9 @@
 
     python -m benchmarks.detokenizer [--tokenizer FOLDER] [--json out.json]
 
-Per step of a batch: the detokenizer decodes the message, decodes the tokens and encodes its answer;
-the front decodes that answer and hands each delta to its stream. Sockets and SSE are not in it.
-Figures are microseconds of process time a token, the best of `--repeat` runs.
+Per step of a batch, the detokenizer decodes the message, decodes the tokens and encodes its answer;
+the front decodes that answer and passes each delta to its stream. Sockets and SSE are excluded.
+Figures are microseconds of process time per token, the best of `--repeat` runs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""CPU time that the front takes for a request and for each token of its stream.
+"""CPU time of the front for a request and for each token of its stream.
 
     python -m benchmarks.front [--prompt 512] [--streams 64] [--tokens 100] [--json out.json]
 
-The whole application in this process, from uvicorn's call to the message for the scheduler, and
-from the detokenizer's deltas to the events; sockets, HTTP parsing and the other processes are not
-in it. Figures are microseconds of process time, the best of `--repeat` runs: all streams are opened
-at once, then each step brings a token to every one of them.
+The whole application runs in this process, from uvicorn's call to the message for the scheduler,
+and from the detokenizer's deltas to the events. Sockets, HTTP parsing and the other processes are
+excluded. Figures are microseconds of process time, the best of `--repeat` runs: all streams are
+opened at once, then each step sends a token to every stream.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from runtime.ipc.messages import (
 from tests.support.fake_server import FakeServer
 
 VOCAB_SIZE = 150_000
-# Turns of the event loop in which every stream has sent what a step brought.
+# Loop iterations after which every stream has sent the tokens of a step.
 TURNS_PER_STEP = 6
 
 
@@ -44,8 +44,8 @@ class Row:
     """One line of the table; times in microseconds.
 
     Attributes:
-        token_us: of one token of one stream.
-        events_per_token: below 1 where tokens were joined.
+        token_us: for one token of one stream.
+        events_per_token: below 1 if tokens were merged.
     """
 
     path: str
@@ -55,7 +55,7 @@ class Row:
 
 
 class Bench:
-    """Streams of one route, whose tokens come when `wave` says so."""
+    """Streams of one route, whose tokens `wave` generates."""
 
     def __init__(self, path: str, body: dict[str, Any], folder: Path) -> None:
         server = FakeServer(folder)
@@ -132,7 +132,7 @@ async def measure(path: str, body: dict[str, Any], args: argparse.Namespace) -> 
         await bench.wave(args.streams, args.tokens)
         waves = [await bench.wave(args.streams, args.tokens) for _ in range(args.repeat)]
     request_s, token_s = (min(column) / args.streams for column in zip(*waves, strict=True))
-    # The end mark is no token's.
+    # The end marker does not belong to a token.
     num_events = bench.num_events / args.streams - 1
     return Row(path, request_s * 1e6, token_s / args.tokens * 1e6, num_events / args.tokens)
 

@@ -1,11 +1,11 @@
-"""What stands around a front that is measured: a worker that answers at once, and its clients.
+"""The peers of a measured front: a worker that answers immediately, and the clients.
 
     python -m benchmarks.front_peers worker RUN_FOLDER [--step-ms 20]
     python -m benchmarks.front_peers clients PORT
 
-The worker answers a request with its first token as soon as it comes, and each `--step-ms` brings
-one token more to all that run. Clients read a `Wave` a line from standard input, and write a `Done`
-for each; `benchmarks.front` starts both.
+The worker answers a request with its first token immediately, and every `--step-ms` sends one more
+token to all running requests. Clients read one `Wave` per line from standard input, and write a
+`Done` for each; `benchmarks.front` starts both.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from runtime.ipc.messages import (
 )
 from runtime.ipc.transport import Inbox, Outbox, detokenizer_address, scheduler_address
 
-# Of any byte-level vocabulary: plain characters.
+# In any byte-level vocabulary: plain characters.
 _TOKENS = range(40, 80)
 
 
 class Wave(msgspec.Struct):
-    """Requests of so many connections at once, on each one after the other."""
+    """Requests on a number of connections at once, sequential on each."""
 
     head: str
     body: str
@@ -47,23 +47,23 @@ class Wave(msgspec.Struct):
 
 
 class Done(msgspec.Struct):
-    """What a wave brought: events of its streams, their end marks among them."""
+    """The result of a wave: events of its streams, including their end markers."""
 
     num_events: int
 
 
 class Worker:
-    """Generates for whoever asks, without a model."""
+    """Generates tokens for every request, without a model."""
 
     def __init__(self, outbox: Outbox) -> None:
         """Send tokens to `outbox`."""
         self._outbox = outbox
-        # Tokens that are left, by request.
+        # Remaining tokens, by request.
         self._left: dict[int, int] = {}
         self._tokens = itertools.cycle(_TOKENS)
 
     def begin(self, requests: list[GenerateRequest]) -> None:
-        """Answer the first token of each."""
+        """Send the first token of each."""
         starts = []
         for request in requests:
             spec, sampling = request.spec, request.spec.sampling
@@ -85,7 +85,7 @@ class Worker:
         self._send([request.request_id for request in requests], starts)
 
     def step(self) -> None:
-        """A token for each that runs."""
+        """Send one token to each running request."""
         if self._left:
             self._send(list(self._left), [])
 
@@ -121,7 +121,7 @@ def run_worker(run_folder: Path, step_s: float) -> None:
 
 
 class _Connection(asyncio.Protocol):
-    """Sends one request `num_rounds` times, each when the one before is answered."""
+    """Sends one request `num_rounds` times, each after the previous answer."""
 
     def __init__(self, wave: Wave) -> None:
         self._wave = wave
@@ -134,7 +134,7 @@ class _Connection(asyncio.Protocol):
         self.done = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's own, which has all of its methods.
+        # uvloop's own transport, which has all of its methods.
         self._transport = cast("asyncio.Transport", transport)
         self._ask()
 
@@ -155,7 +155,7 @@ class _Connection(asyncio.Protocol):
                 self._transport.close()
                 self.done.set_result(None)
         elif len(self._received) > 4096:
-            # The head is known by now; of a stream only its end counts.
+            # The head is parsed already; of a stream only its end matters.
             self._received = self._received[:1024] + self._received[-64:]
 
     def _is_over(self) -> bool:

@@ -1,18 +1,18 @@
-"""CPU time of a front and its detokenizer with all that is around them: sockets, HTTP, messages.
+"""CPU time of a front and its detokenizer, including sockets, HTTP and messages.
 
     python -m benchmarks.front_sockets [--streams 512] [--tokens 40] [--json out.json]
 
 The front is this process: uvicorn with the server's own protocol, the whole application with its
 access log, the client and its sockets. The detokenizer is the server's. A worker without a model
-answers at once (`benchmarks.front_peers`), clients are a process of their own; neither counts.
+answers immediately (`benchmarks.front_peers`), and clients are a separate process; neither counts.
 Figures are microseconds of processor time of all threads of the process, the best of `--repeat`:
 
-- a whole answer of one token on a connection that stays open, `--connections` at a time;
-- a stream of one token, `--streams` opened at once, each with a connection of its own;
-- a further token of each of these streams, of the front and of the detokenizer.
+- a whole answer of one token on a persistent connection, `--connections` at a time;
+- a stream of one token, `--streams` opened at once, each on its own connection;
+- a further token of each of these streams, for the front and for the detokenizer.
 
-Below them stands what collections of garbage took of the front: once it has settled as the server's
-does, or by Python's own rule with `--no-settle`.
+The last line is the cost of garbage collections in the front: with the server's settings, or with
+Python's defaults under `--no-settle`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from tests.support.fake_server import FakeServer
 from tests.support.tiny_tokenizers import KINDS
 
 VOCAB_SIZE = 150_000
-# What clients of OpenAI's library send with each request.
+# The headers that OpenAI's client library sends with each request.
 _HEADERS = (
     "host: 127.0.0.1:30000\r\naccept: application/json\r\naccept-encoding: gzip, deflate\r\n"
     "connection: keep-alive\r\ncontent-type: application/json\r\nauthorization: Bearer none\r\n"
@@ -83,7 +83,7 @@ class Setup:
         self._detokenizer = detokenizer
 
     async def wave(self, wave: Wave) -> tuple[float, float, int]:
-        """Seconds of processor time of front and detokenizer, and events that came."""
+        """Processor seconds of front and detokenizer, and the number of events."""
         assert self._clients.stdin is not None
         assert self._clients.stdout is not None
         begin, begin_there = time.process_time(), _process_time(self._detokenizer.pid)
@@ -95,7 +95,7 @@ class Setup:
 
 
 def _process_time(pid: int) -> float:
-    # The clock of another process, as `clock_getcpuclockid` names it.
+    # The clock id of another process, as in `clock_getcpuclockid`.
     return time.clock_gettime((~pid << 3) | 2)
 
 
@@ -107,10 +107,10 @@ async def _receive(client: EngineClient, inbox: AsyncInbox[FrontInbound]) -> Non
 
 
 class Collections:
-    """Seconds of each collection of garbage in the context, which is entered settled or not."""
+    """Seconds of each garbage collection in the context, with or without the server's settings."""
 
     def __init__(self, *, settled: bool) -> None:
-        """Begin with the context."""
+        """Start with the context."""
         self.seconds: list[float] = []
         self._settled = settled
         self._since = self._began = self._cpu_s = 0.0

@@ -1,9 +1,9 @@
-"""Throughput of masked decoding against free decoding, in one run, at the worker itself.
+"""Throughput of masked decoding against free decoding, in one run, at the worker.
 
 `python -m benchmarks.grammar [--backend xgrammar] [--batch 32] [--tokens 128] [--rounds 15]`
 
-Rounds alternate between the two, so that what else the machine does meets both; the cost is the
-median over the rounds, in processor time as well as by the clock.
+Rounds alternate between the two, so that other load on the machine affects both. The cost is the
+median over the rounds, in processor time and in wall time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.demo import MODEL_PATH
 from runtime.requests.sampling_params import GrammarSpec
 from tests.support.engine import InProcessEngine
 
-# Never ends by itself, so that both sides make the same number of tokens.
+# Never ends early, so that both sides generate the same number of tokens.
 SCHEMA = {
     "type": "array",
     "items": {
@@ -34,7 +34,7 @@ SCHEMA = {
 
 @dataclass
 class Speed:
-    """Of one batch: tokens by the clock, and by the processor time of this process."""
+    """One batch's tokens per second, by wall time and by this process's processor time."""
 
     tokens_per_s: float
     tokens_per_cpu_s: float
@@ -43,7 +43,7 @@ class Speed:
 def measure(engine: InProcessEngine, first_id: int, batch: int, count: int, **kw: Any) -> Speed:
     for index in range(batch):
         engine.add(first_id + index, [5 + index, 9, 11, 7], count, ignore_eos=True, **kw)
-    # The prompts, and the loading of the grammar.
+    # Prefill, and loading of the grammar.
     while engine.scheduler._table.num_running < batch:
         engine.scheduler.step()
     engine.scheduler.step()

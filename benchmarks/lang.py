@@ -1,10 +1,11 @@
-"""What the frontend language costs: beside a plain client, and beside the reference's own frontend.
+"""The cost of the frontend language: beside a plain client, and beside the reference's frontend.
 
     python -m benchmarks.lang [--reference FOLDER[:FOLDER]] [--rounds 3] [--json FILE]
 
-Starts the demo server, and a bare one that answers at once, which leaves the frontend alone. Each
-job runs in a process of its own, the sides in turns; of the rounds the median counts. FOLDER holds
-the package `sglang` of 0.5.9 (its wheel, unpacked) and what its frontend imports.
+Starts the demo server, and a bare server that answers immediately, which isolates the frontend.
+Each job runs in a separate process, and the sides alternate; the median of the rounds counts.
+FOLDER holds the package `sglang` of 0.5.9 (its unpacked wheel) and the dependencies of its
+frontend.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _META = {"prompt_tokens": 40, "cached_tokens": 0, "completion_tokens": 1, "finis
 
 
 class BareServer(asyncio.Protocol):
-    """Answers at once what a frontend asks for."""
+    """Answers a frontend's requests immediately."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
@@ -109,7 +110,7 @@ def servers() -> Iterator[dict[str, str]]:
 
 
 def run_job(url: str, job: str, num: int, frontend: str, folders: str) -> dict[str, Any]:
-    """One job in a process of its own."""
+    """Run one job in a separate process."""
     path = os.pathsep.join(each for each in (str(ROOT), folders) if each)
     done = subprocess.run(
         [
@@ -127,7 +128,7 @@ def run_job(url: str, job: str, num: int, frontend: str, folders: str) -> dict[s
 
 
 def compare(url: str, job: str, num: int, sides: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """Programs a second of each side, in turns, and whether all answers are the same."""
+    """Programs a second of each side, alternately, and whether all answers are the same."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     answers: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Programs that `benchmarks.lang` runs, each job in a process of its own, by either frontend.
+"""The programs of `benchmarks.lang`; each job runs in a separate process, on either frontend.
 
     python benchmarks/lang_programs.py --frontend headrace|sglang --url URL --job JOB --num N
 
@@ -63,7 +63,7 @@ def run_programs(sgl: Any, job: str, num: int, at_once: int) -> dict[str, Any]:
 
 
 async def plain_client(url: str, num: int, at_once: int, prompts: list[str]) -> dict[str, Any]:
-    """The same requests by asyncio alone, without a frontend."""
+    """The same requests with plain asyncio, without a frontend."""
     from headrace.http_stream import HttpClient
 
     client = HttpClient(url, {"Content-Type": "application/json"}, 600.0)
@@ -94,7 +94,7 @@ async def plain_client(url: str, num: int, at_once: int, prompts: list[str]) -> 
 
 
 def run_kinds(sgl: Any) -> list[str]:
-    """What programs of several kinds give: turns, a branch, forks, a form, a stream, a batch."""
+    """The results of several kinds of programs: turns, branch, forks, form, stream, batch."""
     greedy = {"temperature": 0, "max_tokens": 24, "stop": "\n"}
 
     @sgl.function
@@ -141,7 +141,7 @@ def run_kinds(sgl: Any) -> list[str]:
 
 
 def hold_programs(sgl: Any, num: int) -> dict[str, Any]:
-    """Programs whose generations nobody has read yet, all alive."""
+    """Programs with unread generations, all alive."""
     ask, _ = make_programs(sgl)
     ask.run(question="Warm up.").sync()
     before = _resident_bytes()
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=256)
     options = parser.parse_args()
     sgl = importlib.import_module(options.frontend)
-    # The markup is named: the frontends find it in different places.
+    # The markup is set explicitly: the frontends find it in different places.
     backend = sgl.RuntimeEndpoint(options.url, chat_template_name="chatml")
     sgl.set_default_backend(backend)
     if options.job == "hold":

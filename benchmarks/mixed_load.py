@@ -4,8 +4,8 @@
 
 Starts `python -m server.launch` (the bundled demo model unless `--model-path` is among the server's
 options) and sends prompts of all lengths, greedy and sampled, penalties, log-probabilities, several
-samples, shared prefixes, grammars where the server has them, aborts by id, clients that leave, and
-bad requests. `--max-total-tokens` is set low, so that requests are put back and computed again.
+samples, shared prefixes, grammars if the server has them, aborts by id, clients that disconnect,
+and bad requests. `--max-total-tokens` is set low, so that requests are retracted and recomputed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ SETTLE_S = 10.0
 
 
 class Traffic:
-    """Sends requests of random kinds until a deadline and counts what came of them."""
+    """Sends requests of random kinds until a deadline and counts their outcomes."""
 
     def __init__(self, url: str, seed: int) -> None:
         self.url = url
@@ -93,7 +93,7 @@ class Traffic:
         return {"text": self._text(rng.choice((1, 10, 60, 200, 400))), "sampling_params": sampling}
 
     async def worker(self, number: int, until: float) -> None:
-        """One client after the other."""
+        """Run one client after the other."""
         count = 0
         while time.monotonic() < until:
             kind = self.rng.choice(KINDS)
@@ -183,7 +183,7 @@ async def loads(client: HttpClient) -> dict[str, Any]:
 
 
 async def num_retractions(client: HttpClient) -> int:
-    """How often a full pool put a request back to be computed again."""
+    """How many times a full pool retracted a request."""
     _, text = await client.call("GET", "/metrics")
     found = re.findall(r"^\w+:num_retractions_total\{.*\} (\S+)$", text.decode(), re.MULTILINE)
     return sum(int(float(count)) for count in found)

@@ -2,10 +2,9 @@
 
     python -m benchmarks.moe_cpu [--dtype bfloat16 float32] [--batch 1 8] [--json out.json]
 
-Both sides get random weights of Qwen1.5-MoE-A2.7B's shape cut to a few layers; everything else is
-as in `benchmarks.cpu_engine`. `transformers` has several ways to compute experts (`--experts`), and
-ours is compared with the fastest of those measured; its own choice, `grouped_mm`, has been that at
-every batch.
+Both sides get random weights of Qwen1.5-MoE-A2.7B's shape, cut to a few layers; the rest is as in
+`benchmarks.cpu_engine`. `transformers` has several ways to compute experts (`--experts`). Ours is
+compared with the fastest measured one, which has been the default, `grouped_mm`, at every batch.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from headrace.bench.environment import describe_environment, write_json
 from headrace.bench.shapes import write_shape
 
 SHAPE = "moe-4"
-# Both sides' weights must be in memory at once: so many layers fit into 24 GB in float32.
+# Both sides' weights must be in memory at once: this many layers fit into 24 GB in float32.
 MOST_LAYERS = {"bfloat16": 4, "float32": 2}
 EXPERTS = ("grouped_mm", "batched_mm", "eager")
 
 
 async def measure(dtype: str, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures of one dtype, the sides taking turns."""
+    """All figures of one dtype; the sides alternate."""
     layers = min(options.layers, MOST_LAYERS[dtype])
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = write_shape(SHAPE, Path(name) / SHAPE)
@@ -50,7 +49,7 @@ async def measure(dtype: str, options: argparse.Namespace) -> dict[str, Any]:
 async def compare(
     dtype: str, engine: EngineTarget, folder: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Both sides in turns, ours on `engine`, `transformers` on the shape in `folder`."""
+    """Both sides alternately, ours on `engine`, `transformers` on the shape in `folder`."""
     ours = Ours(engine)
     result: dict[str, Any] = {}
     theirs = None if options.ours_only else Transformers(folder, options.threads, dtype)

@@ -1,9 +1,9 @@
-"""How many events a second the client of `bench serving` can follow: what it costs, by itself.
+"""The client cost of `bench serving`: how many events a second it can follow.
 
     python -m benchmarks.serving_client [--streams 64] [--tokens 256] [--processes 1]
 
-A bare server in a process of its own writes answers that were encoded before: the native API's,
-cumulative, each event with all ids so far. The client's CPU time an event bounds what it can
+A bare server in a separate process writes answers that were encoded in advance: the native API's,
+cumulative, each event with all ids so far. The client's CPU time per event limits what it can
 measure: at 33 us one process follows 30,000 tokens a second.
 """
 
@@ -65,7 +65,8 @@ async def _serve(backend: str, num_tokens: int) -> None:
                 for chunk in chunks:
                     writer.write(chunk)
                     await writer.drain()
-                    # Every stream gets its token before any gets the next, as in a batch.
+                    # Every stream gets its token before any stream gets the next one, as in a
+                    # batch.
                     await asyncio.sleep(0)
                 writer.write(_END)
 
@@ -101,7 +102,7 @@ def main() -> None:
             _measure(backend, int(server.stdout.readline()), options)
         finally:
             server.kill()
-            # Not waited for before the figures are read: its time would count as the clients'.
+            # Awaited only after the figures are read: its time would count as the clients'.
             server.wait()
 
 

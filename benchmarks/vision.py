@@ -1,10 +1,11 @@
-"""Images beside text: what a second question about a picture costs, and what streams notice.
+"""Images beside text: the cost of a second question about an image, and the effect on streams.
 
     python -m benchmarks.vision --model-path demo-vision [--side 640] [--json FILE] [SERVER OPTIONS]
 
-Starts `python -m server.launch`. First, in each round, a picture that is new to it is asked about
-twice, with nothing else running: seconds to the first token. Then 32 text streams run alone, and
-again with 8 requests with new pictures beside them: the largest gap between two tokens of a stream.
+Starts `python -m server.launch`. First, each round asks two questions about a new image, with
+nothing else running: seconds to the first token. Then 32 text streams run alone, and again beside 8
+    requests
+with new images: the largest gap between two tokens of a stream.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HEADERS = {"Content-Type": "application/json"}
 
 
 def picture(rng: random.Random, side: int) -> str:
-    """A data URL that no cache knows: a scaled grain, which compresses as a photo does."""
+    """A data URL that is not in a cache: a scaled grain, which compresses like a photo."""
     grain = Image.frombytes("RGB", (side // 8, side // 8), rng.randbytes(3 * (side // 8) ** 2))
     target = io.BytesIO()
     grain.resize((side, side), Image.Resampling.BICUBIC).save(target, "JPEG", quality=90)
@@ -72,18 +73,18 @@ async def times(url: str, path: str, body: dict[str, Any]) -> list[float]:
 
 
 async def first_tokens(url: str, rng: random.Random, options: Any) -> dict[str, Any]:
-    """The same picture asked about twice."""
+    """Ask about the same image twice."""
     rounds = []
     for _ in range(options.rounds + 1):
         image = picture(rng, options.side)
-        # The first event names the role, and comes with the first token.
+        # The first event has the role, and comes with the first token.
         rounds.append(
             [
                 (await times(url, "/v1/chat/completions", question(image, text, 1)))[0]
                 for text in QUESTIONS
             ]
         )
-    # The first round starts the process that decodes.
+    # The first round starts the process that decodes images.
     firsts, seconds = zip(*rounds[1:], strict=True)
     return {
         "first_question_s": statistics.median(firsts),
@@ -96,12 +97,12 @@ async def first_tokens(url: str, rng: random.Random, options: Any) -> dict[str, 
 
 
 async def largest_gap(url: str, rng: random.Random, options: Any, num_images: int) -> list[float]:
-    """The largest gaps between tokens of each text stream, while images come, seconds."""
-    # Made before: meanwhile this process would see no token.
+    """The largest gaps between tokens of each text stream while images arrive, seconds."""
+    # Encoded in advance: meanwhile this process could not receive tokens.
     pictures = [picture(rng, options.side) for _ in range(num_images)]
     texts = []
     for _ in range(STREAMS):
-        # No prefix in common.
+        # No common prefix.
         words = " ".join(str(rng.randrange(10**6)) for _ in range(12))
         params = {"max_new_tokens": options.tokens, "temperature": 0, "ignore_eos": True}
         body = {"text": words, "stream": True, "sampling_params": params}
@@ -116,7 +117,7 @@ async def largest_gap(url: str, rng: random.Random, options: Any, num_images: in
         raise SystemExit("A stream ended before the images were answered: raise --tokens.")
     found = []
     for stream in await asyncio.gather(*texts):
-        # From when all run: the streams' own prompts are no disturbance by images.
+        # Counted once all run: the streams' own prefills are not a disturbance by images.
         late = [at for at in stream if at > options.lead_s / 2]
         found += [after - before for before, after in itertools.pairwise(late)]
     if not found:
@@ -128,7 +129,7 @@ async def beside_streams(url: str, rng: random.Random, options: Any) -> dict[str
     rows: dict[str, list[float]] = {"alone": [], "beside": []}
     typical = []
     for _ in range(options.rounds):
-        # In turns, so that what else the machine does falls on both.
+        # Alternating, so that other load on the machine affects both.
         for name, num_images in (("alone", 0), ("beside", IMAGES)):
             gaps = await largest_gap(url, rng, options, num_images)
             rows[name].append(max(gaps))

@@ -42,7 +42,7 @@ def connect(url: str, api_key: str | None = None) -> httpx.Client:
     except httpx.InvalidURL:
         raise ChatFailed(f"{url} is not a server's address.") from None
     if base.scheme not in ("http", "https") or not base.host:
-        raise ChatFailed(f"{url} is not a server's address, which looks like http://HOST:PORT.")
+        raise ChatFailed(f"{url} is not a server's address; the form is http://HOST:PORT.")
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     return httpx.Client(
         base_url=base,

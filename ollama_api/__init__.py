@@ -1,1 +1,1 @@
-"""Ollama's API: its wire alone; conversations run as those of `openai_api`."""
+"""Ollama's API: only its wire; `openai_api` runs the conversations."""

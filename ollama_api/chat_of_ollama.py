@@ -1,4 +1,4 @@
-"""Ollama's requests become the chat request that the rest of the server knows."""
+"""Converts Ollama's requests to the chat request that the rest of the server uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chat_of_messages(request: OllamaChatRequest, *, sees: bool) -> ChatCompletio
     """The chat of `/api/chat`; `sees` says whether the model takes images.
 
     Raises:
-        InvalidRequest: images for a model that takes none, or a form of the answer that is none.
+        InvalidRequest: images for a model that takes none, or an invalid `format`.
     """
     messages = [
         _message(message, f"messages[{index}]", sees)
@@ -35,10 +35,10 @@ def chat_of_messages(request: OllamaChatRequest, *, sees: bool) -> ChatCompletio
 
 
 def chat_of_prompt(request: OllamaGenerateRequest, *, sees: bool) -> ChatCompletionRequest:
-    """The chat of `/api/generate`: a turn of the user, and a system message if there is one.
+    """The chat of `/api/generate`: a user's turn, after the system message if there is one.
 
     Raises:
-        InvalidRequest: see `chat_of_messages`, and what needs another kind of model.
+        InvalidRequest: see `chat_of_messages`; also for features that need another kind of model.
     """
     for name in ("suffix", "template", "context"):
         if getattr(request, name):
@@ -74,17 +74,17 @@ def _message(message: OllamaMessage, where: str, sees: bool) -> ChatMessage:
 
 
 def _content(text: str, images: list[str] | None, where: str, sees: bool) -> Content:
-    """The images of a message come before its text, as Ollama puts them."""
+    """A message's images come before its text, as in Ollama."""
     if not images:
         return text
-    # Base64 and nothing else, on this wire.
+    # This wire allows only base64.
     parts = [image_part(inline_image(each), where, sees=sees) for each in images]
     return [*parts, text_part(text)]
 
 
 def _set_answer(chat: ChatCompletionRequest, request: AnswerFields) -> None:
     options = request.options or Options()
-    # Here a stream is what one gets unless one says otherwise.
+    # On this wire, answers are streamed by default.
     chat.stream = request.stream is not False
     for name in _SAME_NAMES:
         setattr(chat, name, getattr(options, name))
@@ -101,5 +101,5 @@ def _set_answer(chat: ChatCompletionRequest, request: AnswerFields) -> None:
     if isinstance(request.think, str):
         chat.reasoning_effort = request.think
     elif request.think is not None:
-        # Two families of templates, two names for one switch.
+        # Two families of chat templates use two names for one switch.
         chat.chat_template_kwargs = {"enable_thinking": request.think, "thinking": request.think}

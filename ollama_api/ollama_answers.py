@@ -1,4 +1,4 @@
-"""What Ollama's routes answer, as the description of the API shows it."""
+"""The answers of Ollama's routes, as the API description shows them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DoneReason = Literal["stop", "length", "load"]
 
 
 class OllamaFunction(TypedDict):
-    """Whom the model calls, with what."""
+    """The called function, and its arguments."""
 
     name: str
     arguments: dict[str, Any]
@@ -21,7 +21,7 @@ class OllamaCall(TypedDict):
 
 
 class OllamaAnswerMessage(TypedDict):
-    """What the assistant says, or what is new of it."""
+    """The assistant's message, or its new part in a stream."""
 
     role: Literal["assistant"]
     content: str
@@ -123,6 +123,6 @@ class OllamaVersion(TypedDict):
 
 
 class OllamaErrorBody(TypedDict):
-    """An error's body, and the line that ends a stream which had begun."""
+    """An error's body, and the line that ends a stream after it has begun."""
 
     error: str

@@ -1,4 +1,4 @@
-"""`/api/embed` and `/api/embeddings`: vectors of texts, in Ollama's words."""
+"""`/api/embed` and `/api/embeddings`: vectors of texts, on Ollama's wire."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
     began = time.perf_counter_ns()
     request = await read_body(call, _EMBED)
     texts = [request.input] if isinstance(request.input, str) else request.input or []
-    # Texts that are too long are cut unless one says otherwise.
+    # Texts that are too long are truncated unless the request disables that.
     options = TextOptions(dimensions=request.dimensions, truncate=request.truncate is not False)
-    # No text asks for the model to be loaded.
+    # A request without texts only asks to load the model.
     found = await embed(context.service, texts, options) if texts and texts != [""] else []
     return Whole(
         {
             "model": request.model,
-            # A million numbers become JSON as they are sent.
+            # A million numbers are converted to JSON while they are sent.
             "embeddings": JsonList(
                 sum(len(each.numbers) for each in found), (_unit(each.numbers) for each in found)
             ),
@@ -44,7 +44,7 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
 
 
 async def create_old_embedding(call: Call, context: OpenAIContext) -> Whole:
-    """One text's vector, as the model gives it: the forerunner of `/api/embed`."""
+    """One text's vector, unnormalized: the predecessor of `/api/embed`."""
     request = await read_body(call, _EMBEDDINGS)
     answer: OldEmbedding = {"embedding": []}
     if request.prompt:

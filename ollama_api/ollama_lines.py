@@ -1,4 +1,4 @@
-"""An answer's lines, and the whole answer that is made of the same."""
+"""An answer's lines, and the whole answer, which is built from the same parts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MAX_MESSAGE_CHARS = 2000
 
 
 class LineWriter:
-    """What the output parser reads, told in lines of `/api/chat` or `/api/generate`."""
+    """Converts the output parser's events to lines of `/api/chat` or `/api/generate`."""
 
     def __init__(self, model: str, route: Literal["chat", "generate"]) -> None:
-        """Begin; the time is taken from here on."""
+        """Start; durations count from here."""
         self._model = model
         self._route = route
         self._calls = WholeCalls()
@@ -31,7 +31,7 @@ class LineWriter:
         self._first: int | None = None
 
     def note_chunk(self) -> None:
-        """Tokens have come: with the first ones the prompt is computed."""
+        """Note that tokens have arrived; the first ones mean that the prompt is computed."""
         if self._first is None:
             self._first = time.perf_counter_ns()
 
@@ -49,7 +49,7 @@ class LineWriter:
         return {**self._line({"content": ""}), "done": True, **self._counts(choice)}
 
     def nothing(self) -> dict[str, Any]:
-        """The answer to no prompt: the model is loaded."""
+        """The answer to an empty prompt: the model is loaded."""
         return {**self._line({"content": ""}), "done": True, "done_reason": "load"}
 
     def _line(self, said: dict[str, Any]) -> dict[str, Any]:

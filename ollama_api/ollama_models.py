@@ -1,4 +1,4 @@
-"""`/api/tags`, `/api/ps`, `/api/show` and `/api/version`: the one model that is served."""
+"""`/api/tags`, `/api/ps`, `/api/show` and `/api/version`: the single served model."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from openai_api.request_body import read_body
 from runtime.errors import InvalidRequest
 
 _SHOW = msgspec.json.Decoder(ShowRequest)
-# Clients ask what they may expect; this is the version whose wire this is.
+# Clients check this version; it is the one that this wire implements.
 _VERSION = "0.13.0"
 
 
 async def list_tags(call: Call, context: OpenAIContext) -> Whole:  # noqa: ARG001
-    """The models that may be named, which are those that run: one."""
+    """The available models, which are the running ones: one."""
     tags: ModelTags = {"models": [_tag(context)]}
     return Whole(tags)
 
 
 async def show(call: Call, context: OpenAIContext) -> Whole:
-    """What the model is; any name is the one that is served."""
+    """The model's description; any name selects the served model."""
     request = await read_body(call, _SHOW)
     if not (request.model or request.name):
         raise InvalidRequest("model must be given.", param="model")
@@ -54,21 +54,21 @@ async def show(call: Call, context: OpenAIContext) -> Whole:
 
 
 async def version(call: Call, context: OpenAIContext) -> Whole:  # noqa: ARG001
-    """Whose wire this is."""
+    """The version of Ollama's API."""
     answer: OllamaVersion = {"version": _VERSION}
     return Whole(answer)
 
 
 def _capabilities(context: OpenAIContext) -> list[str]:
-    """What the model can be asked for, in the words of Ollama's clients."""
+    """The model's capabilities, in the words of Ollama's clients."""
     if context.service.model.gives != "tokens":
-        # There is no word for scores.
+        # Ollama does not have a word for scores.
         return ["embedding"] if context.service.model.gives == "vectors" else []
     parsers, template = context.parsers, context.chat_template
     found = ["completion"]
     if context.sees:
         found.append("vision")
-    # Calls are read where a parser knows them, and tools are seen where the template shows them.
+    # A parser must know the model's calls, and the template must show the tools.
     if parsers.tools is not None and template is not None and template.shows_tools:
         found.append("tools")
     if parsers.reasoning is not None:

@@ -21,10 +21,10 @@ from runtime.requests.sampling_params import (
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """Sampling; what only tunes Ollama's own engine (`num_ctx`, `num_gpu`, ...) is passed over.
+    """Sampling; options that only tune Ollama's engine (`num_ctx`, `num_gpu`, ...) are ignored.
 
     Attributes:
-        num_predict: tokens of the answer at most; below 0 as many as fit.
+        num_predict: most tokens of the answer; below 0, as many as fit.
     """
 
     num_predict: int | None = None
@@ -40,7 +40,7 @@ class Options(msgspec.Struct, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
-    """A call that the assistant made earlier, with whatever it wrote for `arguments`."""
+    """A call that the assistant made earlier; `arguments` are not validated."""
 
     name: str
     arguments: Any = None
@@ -64,7 +64,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class AnswerFields(msgspec.Struct, kw_only=True):
-    """What both routes take; `keep_alive` is for servers that load models by name."""
+    """The fields of both routes; `keep_alive` is for servers that load models by name."""
 
     model: str
     stream: bool | None = None
@@ -82,7 +82,7 @@ class OllamaChatRequest(AnswerFields, kw_only=True):
 
 
 class OllamaGenerateRequest(AnswerFields, kw_only=True):
-    """The body of `/api/generate`; with `raw` the prompt goes to the model as it is."""
+    """The body of `/api/generate`; with `raw` the prompt is sent to the model unchanged."""
 
     prompt: str = ""
     system: str | None = None
@@ -97,7 +97,7 @@ class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
     """The body of `/api/embed`; `options` and `keep_alive` are for Ollama's own engine.
 
     Attributes:
-        truncate: whether a text that is too long is cut, as it is by default.
+        truncate: whether a text that is too long is cut; true by default.
     """
 
     model: str
@@ -109,7 +109,7 @@ class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """The body of `/api/embeddings`; the same of one text."""
+    """The body of `/api/embeddings`; like `/api/embed` for one text."""
 
     model: str
     prompt: str | None = None

@@ -1,4 +1,4 @@
-"""Tools for those who work on Headrace; not in the wheel: `python -m tools.NAME`.
+"""Developer tools for Headrace, which the wheel does not contain: `python -m tools.NAME`.
 
-A regular package, so that no distribution's `tools` hides it.
+A regular package, so that another distribution's `tools` does not hide it.
 """

@@ -1,8 +1,8 @@
-"""Lines of code of each package, and how many there were in another revision.
+"""Lines of code of each package, and the difference from another revision.
 
-`python -m tools.code_lines [--base REV] [--depth N]`. A line counts when it holds code: blank
-lines, comments, docstrings and import statements do not. A statement over several lines counts as
-many.
+`python -m tools.code_lines [--base REV] [--depth N]`. A line counts if it holds code: blank lines,
+comments, docstrings and import statements do not count. A statement over several lines counts as
+several.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOT_CODE = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
-# Literals are matched too, so that what looks like a comment inside of one stays.
+# Literals are matched too, so that text in them that looks like a comment stays.
 _CPP_PART = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL)
 
 Position = tuple[int, int]
@@ -57,7 +57,7 @@ def python_lines(source: str) -> int:
             left_out.pop()
         if not left_out or begin < left_out[-1][0]:
             lines.update(range(token.start[0], token.end[0] + 1))
-    # `str.splitlines` would also cut at the form feed and other characters of a string.
+    # `str.splitlines` would also split at the form feed and other characters of a string.
     texts = source.split("\n")
     return sum(1 for line in lines if texts[line - 1].strip())
 
@@ -65,7 +65,7 @@ def python_lines(source: str) -> int:
 def _left_out(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
     for node in ast.walk(tree):
         match node:
-            # A string that stands alone documents something, wherever it is.
+            # A string expression statement is documentation, wherever it is.
             case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant(value=str())):
                 assert node.end_lineno is not None
                 assert node.end_col_offset is not None
@@ -84,11 +84,11 @@ def cpp_lines(source: str) -> int:
 
 
 def count(sources: Iterable[Source], depth: int = 1) -> Counter[str]:
-    """Lines of code by package; those in C++ are counted apart, as `kernels (C++)`.
+    """Lines of code by package; C++ is counted separately, as `kernels (C++)`.
 
     Args:
         sources: path from the root of the repository and text of each file.
-        depth: folders that make up a package's name.
+        depth: number of folders in a package's name.
     """
     counts: Counter[str] = Counter()
     for path, text in sources:
@@ -112,7 +112,7 @@ def files_of(revision: str) -> Iterator[Source]:
     """The files of a revision of the repository.
 
     Raises:
-        subprocess.CalledProcessError: git knows no such revision.
+        subprocess.CalledProcessError: the revision does not exist.
     """
     done = subprocess.run(
         ["git", "-C", str(ROOT), "archive", revision], stdout=subprocess.PIPE, check=True
@@ -127,11 +127,11 @@ def files_of(revision: str) -> Iterator[Source]:
 
 
 def table(now: Counter[str], base: Counter[str] | None = None) -> list[str]:
-    """One line a package, the product's first, each group with its sum.
+    """One line per package, the product's first, each group with its sum.
 
     Args:
         now: lines of code by package.
-        base: the same of another revision, to compare with.
+        base: the same for another revision, to compare with.
     """
     head = ("package", "now") if base is None else ("package", "base", "now", "change")
     rows = [head]
@@ -160,7 +160,7 @@ def table(now: Counter[str], base: Counter[str] | None = None) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; 1 when there is no such revision."""
+    """Print the table and return 1 if the revision does not exist."""
     parser = argparse.ArgumentParser(prog="python -m tools.code_lines", description=__doc__)
     parser.add_argument("--base", metavar="REV", help="a revision of git to compare with")
     parser.add_argument("--depth", type=int, default=1, help="folders of a package's name")

@@ -1,13 +1,13 @@
 """`python -m tools.compare_layers MODEL`: our model beside `transformers`, layer by layer.
 
 Both get the same weights, unless `--reference` names others, and the same random tokens. The table
-shows how far each stage is from that of `transformers`; the first stage beyond the tolerance is
-named, and the exit status is 1. Later stages inherit its error, so it is the one to look at:
+shows how far each stage is from that of `transformers`. The first stage beyond the tolerance is
+named, and the exit status is 1. Later stages inherit its error, so it is the one to examine:
 
-    attention  what the heads give, before the output product: q/k/v, norms, rotation, mask, scale
+        attention  the heads' output, before the output product: q/k/v, norms, rotation, mask, scale
     o_proj     the output product
     mlp        the feed-forward block
-    output     the residual stream behind the layer: also the norms between the blocks
+        output     the residual stream after the layer: includes the norms between the blocks
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.registry import read_model_spec
 from runtime.weights.load_model import load_model
 
-# Largest error relative to the largest number of the token's row. In 16 bits both sides round, each
+# Largest error relative to the largest number in the token's row. In 16 bits both sides round, each
 # in its own order, and the errors of many layers add up.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 1e-2}
 PAGE_SIZE = 16
@@ -48,7 +48,7 @@ class Difference:
     """How far one stage is off.
 
     Attributes:
-        relative: largest absolute error of a token, relative to the largest number of its row.
+        relative: largest absolute error of a token, relative to the largest number in its row.
         absolute: largest absolute error.
         token: where the relative error is largest.
     """
@@ -60,10 +60,10 @@ class Difference:
 
 
 class RecordedLayer:
-    """A layer of ours that keeps what its parts give."""
+    """A layer of ours that records the outputs of its parts."""
 
     def __init__(self, layer: DecoderLayer, name: str, stages: Stages) -> None:
-        """Keep what `layer`, called `name`, gives in `stages`."""
+        """Record the outputs of `layer`, under `name`, in `stages`."""
         self._layer = layer
         self._name = name
         self._stages = stages
@@ -87,7 +87,7 @@ class RecordedLayer:
             hidden = self._layer.finish(attended, residual)
         finally:
             self._layer.mlp = mlp
-        # What is pending is part of the stream.
+        # The pending update is a part of the stream.
         _keep(self._stages, f"{self._name} output", hidden + residual)
         return hidden
 
@@ -109,7 +109,7 @@ def our_stages(
     """Run our model on `tokens`, all in one step.
 
     Raises:
-        StartupError: the model cannot be loaded, or is not made of `DecoderLayer`s.
+        StartupError: the model cannot be loaded, or does not consist of `DecoderLayer`s.
     """
     spec = read_model_spec(folder)
     context = BuildContext(dtype=parse_dtype(dtype), device=torch.device(device))
@@ -190,13 +190,13 @@ def their_stages(folder: Path, tokens: Sequence[int], dtype: str, device: str = 
 
 
 def _first(output: Any) -> Tensor:
-    # Some layers give their attention weights, too.
+    # Some layers also return their attention weights.
     tensor: Tensor = output[0] if isinstance(output, tuple) else output
     return tensor
 
 
 def _keep(stages: Stages, stage: str, value: Tensor) -> None:
-    # A copy: both sides go on to change some of these tensors in place.
+    # A copy: both sides later change some of these tensors in place.
     stages[stage] = value.detach().reshape(-1, value.shape[-1]).float().cpu().clone()
 
 
@@ -204,7 +204,7 @@ def compare(ours: Stages, theirs: Stages) -> list[Difference]:
     """How far each stage of `ours` is from the same of `theirs`, in the order of computation.
 
     Raises:
-        ValueError: they do not have the same stages, or one has another shape.
+        ValueError: the stages differ, or one has another shape.
     """
     if ours.keys() != theirs.keys():
         raise ValueError(f"stages of one side only: {sorted(ours.keys() ^ theirs.keys())}")
@@ -215,7 +215,7 @@ def compare(ours: Stages, theirs: Stages) -> list[Difference]:
             raise ValueError(f"{stage}: {list(found.shape)}, not {list(expected.shape)}")
         error = (found - expected).abs().amax(dim=1)
         scale = expected.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
-        # What is no number is as wrong as can be.
+        # NaN counts as an infinite error.
         relative = (error / scale).nan_to_num(nan=torch.inf)
         token = int(relative.argmax())
         differences.append(Difference(stage, float(relative[token]), float(error.max()), token))
@@ -223,7 +223,7 @@ def compare(ours: Stages, theirs: Stages) -> list[Difference]:
 
 
 def first_beyond(differences: Sequence[Difference], tolerance: float) -> Difference | None:
-    """The first stage that is further off than `tolerance` allows."""
+    """The first stage whose error exceeds `tolerance`."""
     return next((each for each in differences if each.relative > tolerance), None)
 
 
@@ -246,7 +246,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table and the verdict; 1 when a stage differs, 2 when nothing could be compared."""
+    """Print the table and the verdict; return 1 if a stage differs, 2 if a comparison failed."""
     options = build_parser().parse_args(argv)
     tolerance = options.tolerance or TOLERANCES[options.dtype]
     try:

@@ -1,22 +1,21 @@
-"""`python -m tools.count_hops`: the way of a prompt in and of a token back, counted.
+"""`python -m tools.count_hops`: the path of a prompt in and of a token back, counted.
 
-A real server is started with the demo model; its worker and detokenizer run on threads of this
-process, which a profile function can look into, and talk over their real sockets. One streamed
+The tool starts a real server with the demo model. The worker and the detokenizer run on threads of
+this process, where a profile function can observe them, and use their real sockets. One streamed
 request is followed.
 
-A journey is given by its *stations*: the functions that take the prompt, or the token, over. Where
-a station is called, the call stack shows the way that leads there from the process's loop.
-A **hop** is a call on such a way that enters another module of ours. Libraries in between do not
-count, each hop counts once, and what waits in the front since the prompt came is not a hop of a
-token. A **climb** is a hop from a lower room to a higher one, by the order of imports in
-`pyproject.toml`.
+A journey is defined by its *stations*: the functions that receive the prompt or the token. When a
+station is called, the call stack shows the path to it from the process's loop. A **hop** is a call
+on such a path that enters another module of ours. Libraries in between do not count, each hop
+counts once, and frames that have waited in the front since the prompt came are not hops of a token.
+A **climb** is a hop from a lower room to a higher one, by the order of imports in `pyproject.toml`.
 
-Of the hops, those that **hand on** stand on the stack where the prompt comes in and goes to the
-next process, to the queue and to the model, or the token to its request, to the next process, to
-its stream, to the reader of that and to uvicorn. The others are asked something and return.
+Some hops **hand on**: they are on the stack when the prompt arrives and goes to the next process,
+to the queue and to the model, or when the token goes to its request, to the next process, to its
+stream, to the stream's reader and to uvicorn. The other hops are queries, which return.
 
-The prompt is the second of two, so that nothing is made for the first time. The token is the last
-one: the first comes with the head of the answer, by another way.
+The prompt is the second of two, so that first-use work is done. The token is the last one: the
+first token arrives with the head of the answer, by another path.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _LOOPS = (
 _SEND = "runtime.ipc.transport:Outbox.send"
 _DRAIN = "runtime.ipc.transport:Inbox.drain"
 
-# Journey to stations, (process, function) each, in the order in which they are reached.
+# Journey to stations, (process, function) each, in call order.
 STATIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "prompt": (
         ("front", "server.protocol:GuardedProtocol.data_received"),
@@ -91,7 +90,7 @@ STATIONS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-# The stations at which something is handed on.
+# The stations that hand something on.
 HAND_OVERS = {
     "prompt": (
         "server.protocol:GuardedProtocol.data_received",
@@ -116,9 +115,9 @@ class Hop:
     Attributes:
         process: `front`, `worker` or `detokenizer`.
         function: `module:qualified.name`.
-        caller: the module that it comes from; empty for an event loop or a thread's start.
+        caller: the calling module; empty for an event loop or a thread's start.
         is_climb: whether the callee's room is above the caller's.
-        hands_on: whether it hands on what is followed; else it is asked something and returns.
+        hands_on: whether it hands on the prompt or token; otherwise it is a query, which returns.
     """
 
     process: str
@@ -145,7 +144,7 @@ def rooms_in_order() -> list[tuple[str, ...]]:
 
 
 def height_of(module: str, rooms: Sequence[tuple[str, ...]]) -> int:
-    """Place of a module's room in the import order, 0 at the bottom."""
+    """Index of a module's room in the import order, 0 at the bottom."""
     for height, names in enumerate(reversed(rooms)):
         if any(module == name or module.startswith(f"{name}.") for name in names):
             return height
@@ -164,8 +163,8 @@ def hops_of(
         stacks: process and functions of ours, (module, qualified name), outermost first, of each
             call of a station.
         rooms: from `rooms_in_order`.
-        before: hops of the journey before, whose functions in the front still wait.
-        hand_overs: the stations that hand on; all of them when absent.
+        before: hops of the previous journey, whose functions in the front still wait.
+        hand_overs: the stations that hand on; by default all of them.
     """
     handing = {
         (process, ":".join(call))
@@ -189,15 +188,15 @@ def hops_of(
 
 
 class Recorder:
-    """A profile function that keeps the call stacks of stations while it is told to.
+    """A profile function that records the call stacks of stations while it is on.
 
     Attributes:
-        is_on: whether it does.
+        is_on: whether it records.
         stacks: process and stack, outermost first, in the order of the calls.
     """
 
     def __init__(self) -> None:
-        """Know every station of every journey."""
+        """Register every station of every journey."""
         self.is_on = False
         self.stacks: list[tuple[str, list[tuple[str, str]]]] = []
         self._stations = {station for each in STATIONS.values() for station in each}
@@ -205,7 +204,7 @@ class Recorder:
         self._names |= {function.rpartition(":")[2] for _, function in self._stations}
 
     def __call__(self, frame: types.FrameType, event: str, argument: object) -> None:
-        """Look at one event; see `sys.setprofile`."""
+        """Handle one event; see `sys.setprofile`."""
         del argument
         if event != "call" or not self.is_on or frame.f_code.co_name not in self._names:
             return
@@ -262,7 +261,7 @@ class ThreadChild:
         from runtime.ipc.process import CHILD_ENTRIES
 
         self.entry = entry
-        # What the child tells of itself is compared with it.
+        # The child's own reports are compared with it.
         self.pid = os.getpid()
         payload = msgspec.msgpack.encode(config)
         main = CHILD_ENTRIES.load(entry)
@@ -275,15 +274,15 @@ class ThreadChild:
         threading.Thread(target=run, name=name, daemon=True).start()
 
     def stop(self) -> None:
-        """Nothing: the thread ends with the process."""
+        """Do nothing: the thread ends with the process."""
 
     kill = stop
 
 
 def follow(route: str, bodies: tuple[dict[str, Any], dict[str, Any]]) -> Recorder:
-    """Serve the demo model, send two requests and record the way of the second.
+    """Serve the demo model, send two requests and record the path of the second.
 
-    Ends with a server that still stands: the process has to leave by `os._exit`.
+    The server still runs afterwards: the process must exit with `os._exit`.
     """
     # Before any profile function looks on, which would slow these imports down.
     import runtime.worker.build_worker  # noqa: F401
@@ -298,7 +297,7 @@ def follow(route: str, bodies: tuple[dict[str, Any], dict[str, Any]]) -> Recorde
     def ask() -> None:
         try:
             _wait_ready(port)
-            # What is made on first use is there by the second request.
+            # The first request does the first-use work.
             _post(port, route, bodies[0])
             recorder.is_on = True
             _post(port, route, bodies[1])
@@ -354,7 +353,7 @@ def _post(port: int, route: str, body: dict[str, Any]) -> bytes:
 
 
 def body_of(place: str) -> dict[str, Any]:
-    """A streamed request about `place`, whose prompt is its own."""
+    """A streamed request about `place`, whose prompt is unique."""
     return {
         "text": f"What is the capital of {place}?",
         "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True},
@@ -363,13 +362,13 @@ def body_of(place: str) -> dict[str, Any]:
 
 
 def counts(hops: Sequence[Hop]) -> str:
-    """How many there are of each kind."""
+    """The number of each kind."""
     climbs, handing = sum(hop.is_climb for hop in hops), sum(hop.hands_on for hop in hops)
     return f"{len(hops)} hops, {climbs} climbs; {handing} hand on"
 
 
 def to_text(name: str, hops: Sequence[Hop]) -> str:
-    """The journey's hops, one a line, and their number; `>` marks those that hand on."""
+    """The journey's hops, one per line, and their number; `>` marks those that hand on."""
     lines = [f"{name}: {counts(hops)}"]
     for number, hop in enumerate(hops, 1):
         climb = f"  <-- climbs from {hop.caller}" if hop.is_climb else ""
@@ -378,17 +377,17 @@ def to_text(name: str, hops: Sequence[Hop]) -> str:
     return "\n".join(lines)
 
 
-# An entry of the page that lists the journeys: its function, and what is said of it.
+# An entry of the page that lists the journeys: its function and its description.
 ENTRY = re.compile(r"^- `([\w.]+:[\w.<>]+)`: (\S.*)$", re.MULTILINE)
-# Before what is said of a hop that does not hand on.
+# The prefix of the description of a hop that does not hand on.
 ASKED = "asked: "
 TITLES = {"prompt": "A prompt in", "token": "A token back"}
 
 
 def renewed(page: str, journeys: Mapping[str, Sequence[Hop]]) -> str:
-    """Return `page` with these journeys; what it said of a function stays.
+    """Return `page` with these journeys; existing descriptions stay.
 
-    Of a function that is new the first line of its docstring is said.
+    A new function is described by the first line of its docstring.
 
     Raises:
         LookupError: the page has no section for a journey.
@@ -418,7 +417,7 @@ def renewed(page: str, journeys: Mapping[str, Sequence[Hop]]) -> str:
 
 
 def first_line_of(function: str) -> str:
-    """What a function says of itself, as the page says it: without capital and full stop."""
+    """A function's own description, in the page's style: without capital and full stop."""
     module, _, name = function.partition(":")
     found: object = importlib.import_module(module)
     for part in name.split("."):

@@ -1,14 +1,14 @@
-"""How often tests reach past what is public, and how often they wait for time.
+"""Counts how often tests use private names, and how often they sleep.
 
 `python -m tools.count_test_smells [--base REV] [--list KIND]`. Three kinds of places are counted:
 
-    private  `thing._name` and imports of such names, but for `self`, `cls` and named tuples
+        private  `thing._name` and imports of such names, except for `self`, `cls` and named tuples
     patched  `setattr` of pytest's `monkeypatch` on a module or class of this repository
-    slept    `sleep` of more than no time
+        slept    `sleep` for longer than zero
 
-A test that patches what is not ours, such as `torch.cuda` for a machine without a GPU, plays a
-machine, and one that replaces a method of an object it made itself touches no other test: neither
-is counted.
+Two cases are not counted. A test that patches foreign code, such as `torch.cuda` for a machine
+without a GPU, simulates a machine. A test that replaces a method of an object that it created does
+not affect other tests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OWN = {"self", "cls", "os", "sys"}
 
 
 def places(source: str) -> Iterator[tuple[str, int]]:
-    """Kind and line of each place of a test file.
+    """Kind and line of each place in a test file.
 
     Raises:
         SyntaxError: the file is not Python.
@@ -76,7 +76,7 @@ def _is_ours(target: ast.expr, ours: set[str]) -> bool:
 
 
 def count(sources: Iterable[Source]) -> Counter[str]:
-    """How many places of each kind the files under `tests` have."""
+    """The number of places of each kind in the files under `tests`."""
     return Counter(
         kind
         for path, text in sources
@@ -86,7 +86,7 @@ def count(sources: Iterable[Source]) -> Counter[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the counts, or the places of one kind; 1 when there is no such revision."""
+    """Print the counts, or the places of one kind; return 1 if the revision does not exist."""
     parser = argparse.ArgumentParser(prog="python -m tools.count_test_smells", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--base", metavar="REV", help="a revision of git to compare with")

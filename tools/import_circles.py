@@ -1,4 +1,4 @@
-"""Modules that import one another in a circle, and files that lie loose in `runtime/`.
+"""Finds circular imports between modules, and files directly in `runtime/`.
 
 `python -m tools.import_circles [--base REV]`. The first circle counts what an import executes: the
 imports of a module and of its classes. Circles between folders count every import, also those
@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 
 from tools.code_lines import PRODUCT, Source, files_here, files_of
 
-# Those that a room is none of: the package, its errors.
+# Files that are in no room by design: the package, its errors.
 _IN_NO_ROOM = {"__init__.py", "errors.py"}
 
 
@@ -54,13 +54,13 @@ def graph_of(files: Sequence[Source], *, every: bool = False) -> dict[str, set[s
 
 
 def module_name(path: PurePosixPath) -> str:
-    """The name by which a file is imported."""
+    """The name under which a file is imported."""
     parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def first_circle(graph: Mapping[str, set[str]]) -> list[str]:
-    """The modules of a circle, the first one again at the end; empty where there is none."""
+    """The modules of a circle, with the first one repeated at the end; empty if there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -93,7 +93,7 @@ def _reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
 
 
 def loose_files(files: Sequence[Source]) -> list[str]:
-    """Files of `runtime/` that are in none of its rooms."""
+    """Files of `runtime/` that are outside its rooms."""
     paths = [path for path, _ in files if path.parent == PurePosixPath("runtime")]
     return sorted(str(path) for path in paths if path.name not in _IN_NO_ROOM)
 

@@ -1,1 +1,1 @@
-"""The native API's routes, one file per group; each makes its own router from the context."""
+"""The native API's routes, one file per group; each creates its own router from the context."""

@@ -1,4 +1,4 @@
-"""Small changes to a running server: some options, its logs, its pace, its garbage collector."""
+"""Small changes to a running server: options, logging, step delay, garbage collector."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ MAX_SLEEP_S = 60.0
 
 
 class SetInternalStateBody(msgspec.Struct, kw_only=True):
-    """`/set_internal_state` as it arrives."""
+    """The body of `/set_internal_state`."""
 
     server_args: dict[str, float]
 
 
 class SlowDownBody(msgspec.Struct, kw_only=True):
-    """`/slow_down` as it arrives: seconds of sleep before each step, null or 0 for none."""
+    """The body of `/slow_down`: seconds of sleep before each step, null or 0 for none."""
 
     forward_sleep_time: Annotated[float, within(0, MAX_SLEEP_S)] | None = None
 
 
 class ConfigureLoggingBody(msgspec.Struct, kw_only=True):
-    """`/configure_logging` as it arrives; what is left away stays as it is."""
+    """The body of `/configure_logging`; omitted keys stay unchanged."""
 
     log_requests: bool | None = None
     log_requests_level: Annotated[int, within(LEVELS[0], LEVELS[-1])] | None = None
     log_requests_format: Literal["text", "json"] | None = None
     log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
-    # Files with users' prompts, written by this process: not offered.
+    # Dumps of users' prompts to files by this process: not supported.
     dump_requests_folder: str | None = None
     dump_requests_threshold: int | None = None
     crash_dump_folder: str | None = None
@@ -56,13 +56,13 @@ _LOGGING = msgspec.json.Decoder(ConfigureLoggingBody)
 
 
 class WorkerRefused(HeadraceError):
-    """The worker did not do what it was told."""
+    """The worker could not execute the command."""
 
     status_code = 500
 
 
 def create_router(context: ServiceContext, request_log: RequestLog) -> AccessRouter:
-    """All of them."""
+    """The router of these routes."""
     router = AccessRouter(Access.ADMIN, tags=["control"])
 
     async def tell(make: Any) -> None:
@@ -71,7 +71,7 @@ def create_router(context: ServiceContext, request_log: RequestLog) -> AccessRou
             raise WorkerRefused(reply.message)
 
     async def set_internal_state(request: Request) -> Response:
-        """Change options of the running scheduler; true when all of them were changed."""
+        """Change options of the running scheduler; true if all of them were changed."""
         body = await read_json(await request.body(), _STATE)
         return json_response([await change_options(context, body.server_args)])
 
@@ -85,7 +85,7 @@ def create_router(context: ServiceContext, request_log: RequestLog) -> AccessRou
         openapi_extra=operation(SlowDownBody, ok=json_of(None), body_may_be_absent=True),
     )
     async def slow_down(request: Request) -> Response:
-        """Sleep before each step, so that what happens under load can be tried with little."""
+        """Sleep before each step, to simulate the effects of a high load."""
         payload = await request.body()
         body = await read_json(payload, _SLOW_DOWN) if payload else SlowDownBody()
         seconds = body.forward_sleep_time or 0.0
@@ -99,7 +99,7 @@ def create_router(context: ServiceContext, request_log: RequestLog) -> AccessRou
 
     @router.post("/freeze_gc", openapi_extra=operation(ok=text(), refuses=(503,)))
     async def freeze_gc() -> Response:
-        """Leave what lives now out of later collections of garbage, here and in the worker."""
+        """Exclude current objects from later garbage collections, here and in the worker."""
         gc.collect()
         gc.freeze()
         await tell(FreezeGarbage)
@@ -110,7 +110,7 @@ def create_router(context: ServiceContext, request_log: RequestLog) -> AccessRou
         openapi_extra=operation(ConfigureLoggingBody, body_may_be_absent=True),
     )
     async def configure_logging(request: Request) -> Response:
-        """Change what is logged about requests, and how much the server and its worker log."""
+        """Change what is logged about requests, and the log level of the server and its worker."""
         payload = await request.body()
         body = await read_json(payload, _LOGGING) if payload else ConfigureLoggingBody()
         for name in ("dump_requests_folder", "dump_requests_threshold", "crash_dump_folder"):

@@ -1,4 +1,4 @@
-"""What clouds call: SageMaker's `/ping`, Vertex AI's route.
+"""Routes for clouds: SageMaker's `/ping` and Vertex AI's route.
 
 SageMaker's `/invocations` is an alias of chat in `openai_api.routes`.
 """
@@ -47,19 +47,19 @@ _DECODER = msgspec.json.Decoder(VertexBody)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """Both routes; Vertex AI's is at the path that the environment names."""
+    """Both routes; an environment variable sets the path of Vertex AI's."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.get("/ping", tags=["health"], openapi_extra=HEALTH)
     async def ping() -> Response:
-        """What `/health` says; unlike it this route asks for the key."""
+        """The response of `/health`; unlike `/health`, this route requires the key."""
         return answer_health(context)
 
     documented = operation(VertexBody, ok=json_of(VertexAnswer))
 
     @router.post(context.config.http.vertex_route, openapi_extra=documented)
     async def vertex_generate(request: Request) -> Response:
-        """Continue every instance; `predictions` are what `/generate` answers, in order."""
+        """Continue every instance; `predictions` are the answers of `/generate`, in order."""
         raw = await read_raw(request)
         body = await read_json(raw, _DECODER)
         if not body.instances:

@@ -34,7 +34,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
     router = AccessRouter(Access.ADMIN, tags=["control"])
 
     async def flush_cache(request: Request) -> Response:
-        """Drop the prefix cache; 400 when requests still run or wait after `timeout` seconds."""
+        """Drop the prefix cache; 400 if requests still run or wait after `timeout` seconds."""
         deadline = time.monotonic() + _wait_s(request)
         while True:
             reply = await context.client.flush_cache()
@@ -48,7 +48,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
             await asyncio.sleep(_FLUSH_POLL_S)
 
     methods = ["POST"]
-    # Trainers poll it with GET; with a key set, nothing that changes the server answers GET.
+    # Trainers poll it with GET; with a key set, no route that changes the server answers GET.
     if context.config.http.api_key is None and context.config.http.admin_api_key is None:
         methods.append("GET")
     documented = operation(ok=text(), others={400: text()}, refuses=(400, 503), query=_QUERY)

@@ -1,4 +1,4 @@
-"""`/docs`: a page that shows `/openapi.json` and sends requests, from this package alone."""
+"""`/docs`: a page that shows `/openapi.json` and sends requests; all of it is in this package."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _SCRIPT_BEGIN, _SCRIPT_END = "<script>", "</script>"
 
 
 def create_router() -> AccessRouter:
-    """The page; the server behind it needs nothing but its own address."""
+    """The page's router; the page only needs the server's own address."""
     router = AccessRouter(Access.KEY, include_in_schema=False)
     page = files("server.native").joinpath("docs_page.html").read_text(encoding="utf-8")
     headers = {"content-security-policy": _policy(page)}
 
     @router.get("/docs")
     async def docs() -> Response:
-        """Every route, what it takes and what it answers."""
+        """A page of all routes, with their inputs and outputs."""
         return Response(page, media_type="text/html", headers=headers)
 
     return router
 
 
 def _policy(page: str) -> str:
-    """Nothing from elsewhere, and no script but the page's own."""
+    """A policy that allows nothing from other hosts, and only the page's own script."""
     script = page.partition(_SCRIPT_BEGIN)[2].partition(_SCRIPT_END)[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (

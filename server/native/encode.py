@@ -1,4 +1,4 @@
-"""`/encode` and `/classify`: the numbers of texts from a model that gives vectors or scores."""
+"""`/encode` and `/classify`: vectors or scores of texts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from server.request_body import read_raw
 
 
 class EncodeBody(msgspec.Struct, kw_only=True):
-    """`/encode` and `/classify` as they arrive; keys that are not listed here are ignored."""
+    """The body of `/encode` and `/classify`; unknown keys are ignored."""
 
     text: str | list[str | list[str]] | None = None
     input_ids: list[int | list[int]] | None = None
@@ -45,7 +45,7 @@ _DECODER = msgspec.json.Decoder(EncodeBody)
 
 
 async def encode(context: ServiceContext, body: EncodeBody) -> tuple[list[Embedding], bool]:
-    """The vectors, and whether the request was for a single one.
+    """The vectors, and whether the request had a single input.
 
     Raises:
         InvalidRequest: something in `body` is wrong.
@@ -68,7 +68,7 @@ async def encode(context: ServiceContext, body: EncodeBody) -> tuple[list[Embedd
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """The routes, two names for one thing."""
+    """The routes, two names for one handler."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     async def encode_texts(request: Request) -> Response:
@@ -77,7 +77,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
         found, is_single = await unless_disconnected(request.receive, encode(context, body))
         if is_single:
             return json_response(describe(found[0]))
-        # A million numbers become JSON as they are sent.
+        # A million numbers are converted to JSON while they are sent.
         num_numbers = sum(len(each.numbers) for each in found)
         return json_answer(JsonList(num_numbers, map(describe, found)))
 
@@ -88,7 +88,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
 
 def _inputs(body: EncodeBody) -> tuple[list[TextInput], bool]:
-    """The texts or lists of ids, and whether there is a single one that is not in a list."""
+    """The texts or lists of ids, and whether the input is a single one outside a list."""
     if body.input_ids is not None:
         ids = [each for each in body.input_ids if isinstance(each, int)]
         lists = [each for each in body.input_ids if not isinstance(each, int)]

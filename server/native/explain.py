@@ -1,4 +1,4 @@
-"""`/explain_cache`: where a request's prompt leaves what the prefix cache holds."""
+"""`/explain_cache`: where a request's prompt diverges from the prefix cache."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Route = Literal["/v1/chat/completions", "/v1/responses", "/v1/messages"]
 
 
 class ExplainCacheBody(msgspec.Struct, kw_only=True):
-    """`/explain_cache` as it arrives.
+    """The body of `/explain_cache`.
 
     Attributes:
-        body: of a request, as it is sent to `route`.
+        body: a request, as sent to `route`.
     """
 
     body: dict[str, Any]
@@ -43,7 +43,7 @@ class ExplainCacheBody(msgspec.Struct, kw_only=True):
 
 
 class CacheExplained(TypedDict):
-    """What the cache holds of the prompt; `cache_break` is null where it holds all of it."""
+    """How much of the prompt is cached; `cache_break` is null if all of it is."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -63,7 +63,7 @@ def create_router(openai: OpenAIContext) -> AccessRouter:
         "/explain_cache", openapi_extra=operation(ExplainCacheBody, ok=json_of(CacheExplained))
     )
     async def explain_cache(request: Request) -> Response:
-        """Say how much of a prompt is cached, and which token is the first that is not."""
+        """Report how much of a prompt is cached, and which token is the first uncached one."""
         check_media_type(request)
         asked = await read_body(Call(await read_raw(request)), _DECODER)
         check_reported(openai.service, "/explain_cache")

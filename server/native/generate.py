@@ -43,15 +43,15 @@ def create_router(context: ServiceContext) -> AccessRouter:
         except TooLong as error:
             if not body.stream:
                 raise
-            # The reference measures a prompt behind the status line, so clients look for this one
-            # mistake in the stream. One member that is too long refuses its whole batch.
+            # The reference checks the prompt's length after the status line, so clients look for
+            # this error in the stream. One prompt that is too long refuses its whole batch.
             return EventStream(_refusal(error), lambda: None)
         try:
             if not body.stream:
                 return json_answer(
                     await unless_disconnected(request.receive, generation.whole_json())
                 )
-            # The first chunk is awaited before the status is sent: a refusal keeps its own status.
+            # The first chunk is awaited before the status is sent, so a refusal has its own status.
             incremental = context.config.http.incremental_streaming_output
             events = await unless_disconnected(
                 request.receive, generation.events(incremental=incremental)

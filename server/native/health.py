@@ -1,4 +1,4 @@
-"""Health: liveness, readiness, start-up progress, and one probe that really generates a token."""
+"""Health: liveness, readiness, start-up progress, and one probe that actually generates a token."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def create_router(context: ServiceContext) -> AccessRouter:
     router = AccessRouter(Access.OPEN, tags=["health"])
 
     async def health() -> Response:
-        """200 with an empty body when requests can be served; else 503 and the reason as JSON.
+        """200 with an empty body if requests can be served; else 503 and the reason as JSON.
 
         A paused server is healthy.
         """
         return answer_health(context)
 
     async def ready() -> Response:
-        """200 with an empty body when requests are welcome; else 503 and the reason as JSON."""
+        """200 with an empty body if requests are accepted; else 503 and the reason as JSON."""
         return _answer(context, why_not_ready(context))
 
     router.add_api_route("/health", health, methods=["GET"], openapi_extra=HEALTH)
@@ -88,7 +88,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     @router.get("/health_generate", openapi_extra=operation(others={503: failed}))
     async def health_generate() -> Response:
-        """200 once a token has come out of the engine: ours, or anybody's while it is busy."""
+        """200 once the engine has produced a token: the probe's, or any request's if it is busy."""
         if why_not_healthy(context) is not None:
             return _answer(context, why_not_healthy(context))
         if await _is_alive(context):
@@ -110,7 +110,7 @@ def _answer(context: ServiceContext, reason: str | None) -> Response:
 
 
 async def _is_alive(context: ServiceContext) -> bool:
-    # A paused worker makes no token, but its loop answers.
+    # A paused worker produces no tokens, but its loop answers.
     if why_waiting(context) is not None:
         return (await context.client.control(Ping, PROBE_TIMEOUT_S)).success
     return await _token_came(context)
@@ -137,7 +137,8 @@ async def _token_came(context: ServiceContext) -> bool:
             done, _ = await asyncio.wait((probe,), timeout=_PROBE_POLL_S)
             if done:
                 return probe.result()
-            # A busy engine proves its life without our probe having to wait its turn.
+            # Other requests' tokens prove that a busy engine is alive; the probe need not wait in
+            # line.
             if context.status.total("generation_tokens_total") > before:
                 return True
         return False

@@ -1,4 +1,4 @@
-"""What the server is: the model, the arguments, the state."""
+"""Information about the server: the model, the arguments, the state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Root(TypedDict):
-    """Where to look next."""
+    """Where to find more."""
 
     name: str
     version: str
@@ -58,7 +58,7 @@ def create_router(openai: OpenAIContext) -> AccessRouter:
         )
 
     async def root() -> Response:
-        """Where to look next."""
+        """Where to find more."""
         return json_response(
             {
                 "name": "headrace",
@@ -81,7 +81,7 @@ def _under_old_name(
 
     async def answer() -> Response:
         nonlocal was_noted
-        # Once each: routers and trainers ask all the time.
+        # Logged once per name: routers and trainers poll these routes.
         if not was_noted:
             was_noted = True
             logger.warning(

@@ -1,4 +1,4 @@
-"""How busy the server is, for routers; read from shared memory, so the engine is not asked."""
+"""The server's load, for routers; read from shared memory, without involving the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from server.error_responses import json_response
 
 
 class LoadMemory(TypedDict):
-    """GiB, and the tokens that the KV pool holds."""
+    """GiB, and the KV pool's capacity in tokens."""
 
     weight_gb: float
     kv_cache_gb: float
@@ -29,7 +29,7 @@ class LoadMemory(TypedDict):
 
 
 class LoadQueues(TypedDict):
-    """Requests that wait, by what for."""
+    """Waiting requests, by the reason."""
 
     waiting: int
     grammar: int
@@ -38,13 +38,13 @@ class LoadQueues(TypedDict):
 
 
 class LoadDisaggregation(TypedDict):
-    """There is none."""
+    """Disaggregation is not supported, so `mode` is constant."""
 
     mode: str
 
 
 class Load(TypedDict):
-    """One replica's load; its last keys as `include` says."""
+    """One replica's load; `include` selects the last keys."""
 
     dp_rank: int
     timestamp: float
@@ -66,7 +66,7 @@ class Load(TypedDict):
 
 
 class LoadAggregate(TypedDict):
-    """Of all replicas: sums, and averages."""
+    """Over all replicas: sums and averages."""
 
     total_running_reqs: int
     total_waiting_reqs: int
@@ -110,7 +110,7 @@ _LOADS = operation(
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """`/v1/loads` and its older spelling."""
+    """The router of `/v1/loads` and its older form."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.get("/v1/loads", openapi_extra=_LOADS)
@@ -186,7 +186,7 @@ def _describe_briefly(replica: ReplicaStatus) -> BriefLoad:
 def describe_load(
     context: ServiceContext, replica: ReplicaStatus, include: set[str]
 ) -> dict[str, Any]:
-    """One replica's load; integers and floats only, as routers parse them strictly."""
+    """One replica's load; only integers and floats, because routers parse them strictly."""
     shared, worker = replica.shared, replica.worker
     running, waiting = int(shared["num_running_reqs"]), int(shared["num_queue_reqs"])
     used, capacity = int(shared["num_used_tokens"]), int(shared["max_total_num_tokens"])

@@ -32,23 +32,23 @@ from server.access import Access, AccessRouter
 from server.error_responses import json_response
 from server.event_stream import unless_disconnected
 
-# A name that is unknown is repeated in the answer.
+# The answer repeats an unknown name up to this length.
 ParserName = Annotated[str, msgspec.Meta(max_length=64)]
 
-# Characters: the output of about a quarter of a million tokens, read in a second or two.
+# Characters: the output of about a quarter of a million tokens, parsed in a second or two.
 MAX_TEXT_LEN = 1024 * 1024
 Text = Annotated[str, at_most(chars=MAX_TEXT_LEN)]
-# Characters that are read in one go: 20 ms at most. Long texts take turns with short ones, and end
-# with their clients.
+# Characters parsed in one slice: 20 ms at most. Long texts alternate with short ones, and stop when
+# their clients disconnect.
 SLICE_CHARS = 8 * 1024
 MAX_AT_ONCE = 32
 _TIMEOUT_S = 30.0
-# One thread: parsing holds the interpreter, so more would only take turns with the event loop.
+# One thread: parsing holds the GIL, so more threads would only compete with the event loop.
 _PARSING = OffloadPool("parsing", workers=1, max_queued=2 * MAX_AT_ONCE, timeout_s=_TIMEOUT_S)
 
 
 class SeparateReasoningBody(msgspec.Struct, kw_only=True):
-    """`/separate_reasoning` as it arrives."""
+    """The body of `/separate_reasoning`."""
 
     text: Text
     reasoning_parser: ParserName
@@ -56,7 +56,7 @@ class SeparateReasoningBody(msgspec.Struct, kw_only=True):
 
 
 class ParseFunctionCallBody(msgspec.Struct, kw_only=True):
-    """`/parse_function_call` as it arrives."""
+    """The body of `/parse_function_call`."""
 
     text: Text
     tools: Annotated[list[FunctionTool], at_most(MAX_TOOLS)]
@@ -71,7 +71,7 @@ class SeparatedReasoning(TypedDict):
 
 
 class ParsedCall(TypedDict):
-    """A call; `parameters` is JSON text, as the model wrote it."""
+    """A call; `parameters` is JSON text, exactly as generated."""
 
     tool_index: int
     name: str
@@ -118,7 +118,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
         openapi_extra=operation(ParseFunctionCallBody, ok=json_of(ParsedCalls)),
     )
     async def parse_function_call(request: Request) -> Response:
-        """Read the tool calls in a model's output; `tool_index` is the place in `tools`."""
+        """Parse the tool calls in a model's output; `tool_index` is the index in `tools`."""
         body = await read_json(await request.body(), _CALLS)
         if len(body.tools) > MAX_TOOLS:
             raise InvalidRequest(f"tools may have at most {MAX_TOOLS} entries.", param="tools")
@@ -141,7 +141,7 @@ def _check_length(text: str) -> None:
 
 
 class _Found:
-    """What was found in a text so far."""
+    """What has been parsed from a text so far."""
 
     def __init__(self, parser: OutputParser) -> None:
         self._parser = parser
@@ -167,7 +167,7 @@ class _Found:
 
 
 class _Parsing:
-    """Texts that are being parsed, a slice of each in turn."""
+    """Texts in progress, parsed one slice at a time in turn."""
 
     def __init__(self) -> None:
         self._num_running = 0
@@ -175,10 +175,10 @@ class _Parsing:
     async def answer(
         self, found: _Found, text: str, answer: Callable[[_Found], Response]
     ) -> Response:
-        """Parse, and make the answer.
+        """Parse a text and build the response.
 
         Raises:
-            Overloaded: many are being parsed, or it took too long beside them.
+            Overloaded: too many texts are in progress, or parsing took too long beside them.
         """
         busy = Overloaded("The server is busy with the parsing of other requests.")
         if self._num_running == MAX_AT_ONCE:
@@ -189,7 +189,8 @@ class _Parsing:
                 for begin in range(0, len(text), SLICE_CHARS):
                     await _PARSING.run(found.feed, text[begin : begin + SLICE_CHARS])
                 await _PARSING.run(found.finish)
-                # Its bytes, too: a hundred thousand calls take as long to write as to find.
+                # Also encodes the response: writing a hundred thousand calls takes as long as
+                # parsing them.
                 return await _PARSING.run(answer, found)
         except TimeoutError:
             raise busy from None
@@ -204,7 +205,7 @@ def _separated(found: _Found) -> Response:
 
 
 def _called(found: _Found, names: list[str]) -> Response:
-    # Of a name that is there twice, the first.
+    # If a name occurs twice, the first index is used.
     places = {name: index for index, name in reversed(list(enumerate(names)))}
     return json_response(
         {

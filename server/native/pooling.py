@@ -1,4 +1,4 @@
-"""`/pooling`: what a model makes of texts, as vLLM asks for it: also a vector for each token."""
+"""`/pooling`: a model's numbers for texts, with vLLM's body; also a vector for each token."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ Task = Literal["embed", "token_embed", "classify"]
 
 
 class PoolingBody(msgspec.Struct, kw_only=True):
-    """`/pooling` as it arrives; keys that are not listed here are ignored.
+    """The body of `/pooling`; unknown keys are ignored.
 
     Attributes:
         input: a text, texts, token ids, or lists of token ids.
         task: a vector of each text, one of each of its tokens, or the probabilities of its classes;
-            without it what the model gives.
-        encoding_format: numbers as lists, or all of a text's as little-endian float32 in base64.
+            by default the model's own task.
+        encoding_format: numbers as lists, or each text's numbers as little-endian float32 in
+            base64.
     """
 
     input: str | list[str | int | list[int]]
@@ -54,7 +55,7 @@ class PoolingBody(msgspec.Struct, kw_only=True):
 
 
 class Pooled(TypedDict):
-    """What came of one input."""
+    """The result for one input."""
 
     index: int
     object: Literal["pooling"]
@@ -89,7 +90,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
             "object": "list",
             "created": int(time.time()),
             "model": body.model or context.served_model_name,
-            # Numbers become JSON as they are sent: there may be millions.
+            # Numbers are converted to JSON while they are sent: there may be millions.
             "data": JsonItems(items, cost),
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
@@ -101,7 +102,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
 
 async def _pool(context: ServiceContext, body: PoolingBody) -> tuple[Sequence[object], int, int]:
-    """What came of each text, the tokens of all of them, and how many numbers it is."""
+    """The result for each text, the number of tokens of all texts, and the count of numbers."""
     given: list[TextInput] = text_inputs(body.input)
     options = TextOptions(
         rid=body.rid,

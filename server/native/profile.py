@@ -20,18 +20,19 @@ def create_router(context: ServiceContext) -> AccessRouter:
     router = AccessRouter(Access.ADMIN, tags=["control"])
 
     async def start(request: Request) -> Response:
-        """Record the worker's next steps; with `num_steps` the trace is written by itself."""
+        """Record the worker's next steps; with `num_steps` the trace is written automatically."""
         payload = await request.body()
         body = await read_json(payload, _DECODER) if payload else ProfileBody()
         text = await start_profile(context, body)
         return PlainTextResponse(f"{text}\n")
 
     async def stop() -> Response:
-        """Write what was recorded; 400 when nothing is being recorded."""
+        """Write the recorded trace; 400 if recording is off."""
         return PlainTextResponse(f"{await stop_profile(context.client)}\n")
 
     methods = ["POST"]
-    # Clients of the reference send GET; with a key set, nothing that changes the server answers it.
+    # Clients of the reference send GET; with a key set, no route that changes the server answers
+    # it.
     if context.config.http.api_key is None and context.config.http.admin_api_key is None:
         methods.append("GET")
     starting = operation(ProfileBody, ok=text(), refuses=(400, 503), body_may_be_absent=True)

@@ -1,4 +1,4 @@
-"""Documents by how well they answer a query: `/v1/rerank`, and Jina's and Cohere's form of it."""
+"""Rank documents by how well they answer a query: `/v1/rerank`, and Jina's and Cohere's forms."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _RELEVANCE = msgspec.json.Decoder(RelevanceBody)
 
 
 def create_router(context: ServiceContext, template: ChatTemplate | None) -> AccessRouter:
-    """The routes; `template` is what chat renders with."""
-    # Errors in OpenAI's shape, whose flat message is where Cohere's clients look for it.
+    """The routes; `template` is the chat template."""
+    # Errors in OpenAI's shape, whose flat message is where Cohere's clients expect it.
     router = AccessRouter(Access.KEY, tags=["native"], dialect=Dialect.OPENAI)
     ask = _asker(template)
 
@@ -52,7 +52,7 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
         return await answer_relevance(request, returns_documents=True)
 
     async def rerank_as_cohere(request: Request) -> Response:
-        """The documents' places with their relevance, the best first, in Cohere's form."""
+        """The documents' indices with their relevance, the best first, in Cohere's form."""
         return await answer_relevance(request, returns_documents=False)
 
     documented = operation(RerankBody, ok=json_of(list[Ranked]))
@@ -66,7 +66,7 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
 
 
 def _asker(template: ChatTemplate | None) -> AskPrompt | None:
-    """What writes a prompt that a yes or a no follows, where the template does that."""
+    """Returns a function that renders a yes-or-no prompt, if the template supports it."""
     if template is None or not template.asks_yes_or_no:
         return None
 

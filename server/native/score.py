@@ -28,7 +28,7 @@ class ScoreUsage(TypedDict):
 
 
 class Scores(TypedDict):
-    """A list for each item, in it a number for each label."""
+    """A list for each item, with a number for each label."""
 
     object: Literal["scoring"]
     model: str

@@ -1,4 +1,4 @@
-"""`/v1/select`: how probable each of several continuations is right after a prompt."""
+"""`/v1/select`: the log-probability of each of several continuations of a prompt."""
 
 from __future__ import annotations
 

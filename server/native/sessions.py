@@ -1,4 +1,4 @@
-"""`/open_session` and `/close_session`; requests join one by their `session_params`."""
+"""`/open_session` and `/close_session`; requests join a session by their `session_params`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from server.error_responses import json_response
 
 
 class OpenBody(msgspec.Struct, kw_only=True):
-    """`/open_session` as it arrives; `timeout` in seconds without use."""
+    """The body of `/open_session`; `timeout` is in seconds of inactivity."""
 
     capacity_of_str_len: Annotated[int, within(1)]
     session_id: Annotated[str, at_most(chars=MAX_ID_CHARS)] | None = None
@@ -27,7 +27,7 @@ class OpenBody(msgspec.Struct, kw_only=True):
 
 
 class CloseBody(msgspec.Struct, kw_only=True):
-    """`/close_session` as it arrives."""
+    """The body of `/close_session`."""
 
     session_id: str
 
@@ -42,7 +42,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     @router.post("/open_session", openapi_extra=operation(OpenBody, ok=json_of(str)))
     async def open_session(request: Request) -> Response:
-        """Open a session; the answer is its id."""
+        """Open a session and return its id."""
         body = await read_json(await request.body(), _OPEN)
         session_id = context.sessions.open(
             body.capacity_of_str_len,

@@ -1,4 +1,4 @@
-"""The server's own tokenizer, for clients that count tokens or make prompts themselves."""
+"""The server's tokenizer, for clients that count tokens or build prompts themselves."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from server.event_stream import json_answer
 from server.request_body import check_media_type, read_raw
 
 MAX_TEXTS = 4096
-# Of all texts together: two million tokens, which the answer lists one by one.
+# Of all texts together: two million tokens, which the answer lists individually.
 MAX_TOKENIZE_CHARS = 8 * 2**20
 MAX_DETOKENIZE_IDS = 2**20
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """`/tokenize` as it arrives."""
+    """The body of `/tokenize`."""
 
     prompt: str | list[str] | None = None
     add_special_tokens: bool | None = None
@@ -38,7 +38,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
-    """`/detokenize` as it arrives."""
+    """The body of `/detokenize`."""
 
     tokens: list[int | list[int]]
     skip_special_tokens: bool | None = None
@@ -46,7 +46,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class Tokenized(TypedDict):
-    """Ids and their number; lists of both where `prompt` is one."""
+    """Ids and their number; lists of both if `prompt` is a list."""
 
     tokens: list[int | list[int]]
     count: int | list[int]
@@ -54,14 +54,14 @@ class Tokenized(TypedDict):
 
 
 class Detokenized(TypedDict):
-    """The text twice, a list where the ids were lists."""
+    """The text under two names; a list if the ids were lists."""
 
     text: str | list[str]
     prompt: str | list[str]
 
 
 class TokenizerInfo(TypedDict):
-    """What a client needs that makes prompts itself."""
+    """The data for a client that builds prompts itself."""
 
     bos_token: str | None
     eos_token: str | None
@@ -77,7 +77,7 @@ _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
 def create_router(context: ServiceContext, template: ChatTemplate | None) -> AccessRouter:
-    """The routes, those that compute also under `/v1/`; `template` is what chat renders with."""
+    """The routes, the computing ones also under `/v1/`; `template` is the chat template."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     async def tokenize(request: Request) -> Response:
@@ -123,7 +123,7 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
         return json_response({"text": found, "prompt": found})
 
     async def tokenizer_info() -> Response:
-        """What a client needs that makes prompts itself: special tokens and the chat template."""
+        """The data for a client that builds prompts: special tokens and the chat template."""
         tokenizer = context.tokenizer
         tokenizer.check_present()
         info: TokenizerInfo = {
@@ -161,7 +161,7 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
 
 
 def _sequences(tokens: list[int | list[int]], limits: EngineLimits) -> list[list[int]]:
-    """The sequences of token ids that a body holds, one where it is flat; all checked."""
+    """The sequences of token ids in a body, one if it is flat; all validated."""
     nested = [each for each in tokens if isinstance(each, list)]
     if nested and len(nested) < len(tokens):
         raise InvalidRequest("tokens must be a list of integers or a list of such lists.")

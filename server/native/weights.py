@@ -1,4 +1,4 @@
-"""Routes of trainers: change weights, their version, pause, give memory back."""
+"""Routes for trainers: change weights, their version, pause, release memory."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 
 class WeightOutcome(TypedDict):
-    """Whether it went well, and what happened."""
+    """Whether it succeeded, and a message."""
 
     success: bool
     message: str
 
 
 class DiskOutcome(WeightOutcome):
-    """Of an update from disk."""
+    """The result of an update from disk."""
 
     num_paused_requests: int
 
 
 class VersionOutcome(WeightOutcome):
-    """Of a new label."""
+    """The result of a new version label."""
 
     new_version: str
 
 
 class PauseAnswer(TypedDict):
-    """That it was done."""
+    """A confirmation."""
 
     message: str
     status: Literal["ok"]
@@ -81,7 +81,7 @@ _BY_NAME = [
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """Weights, pauses and memory."""
+    """The routes for weights, pauses and memory."""
     router = AccessRouter(Access.ADMIN, tags=["weights"])
     _add_updates(router, context)
     _add_groups(router, context)
@@ -99,7 +99,7 @@ def _route(
     *,
     body_may_be_absent: bool = False,
 ) -> None:
-    """Answer POST on `path` with what `act` makes of the body: `ok`, or an error."""
+    """Answer POST on `path` with the result of `act` for the body: `ok`, or an error."""
     decoder = msgspec.json.Decoder(body_type)
 
     async def handler(request: Request) -> Response:
@@ -110,14 +110,14 @@ def _route(
 
     handler.__doc__ = act.__doc__
     handler.__name__ = path.strip("/")
-    # Trainers get the same body where an update fails.
+    # If an update fails, trainers get the same body.
     others = {400: ok} if ok in (_OUTCOME, _DISK_OUTCOME) else {}
     documented = operation(body_type, ok=ok, others=others, body_may_be_absent=body_may_be_absent)
     router.add_api_route(path, handler, methods=["POST"], openapi_extra=documented)
 
 
 async def _tell(outcome: Awaitable[Outcome], *, with_paused: bool = False) -> Response:
-    """Success and message: trainers read these, whatever went wrong."""
+    """A response with success and message, which trainers read after any outcome."""
     try:
         result = await outcome
     except InvalidBody:
@@ -136,7 +136,7 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
     roots = WeightRoots(tuple(model.weights_root), model.allow_weights_download, own)
 
     async def from_disk(body: DiskBody) -> Response:
-        """Load all weights from a folder or a hub id; the old ones serve on when that fails."""
+        """Load all weights from a folder or a hub id; if that fails, the old weights stay."""
 
         async def update() -> Outcome:
             check_disk(body)
@@ -166,7 +166,7 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
         return await _tell(update())
 
     async def from_distributed(body: DistributedBody) -> Response:
-        """Replace some weights: each is broadcast by rank 0 of a group that was joined before."""
+        """Replace some weights: rank 0 of a previously joined group broadcasts each one."""
 
         async def update() -> Outcome:
             return await context.weights.update_from_group(
@@ -179,11 +179,11 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
         return await _tell(update())
 
     async def begin(body: SessionBody) -> Response:  # noqa: ARG001  # every selector is the model
-        """Hold requests back over several updates."""
+        """Hold requests back during several updates."""
         return await _tell(context.weights.begin())
 
     async def end(body: SessionBody) -> Response:  # noqa: ARG001
-        """Let them go on."""
+        """Let the held requests continue."""
         return await _tell(context.weights.end())
 
     async def from_ipc() -> Response:
@@ -207,7 +207,7 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
 
 def _add_groups(router: AccessRouter, context: ServiceContext) -> None:
     async def init(body: InitGroupBody) -> Response:
-        """Meet a trainer in a group of processes; answers when everybody is there."""
+        """Join a trainer's group of processes; answers when every rank has joined."""
 
         async def join() -> Outcome:
             op = to_join(body, context.config.parallel.tp_size)
@@ -230,7 +230,7 @@ def _add_groups(router: AccessRouter, context: ServiceContext) -> None:
 
 def _add_checks(router: AccessRouter, context: ServiceContext) -> None:
     async def update_version(body: VersionBody) -> Response:
-        """Relabel the loaded weights; aborts every request unless told not to."""
+        """Relabel the loaded weights; aborts every request unless `abort_all_requests` is false."""
         outcome = await context.weights.set_version(
             body.new_version, abort_all_requests=body.abort_all_requests
         )
@@ -239,7 +239,7 @@ def _add_checks(router: AccessRouter, context: ServiceContext) -> None:
         )
 
     async def check(body: CheckBody) -> Response:
-        """Snapshot, overwrite, compare or sum up the weights, for tests of a trainer."""
+        """Snapshot, overwrite, compare or checksum the weights, for tests of a trainer."""
 
         async def act() -> Outcome:
             op = CheckWeights(body.action)
@@ -286,22 +286,22 @@ def _query(request: Request) -> dict[str, object]:
 
 def _add_pauses(router: AccessRouter, context: ServiceContext) -> None:
     async def pause(body: PauseBody) -> Response:
-        """Stop generating: abort what runs, put it back to wait, or freeze it in place."""
+        """Stop generating: abort running requests, retract them to the queue, or freeze them."""
         await context.weights.pause(body.mode)
         return json_response({"message": "Generation paused successfully.", "status": "ok"})
 
     async def resume(body: ContinueBody) -> Response:  # noqa: ARG001  # nothing is left to empty
-        """Go on with what was frozen or put back, and with what came meanwhile."""
+        """Continue with frozen, retracted and newly arrived requests."""
         await context.weights.resume()
         return json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     async def release(body: MemoryBody) -> Response:
-        """Give the memory of weights, KV pool or CUDA graphs back while nothing runs."""
+        """Release the memory of weights, KV pool or CUDA graphs while nothing runs."""
         await context.weights.release_memory(body.tags or [])
         return json_response(None)
 
     async def take_back(body: MemoryBody) -> Response:
-        """Take it again; weights come back as they were, the prefix cache empty."""
+        """Allocate the memory again; weights are restored, and the prefix cache is empty."""
         await context.weights.resume_memory(body.tags or [])
         return json_response(None)
 

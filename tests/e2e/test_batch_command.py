@@ -250,7 +250,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
     target.write_text('{"some": "thing"}\n')
     said = io.StringIO()
     assert main(str(source), str(target), OPTIONS, said) == 1
-    assert "no answer of this command" in said.getvalue()
+    assert "was not written by this command" in said.getvalue()
     assert target.read_text() == '{"some": "thing"}\n'
     assert main(str(tmp_path / "absent"), str(target), OPTIONS, said) == 1
 
