@@ -1,4 +1,4 @@
-"""Functions on tensors: one folder an op, a plain-torch truth and one file per implementation.
+"""Functions on tensors: one folder per op, a plain-torch reference and one file per implementation.
 
-Nothing is imported here and there is no version: `transformers` probes a package of this name.
+It imports nothing and has no version: `transformers` probes a package of this name.
 """

@@ -1,4 +1,4 @@
-"""Tables of strings: listing names imports nothing; a missing library speaks only when chosen."""
+"""Tables of strings: listing names imports nothing; a missing library fails only when chosen."""
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -10,25 +10,25 @@ EntryT = TypeVar("EntryT")
 
 
 def load_object(path: str) -> object:
-    """Import and return what is at `path`, written `package.module:attribute`, or a module."""
+    """Import and return the object at `path`, written `package.module:attribute`, or a module."""
     module_name, _, attribute = path.partition(":")
     module = import_module(module_name)
     return cast("object", getattr(module, attribute)) if attribute else module
 
 
 class Names(Generic[EntryT]):
-    """A fixed table from names to what is known of each.
+    """A fixed table from names to their entries.
 
     Attributes:
-        kind: what is named, for messages.
+        kind: what the names stand for, used in messages.
         entries: by name.
-        error: what an unknown name raises.
+        error: the type that an unknown name raises.
     """
 
     error: type[Exception] = ValueError
 
     def __init__(self, kind: str, entries: Mapping[str, EntryT]) -> None:
-        """Describe things of a `kind`; imports nothing."""
+        """Describe entries of a `kind`; imports nothing."""
         self.kind = kind
         self.entries = dict(entries)
 
@@ -36,10 +36,10 @@ class Names(Generic[EntryT]):
         return iter(self.entries)
 
     def find(self, name: str) -> EntryT:
-        """Return what is known of `name`.
+        """Return the entry of `name`.
 
         Raises:
-            error: no such name; the message lists the known ones.
+            error: the name is unknown; the message lists the known ones.
         """
         if name not in self.entries:
             near = get_close_matches(name, self.entries, n=1)

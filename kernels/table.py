@@ -1,8 +1,8 @@
-"""Tables of strings that pick one implementation of an op per device.
+"""Tables of strings that select one implementation of an op per device.
 
-A table lists module paths; nothing is imported until an entry is chosen, so a missing library
-speaks only when its implementation is asked for. The choice is a value: callers log it, keep it,
-or name another one.
+A table lists module paths; nothing is imported until an entry is chosen, so a missing library fails
+only when its implementation is requested. The choice is a value: callers log it, keep it, or name
+another one.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ MEASURED_ON = {"cpu": "an x86 CPU", "cuda": "an H200"}
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one implementation lives and what it needs.
+    """The module of one implementation, and its requirements.
 
     Attributes:
         module: dotted path of the module (or `module:attribute`) that holds the functions.
-        probe: `module:function` returning None when the implementation can run here, or the
-            reason why it cannot. Empty: it always can.
-        invariant: whether a row of the result has the same bits whatever the other rows of the
-            step are and however many.
+        probe: `module:function` that returns None if the implementation can run here, or the reason
+            why it cannot. Empty: it always can.
+        invariant: whether a row of the result has the same bits for any other rows in the step, in
+            any number.
     """
 
     module: str
@@ -62,9 +62,9 @@ class Table(Names[Entry], Generic[KernelsT]):
 
         Args:
             op: name for messages.
-            entries: implementation name to where it lives.
-            preferred: device type (of `MEASURED_ON`) to implementation names, the fastest there
-                first. Device types that are not listed use `reference`.
+            entries: implementation names and their entries.
+            preferred: device type (of `MEASURED_ON`) to implementation names, the fastest first.
+                Other device types use `reference`.
         """
         super().__init__(f"implementation of {op}", entries)
         self.op = op
@@ -90,13 +90,13 @@ class Table(Names[Entry], Generic[KernelsT]):
 
         Args:
             device_type: `torch.device.type`.
-            wanted: name of an implementation to use whatever the order says.
-            invariant: consider batch-invariant ones of the device's order only: others may be
-                able to run on this machine, but not on this device.
+            wanted: name of an implementation to use regardless of the order.
+            invariant: consider only batch-invariant ones in the device's order: others may be able
+                to run on this machine, but not on this device.
 
         Raises:
             ValueError: `wanted` is unknown.
-            RuntimeError: `wanted` cannot run here, or nothing can that is invariant.
+            RuntimeError: `wanted` cannot run here, or no invariant implementation can.
         """
         if wanted is not None:
             why_not = self.unavailable(wanted)

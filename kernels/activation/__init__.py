@@ -11,9 +11,9 @@ from kernels.table import Entry, Table
 
 __all__ = ["ACTIVATION", "Activation", "ActivationKernels", "Unary", "act_and_mul", "unary"]
 
-# What a gate goes through: `gelu_tanh` is the approximation of GELU by a hyperbolic tangent.
+# Activations of a gate: `gelu_tanh` is the approximation of GELU by a hyperbolic tangent.
 Activation = Literal["silu", "gelu_tanh"]
-# What blocks without a gate go through: `gelu` is the exact one, by the error function.
+# Activations of blocks without a gate: `gelu` is the exact one, by the error function.
 Unary = Literal["gelu", "gelu_tanh", "relu", "tanh"]
 _UNARY: dict[Unary, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -24,7 +24,7 @@ _UNARY: dict[Unary, Callable[[Tensor], Tensor]] = {
 
 
 class ActivationKernels(Protocol):
-    """What an implementation of this op offers."""
+    """The functions of an implementation of this op."""
 
     def act_and_mul(self, x: Tensor, activation: Activation) -> Tensor:
         """See `kernels.activation.act_and_mul`."""
@@ -53,7 +53,7 @@ def _kernels(device_type: str) -> ActivationKernels:
 
 
 def unary(x: Tensor, activation: Unary) -> Tensor:
-    """Return `activation(x)`, a new tensor; by torch, where no product does it on its way."""
+    """Return `activation(x)`, a new tensor; torch's own op, for products that cannot fuse it."""
     return _UNARY[activation](x)
 
 
@@ -67,6 +67,6 @@ def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
 
     Returns:
         A new `[num_tokens, intermediate_size]` tensor, the dtype of `x`. In 16-bit dtypes the
-        result is rounded once more or less than torch's two steps, depending on implementation.
+        number of roundings may differ from torch's two steps by one, depending on implementation.
     """
     return _kernels(x.device.type).act_and_mul(x, activation)

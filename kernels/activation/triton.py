@@ -14,7 +14,7 @@ _BLOCK = 1024
 
 @triton.jit
 def activated(gate, ACTIVATION: tl.constexpr):
-    """Return the activation of each element of `gate`, float32 as it is."""
+    """Return the activation of each element of `gate`, in float32."""
     if ACTIVATION == "gelu_tanh":
         # (1 + tanh(z)) / 2 is the sigmoid of 2 z, here with 2 sqrt(2 / pi) for the constant of z.
         slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)

@@ -6,7 +6,7 @@
 
 namespace hr {
 
-// What is multiplied by the sigmoid of `slope(gate)` and up.
+// The result is gate times the sigmoid of `slope(gate)` times up.
 struct Silu {
     template <class V>
     static V slope(V gate) {

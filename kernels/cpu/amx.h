@@ -1,7 +1,7 @@
-// The same products through AMX tiles, on CPUs that have them (Sapphire Rapids and later).
+// gemm.h's products with AMX tiles, on CPUs that have them (Sapphire Rapids and later).
 //
-// The packed panels (see gemm.h) are tiles already: 16 word rows of 64 bytes, NR words apart. All
-// row counts take this path, so that a row gets the same bits in any batch here too.
+// The packed panels (see gemm.h) already have the tile layout: 16 word rows of 64 bytes, NR words
+// apart. All row counts use this path, so that a row gets the same bits in any batch here too.
 #pragma once
 
 #include "gemm.h"
@@ -16,7 +16,7 @@
 
 namespace hr {
 
-// Linux hands out the tile registers on request only.
+// Linux grants the tile registers only on request.
 inline bool amx_allowed() {
     constexpr long REQUEST = 0x1023, TILE_DATA = 18;
     static const bool allowed = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
@@ -29,8 +29,8 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {};
 };
 
-// GCC 12 takes `_tile_loadconfig` to read 8 bytes, and `_tile_loadd` none: without this it may leave
-// out what was written for them, or write it later.
+// GCC 12 assumes that `_tile_loadconfig` reads 8 bytes, and `_tile_loadd` none: without this it may
+// drop or delay the writes before them.
 inline void amx_fence(const void *read) { asm volatile("" : : "r"(read) : "memory"); }
 
 // Tiles 0-3: sums; 4, 5: activations; 6, 7: weights. `rows` rows of activations, 1 to 16.

@@ -5,7 +5,7 @@
 // the same code with few or many rows. Keys and values of a block are repacked into cache-sized
 // scratch (see gemm.h); the caches themselves are read once per query block and never copied.
 //
-// What is read and written (S) may be wider than what is multiplied (T): float32 in bfloat16 products.
+// The storage type (S) may be wider than the product type (T): float32 with bfloat16 products.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -21,7 +21,7 @@ namespace hr {
 
 constexpr int64_t KEYS = 64;          // keys of a block
 constexpr int64_t TARGET_ROWS = 192;  // query rows of a block: scratch stays in a 1 MiB L2
-constexpr int64_t PART = 256;         // keys that are worth a task of their own
+constexpr int64_t PART = 256;         // keys that are worth a separate task
 constexpr int64_t MAX_DIM = 512;
 const float MINUS_INF = -std::numeric_limits<float>::infinity();
 
@@ -30,12 +30,12 @@ struct Sizes {
     int64_t window_left, window_right;
     int64_t heads, kv_heads, dim, q_stride;
     float scale_log2;
-    // Of each query how many keys it sees, where `window_right` does not say it; never falls within a
-    // sequence.
+    // The number of keys that each query sees, if `window_right` does not define it; never
+    // decreases within a sequence.
     const int32_t *key_ends = nullptr;
 };
 
-// Where keys and values lie: in pages, or, without a page table, as columns of packed rows.
+// The location of keys and values: in pages, or, without a page table, columns of packed rows.
 template <class S>
 struct Keys {
     const S *k, *v;
@@ -56,7 +56,7 @@ struct Partial {
 
 inline size_t round64(size_t n) { return (n + 63) / 64 * 64; }
 
-// What stands for a key that is not there: whatever the cache holds may be a NaN.
+// Replaces missing keys: the cache may hold a NaN there.
 alignas(64) const uint32_t ZEROS[MAX_DIM] = {};
 
 // Pairs two rows of bfloat16 into words (row 0 low), or copies a row of floats.
@@ -74,7 +74,7 @@ inline void pack_values(const bf16 *const *rows, int64_t count, int64_t dim, uin
     }
 }
 
-// Words of k that a product takes at once; what is past the last one has to be 0.
+// Words of k per product; words past the last one must be 0.
 template <class T>
 inline int64_t k_step() {
 #if defined(HR_AMX)
@@ -127,7 +127,7 @@ struct Attention {
         return (Partial *)(results + round64(rows * s.dim * 4));
     }
 
-    // Where the keys [base + begin, base + end) of a sequence lie; the rest of the block is 0.
+    // Finds the keys [base + begin, base + end) of a sequence; the rest of the block is 0.
     void locate(const Task &t, int64_t base, int64_t begin, int64_t end, const S **keys,
                 const S **values) const {
         for (int64_t i = 0; i < begin; i++) keys[i] = values[i] = (const S *)ZEROS;
@@ -153,7 +153,7 @@ struct Attention {
         }
     }
 
-    // The same rows as T; those that have to be converted are written to `space`.
+    // The same rows as T; rows that need conversion are written to `space`.
     const T **narrowed(const S **rows, int64_t count, T *space, const T **found) const {
         if constexpr (!IS_NARROWED) return rows;
         for (int64_t i = 0; i < count; i++) {
@@ -164,7 +164,7 @@ struct Attention {
     }
 
     // Turns one row of scores into probabilities (relative to its running maximum) and returns
-    // the factor that what was gathered before must be scaled by.
+    // the factor that scales the earlier sums.
     float softmax_row(const float *scores, T *probs, Partial &state, int64_t low, int64_t high,
                       int64_t width) const {
         float masked[KEYS];
@@ -214,8 +214,8 @@ struct Attention {
         const T *found[KEYS];
         for (int64_t base = from / KEYS * KEYS; base < to; base += KEYS) {
             int64_t begin = std::max<int64_t>(0, from - base), end = std::min(KEYS, to - base);
-            // Queries too far before the block's first key see none of it; with a window, neither do
-            // those that are past its last.
+            // Queries too far before the block's first key do not see the block; with a window,
+            // neither do those past its last key.
             int64_t first = 0, last = t.queries;
             if (s.key_ends != nullptr)
                 while (first < last && s.key_ends[t.query + first] <= base + begin) first++;
@@ -224,7 +224,7 @@ struct Attention {
             if (s.window_left >= 0)
                 last = std::min(last, base + end + s.window_left - t.first_position);
             if (first >= last) continue;
-            // Columns past `end` are never looked at, whatever the packed keys held before.
+            // Columns past `end` are never read, whatever the packed keys held before.
             int64_t columns = (end + 15) / 16 * 16;
             locate(t, base, begin, end, keys, values);
             const T **rows_k = narrowed(keys, columns, space, found);
@@ -232,7 +232,7 @@ struct Attention {
                 transpose16((const uint32_t *const *)(rows_k + i), 16, dim / PER, packed_k + i, KEYS);
             const int64_t step = k_step<T>() * PER, filled = (end + step - 1) / step * step;
             pack_values(narrowed(values, filled, space, found), filled, dim, packed_v);
-            // Probabilities are made of so many columns: all that are multiplied.
+            // The number of probabilities: all columns that are multiplied.
             const int64_t width = std::max(columns, filled);
 
             int64_t row = first * g, n = (last - first) * g;
@@ -316,7 +316,7 @@ struct Attention {
     }
 };
 
-// Cuts the step into tasks, the most expensive first.
+// Splits the step into tasks, the most expensive first.
 void plan(const Sizes &s, const int32_t *seq_lens, const int32_t *qo_indptr, int64_t seqs,
           std::vector<Task> &tasks) {
     const int64_t block = std::max<int64_t>(1, TARGET_ROWS / (s.heads / s.kv_heads));
@@ -337,7 +337,7 @@ void plan(const Sizes &s, const int32_t *seq_lens, const int32_t *qo_indptr, int
                      [&](const Task &a, const Task &b) { return cost(a) > cost(b); });
 }
 
-// Few tasks that do not share out evenly: every part of every task becomes work of its own.
+// For few tasks that do not divide evenly, every part of every task becomes a separate work item.
 template <class T, class S>
 void attend_in_parts(const Attention<T, S> &a, const std::vector<Task> &tasks, size_t scratch_bytes,
                      size_t result_bytes, int64_t threads) {

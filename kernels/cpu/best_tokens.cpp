@@ -13,7 +13,7 @@ constexpr uint32_t ALL = 0xffffffffu;
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 static_assert(BLOCK % W == 0);
 
-// What each lane has found so far. Only a larger value replaces it: of equal ones the first stays.
+// Each lane's result so far. Only a larger value replaces it, so the first of equal values stays.
 struct Best {
     vf value = splat(NEVER);
     vi place = {};
@@ -71,8 +71,8 @@ static int64_t best_of_row(const float *logits, const uint32_t *words, int64_t v
 
 }  // namespace hr
 
-// `stride` is that of the rows of `logits`. `bitmask` may be null; else `row_index` names the row
-// that each of the `masks` is for, null means one after another.
+// `stride` is that of the rows of `logits`. `bitmask` may be null; otherwise `row_index` gives the
+// row of each of the `masks`, and null means consecutive rows.
 extern "C" void hr_best_tokens(int64_t *tokens, const float *logits, const uint32_t *bitmask,
                                const int64_t *row_index, int64_t masks, int64_t rows, int64_t vocab,
                                int64_t stride, int64_t words, int64_t threads) {

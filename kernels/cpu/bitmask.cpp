@@ -20,8 +20,8 @@ static void mask_row(float *logits, const uint32_t *words, int64_t vocab) {
 
 }  // namespace hr
 
-// `stride` is that of the rows of `logits`; `row_index` names the one that each row of `bitmask` is
-// for, null means one after another.
+// `stride` is that of the rows of `logits`; `row_index` gives the row of each row of `bitmask`, and
+// null means consecutive rows.
 extern "C" void hr_token_bitmask(float *logits, const uint32_t *bitmask, const int64_t *row_index,
                                  int64_t rows, int64_t vocab, int64_t stride, int64_t words,
                                  int64_t threads) {

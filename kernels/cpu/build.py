@@ -1,9 +1,9 @@
 """Compiles the C++ library once per machine and keeps it in the user's cache folder.
 
-Plain C++ with threads of its own (`pool.h`): no torch headers, no OpenMP, a few seconds.
+Plain C++ with its own threads (`pool.h`): no torch headers, no OpenMP, a few seconds.
 
-The key covers the sources, the flags, the compiler and what the CPU can do, so a cache shared
-between machines never hands out instructions the machine does not have.
+The key covers the sources, the flags, the compiler and the CPU's instruction sets, so a cache
+shared between machines never returns instructions that the machine does not have.
 """
 
 import contextlib
@@ -36,17 +36,17 @@ def cache_dir() -> Path:
 
 
 def build(folder: Path = _SOURCE_DIR) -> Path:
-    """Return the path of the built library, compiling it when the cache does not hold it.
+    """Return the path of the built library, compiling it if it is not in the cache.
 
-    Of processes that come at once one compiles and the others wait, so that ranks and replicas do
-    not compile the same. Where the file system has no locks each writes a file of its own and
+    Of concurrent processes, one compiles and the others wait, so that ranks and replicas do not
+    compile it repeatedly. On a file system without locks, each process writes its own file and
     renames it into place.
 
     Args:
         folder: holds the sources.
 
     Raises:
-        BuildError: no compiler, it failed, or the cache folder cannot be written.
+        BuildError: the compiler is missing or failed, or the cache folder cannot be written.
     """
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:

@@ -47,9 +47,9 @@ struct Words<bf16> {
     }
 };
 
-// One block: M rows, P panels of N vectors each. `a` has a row every `lda` words, `b` one every
-// `ldb` words and the next panel `panel` words on, `c` one every `ldc` floats. PREFETCH: words
-// ahead in `b` to ask for, 0 for none.
+// One block: M rows, P panels of N vectors each. Row strides are `lda` words in `a`, `ldb` words in
+// `b` and `ldc` floats in `c`; panels are `panel` words apart. PREFETCH: distance in `b` to
+// prefetch ahead, in words, 0 for none.
 //
 // Each element of C is one chain of additions along k that starts from C (or 0), whatever the
 // block's shape: a row gets the same bits alone and in any batch.

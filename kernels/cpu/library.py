@@ -1,7 +1,7 @@
 """ctypes binding of the C++ library: loaded once per process, on first use.
 
-Calls release the interpreter lock. Every function takes raw addresses and 64-bit sizes; the
-modules that call them check shapes and dtypes first.
+Calls release the GIL. Every function takes raw addresses and 64-bit sizes; the calling modules
+check shapes and dtypes first.
 """
 
 import ctypes
@@ -57,7 +57,7 @@ _RESULTS: dict[str, tuple[type, ...]] = {
 
 @cache
 def _load() -> ctypes.CDLL | str:
-    """Return the library, or why there is none; says so once in the log."""
+    """Return the library, or the reason why it is missing; logs the reason once."""
     try:
         library = _bind(build())
     except (BuildError, OSError) as error:

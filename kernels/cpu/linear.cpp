@@ -1,7 +1,7 @@
 // Products with a weight packed once into panels of NR columns (see gemm.h).
 //
-// A panel is read in one forward sweep, so one token is bound by memory bandwidth alone; more
-// tokens reuse the panel from the second-level cache, block of rows by block of rows.
+// A panel is read in one forward sweep, so one token is limited only by memory bandwidth; more
+// tokens reuse the panel from the L2 cache, one block of rows after another.
 #include <algorithm>
 #include <type_traits>
 
@@ -127,7 +127,7 @@ void linear_rows(const T *x, const uint32_t *packed, const O *bias, O *out, int6
         alignas(64) float block_tile[MR * NR];
         float *tile = cut ? (float *)memory.get(tokens * NR * sizeof(float)) : block_tile;
         int64_t panel = begin;
-        // One or two rows leave a panel's few sums waiting for one another: take two panels.
+        // With one or two rows a panel has few sums, which wait for one another: take two panels.
         for (; tokens <= 2 && panel + 2 <= end; panel += 2) {
             const uint32_t *weight = packed + panel * words * NR;
             if (tokens == 1)

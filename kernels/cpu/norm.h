@@ -5,8 +5,8 @@
 
 namespace hr {
 
-// A plain weight multiplies what was rounded to T, as transformers does. A zero-centered one is what
-// the factor has above 1, and the result is rounded once. `to` may be `from`.
+// A plain weight multiplies the row rounded to T, as in transformers. For a zero-centered weight
+// the factor is 1 + weight, and the result is rounded once. `to` may be `from`.
 template <bool ZERO_CENTERED, class T>
 inline void scale_row(const T *from, T *to, const T *weight, float factor, int64_t n) {
     auto scaled = [&](auto v, auto w) {

@@ -9,7 +9,7 @@ namespace {
 // Long enough to bridge the Python between two kernels of a step, short enough to leave the core
 // to others between steps.
 constexpr int64_t SPIN_TURNS = 4000;
-// A caller that waits this long waits for a helper that lost its core.
+// A caller that waits this long is waiting for a helper that lost its core.
 constexpr int64_t YIELD_TURNS = 20000;
 
 inline void pause() {
@@ -68,7 +68,7 @@ void Pool::help(int64_t index) {
 
 void Pool::run(int64_t chunks, int64_t threads, void (*call)(const void *, int64_t),
                const void *context) {
-    // A second caller at the same time does its work alone.
+    // A second concurrent caller does its work alone.
     if (threads <= 1 || chunks <= 1 || busy_.test_and_set(std::memory_order_acquire)) {
         for (int64_t i = 0; i < chunks; i++) call(context, i);
         return;

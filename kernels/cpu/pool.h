@@ -1,9 +1,9 @@
-// The threads behind every kernel: helpers that the caller never has to wait for.
+// The thread pool of every kernel: helpers that the caller never has to wait for.
 //
 // A parallel region is a list of chunks that the caller and the helpers claim one by one. The
 // caller waits only for chunks that a helper has begun. OpenMP's regions end when every thread has
-// arrived: on a machine where another process holds a core, each one then lasts until the absent
-// thread is scheduled again (8 ms were measured where 65 us were due).
+// arrived: if another process holds a core, each region lasts until the missing thread is scheduled
+// again (8 ms were measured instead of 65 us).
 //
 // Torch keeps its own OpenMP threads for its own operators. They spin for milliseconds after each
 // of them unless OMP_WAIT_POLICY=passive is in the environment before torch is imported.
@@ -27,8 +27,8 @@ class Pool {
     // Claims and runs chunks of the region `epoch` until none is left.
     void claim(uint32_t epoch);
 
-    // The region's number in the high half, the next chunk in the low half: a helper that comes
-    // late cannot claim from a region it did not read the fields of.
+    // The region's number in the high half, the next chunk in the low half: a late helper cannot
+    // claim a chunk of a region whose fields it did not read.
     std::atomic<uint64_t> state_{CLOSED};
     std::atomic<int64_t> chunks_{0}, done_{0}, wanted_{0};
     std::atomic<void (*)(const void *, int64_t)> call_{nullptr};

@@ -86,7 +86,7 @@ inline void from_float(float x, bf16 *out) {
                        : (uint16_t)((u >> 16) | 0x40u);
 }
 
-// What a value becomes when it is stored as T and read again.
+// The value after it is stored as T and read again.
 inline vf rounded_as(vf v, const float *) { return v; }
 inline vf rounded_as(vf v, const bf16 *) {
     return (vf)(__builtin_convertvector(round_bf16(v), vu) << 16);
@@ -100,7 +100,7 @@ inline float rounded_as(float x, const T *) {
 
 inline vf max(vf a, vf b) { return a > b ? a : b; }
 
-// Folds the lanes in halves: a chain of W dependent steps would cost more than the row it ends.
+// Folds the lanes in halves: a chain of W dependent steps would cost more than the whole row.
 template <class F>
 inline float fold(vf v, F f) {
     float lanes[W];
@@ -162,7 +162,7 @@ inline vf erf(vf x) {
     return (vf)((vu)y ^ sign);
 }
 
-// Memory of a thread that is kept from call to call; contents are whatever was left.
+// A thread's scratch memory, kept from call to call; its contents are undefined.
 struct Scratch {
     char *bytes = nullptr;
     size_t size = 0;

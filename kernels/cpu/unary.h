@@ -1,4 +1,4 @@
-// What the sums of a product may go through before they are written.
+// Activations that may be applied to the sums of a product before they are written.
 #pragma once
 
 #include "simd.h"

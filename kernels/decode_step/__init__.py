@@ -1,4 +1,4 @@
-"""What stands around the layers of a decode step: inputs gathered from rows, tokens put back."""
+"""The ops around a decode step's layers: gather inputs from rows, store tokens back."""
 
 from functools import cache
 from typing import NamedTuple, Protocol
@@ -18,13 +18,13 @@ __all__ = [
 
 
 class DecodeInputs(NamedTuple):
-    """Inputs of one decode step, a token a sequence.
+    """Inputs of one decode step, one token per sequence.
 
     Attributes:
         input_ids: `[num_seqs]` int64.
-        positions: `[num_seqs]` int64, each token's place in its sequence.
-        slots: `[num_seqs]` int64, `page * page_size + offset` of that place.
-        seq_lens: `[num_seqs]` int32, keys once this token's is written.
+        positions: `[num_seqs]` int64, each token's position in its sequence.
+        slots: `[num_seqs]` int64, `page * page_size + offset` of that position.
+        seq_lens: `[num_seqs]` int32, number of keys including this step's token.
         page_table: `[num_seqs, max_pages]` int32.
     """
 
@@ -36,7 +36,7 @@ class DecodeInputs(NamedTuple):
 
 
 class DecodeStepKernels(Protocol):
-    """What an implementation of these ops offers."""
+    """The functions of an implementation of these ops."""
 
     def fetch_inputs(self, lines: Tensor, turn: Tensor, inputs: Tensor) -> None:
         """See `kernels.decode_step.fetch_inputs`."""
@@ -79,13 +79,13 @@ def _kernels(device_type: str) -> DecodeStepKernels:
 
 
 def fetch_inputs(lines: Tensor, turn: Tensor, inputs: Tensor) -> None:
-    """Copy the next line to the device; waits for nothing, may be captured in a graph.
+    """Copy the next line to the device; never blocks, may be captured in a graph.
 
     Args:
-        lines: `[num_turns, line_length]` int64, contiguous; may be pinned memory of the host, which
-            may write the line again once an event behind this launch has happened.
-        turn: `[1]` int64, the line that was copied last; becomes the next one, in a circle.
-        inputs: `[count]` int64, contiguous, gets that many of the line's first numbers.
+        lines: `[num_turns, line_length]` int64, contiguous; may be pinned host memory. The host may
+            rewrite the line once an event recorded after this launch has completed.
+        turn: `[1]` int64, the line that was copied last; advanced cyclically to the next one.
+        inputs: `[count]` int64, contiguous; receives the first `count` numbers of the line.
     """
     _kernels(inputs.device.type).fetch_inputs(lines, turn, inputs)
 
@@ -99,17 +99,18 @@ def decode_inputs(
     page_table: Tensor,
     page_size: int,
 ) -> DecodeInputs:
-    """Gather the inputs of a decode step; waits for nothing, may be captured in a graph.
+    """Gather the inputs of a decode step; never blocks, may be captured in a graph.
 
     Args:
-        rows: `[num_seqs]` int64, which rows decode.
-        seq_lens: `[num_seqs]` int64, keys of each once this step's is written, at least 1.
-        new_pages: `[num_seqs]` int64, the page that a row's new token begins, 0 where it has its
-            page already; `page_table` learns of it.
+        rows: `[num_seqs]` int64, the rows that decode.
+        seq_lens: `[num_seqs]` int64, keys of each including this step's token, at least 1.
+        new_pages: `[num_seqs]` int64, the page that a row's new token begins, 0 if the token is in
+            a present page; written to `page_table`.
         last_token: `[num_rows]` int64, each row's next input.
-        latest_input: `[num_rows]` int64, gets the inputs too, for a step that must be repeated.
+        latest_input: `[num_rows]` int64, also receives the inputs, for a step that must be
+            repeated.
         page_table: `[num_rows, max_pages]` int32, contiguous.
-        page_size: tokens of a page.
+        page_size: tokens per page.
     """
     return _kernels(rows.device.type).decode_inputs(
         rows, seq_lens, new_pages, last_token, latest_input, page_table, page_size
@@ -119,14 +120,14 @@ def decode_inputs(
 def decode_outputs(
     token_ids: Tensor, rows: Tensor, turn: Tensor, last_token: Tensor, kept: Tensor
 ) -> None:
-    """Make new tokens their rows' next inputs, and write them where the host reads them.
+    """Store new tokens as their rows' next inputs, and where the host reads them.
 
     Args:
-        token_ids: `[num_seqs]` int64; a negative one stands for none, the next input is then 0.
-        rows: `[num_seqs]` int64, whose they are.
+        token_ids: `[num_seqs]` int64; negative means no token, and the next input is then 0.
+        rows: `[num_seqs]` int64, the rows that the tokens belong to.
         turn: `[1]` int64, the line of `kept` to write.
         last_token: `[num_rows]` int64, changed.
-        kept: `[num_turns, max_seqs]` int64, changed; may be pinned memory of the host, which has
-            the tokens as soon as an event behind this launch has happened.
+        kept: `[num_turns, max_seqs]` int64, changed; may be pinned host memory. The host can read
+            the tokens once an event recorded after this launch has completed.
     """
     _kernels(token_ids.device.type).decode_outputs(token_ids, rows, turn, last_token, kept)

@@ -11,7 +11,7 @@ __all__ = ["EMBEDDING", "EmbeddingKernels", "embedding"]
 
 
 class EmbeddingKernels(Protocol):
-    """What an implementation of this op offers."""
+    """The functions of an implementation of this op."""
 
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
         """See `kernels.embedding.embedding`."""
@@ -28,7 +28,7 @@ def _kernels(device_type: str) -> EmbeddingKernels:
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
-    """Return the rows of `weight` named by `ids`.
+    """Return the rows of `weight` at `ids`.
 
     Args:
         ids: `[num_tokens]` int64, each in `[0, vocab_size)`.

@@ -4,5 +4,5 @@ from torch import Tensor
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
-    """Return the rows of `weight` named by `ids`; see `kernels.embedding.embedding`."""
+    """Return the rows of `weight` at `ids`; see `kernels.embedding.embedding`."""
     return weight.index_select(0, ids)

@@ -1,4 +1,4 @@
-"""Attention of whole texts in both directions, packed without padding: what encoders compute."""
+"""Bidirectional attention over whole texts, packed without padding, for encoders."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -12,7 +12,7 @@ __all__ = ["ENCODER_ATTENTION", "EncoderAttentionKernels", "encoder_attention"]
 
 
 class EncoderAttentionKernels(Protocol):
-    """What an implementation of this op offers."""
+    """The functions of an implementation of this op."""
 
     def encoder_attention(
         self,
@@ -59,7 +59,7 @@ def encoder_attention(
     window: int = -1,
     is_rounded: bool = False,
 ) -> Tensor:
-    """Attend from each token to all tokens of its own text, or to those near it.
+    """Attend from each token to all tokens of its own text, or to those within a window.
 
     Args:
         qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, queries, then keys, then
@@ -69,8 +69,8 @@ def encoder_attention(
         num_kv_heads: of keys and of values, a divisor of `num_heads`.
         scale: factor on the scores, usually `head_dim ** -0.5`.
         window: tokens that a query sees on each side of itself; -1 for all.
-        is_rounded: whether float32 may be multiplied as bfloat16; implementations without that
-            form multiply it as it is.
+        is_rounded: whether float32 may be multiplied as bfloat16; implementations without this
+            support use float32.
 
     Returns:
         A new `[num_tokens, num_heads * head_dim]`, the dtype of `qkv`.

@@ -1,4 +1,4 @@
-"""Attention in both directions by the flash attention that torch brings, all texts in one launch.
+"""Bidirectional attention by the flash attention in torch, all texts in one launch.
 
 Source: FlashAttention-2, arXiv 2307.08691, in its form for sequences of different lengths.
 """
@@ -52,5 +52,5 @@ def encoder_attention(
 
 @lru_cache(maxsize=8)
 def _bounds(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """`[num_texts + 1]` int32: every layer of a step asks for the same."""
+    """`[num_texts + 1]` int32; cached, because every layer of a step needs the same."""
     return torch.tensor((0, *lengths), device=device).cumsum(0, dtype=torch.int32)

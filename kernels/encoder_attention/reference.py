@@ -1,4 +1,4 @@
-"""Attention in both directions by torch's own kernels, neighbours of one length together."""
+"""Bidirectional attention by torch's own kernels; adjacent texts of one length are batched."""
 
 from collections.abc import Sequence
 from itertools import groupby

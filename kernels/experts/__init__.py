@@ -1,4 +1,4 @@
-"""Mixtures of experts: each token passes the feed-forward blocks that its router chose."""
+"""Mixtures of experts: each token passes through the feed-forward blocks that its router chose."""
 
 from abc import ABC, abstractmethod
 from typing import Protocol
@@ -13,10 +13,10 @@ __all__ = ["EXPERTS", "ExpertsKernels", "PackedExperts", "pack_experts"]
 
 
 class PackedExperts(ABC):
-    """All experts of a layer in the layout an implementation likes.
+    """All experts of a layer in the implementation's own layout.
 
     Attributes:
-        num_experts: that are here.
+        num_experts: on this rank.
     """
 
     num_experts: int
@@ -24,12 +24,12 @@ class PackedExperts(ABC):
     def choose(
         self, logits: Tensor, num_chosen: int, *, sums_to_one: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the experts of each token and their weights; in float32, as `transformers`.
+        """Return the experts of each token and their weights; in float32, like `transformers`.
 
         Args:
-            logits: `[num_tokens, experts of the layer]`, of the router.
-            num_chosen: experts of a token.
-            sums_to_one: whether their weights are scaled to add up to one.
+            logits: `[num_tokens, experts of the layer]`, from the router.
+            num_chosen: experts per token.
+            sums_to_one: whether a token's weights are scaled to a sum of one.
 
         Returns:
             `[num_tokens, num_chosen]` int64, and float32.
@@ -45,12 +45,12 @@ class PackedExperts(ABC):
     def __call__(
         self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation
     ) -> Tensor:
-        """Sum what the chosen experts make of each token.
+        """Return the weighted sum of the chosen experts' outputs for each token.
 
         Args:
             x: `[num_tokens, hidden_size]`, contiguous, the dtype of the experts.
-            expert_ids: `[num_tokens, num_chosen]` int64; `num_experts` for one that is elsewhere.
-            weights: `[num_tokens, num_chosen]` float32, of each in the sum.
+            expert_ids: `[num_tokens, num_chosen]` int64; `num_experts` for one on another rank.
+            weights: `[num_tokens, num_chosen]` float32, the experts' factors in the sum.
             activation: of the gates.
 
         Returns:
@@ -84,7 +84,7 @@ class PackedExperts(ABC):
 
 
 class ExpertsKernels(Protocol):
-    """What an implementation of this op offers."""
+    """The functions of an implementation of this op."""
 
     def pack_experts(self, gate_up: Tensor, down: Tensor, linear: str | None) -> PackedExperts:
         """See `kernels.experts.pack_experts`."""
@@ -111,10 +111,10 @@ EXPERTS: Table[ExpertsKernels] = Table(
 def pack_experts(
     gate_up: Tensor, down: Tensor, linear: str | None = None, implementation: str | None = None
 ) -> PackedExperts:
-    """Lay the experts of a layer out for fast products.
+    """Pack the experts of a layer in a layout for fast products.
 
     Args:
-        gate_up: `[num_experts, 2 * intermediate_size, hidden_size]`, gates ahead of the others.
+        gate_up: `[num_experts, 2 * intermediate_size, hidden_size]`, gate rows first.
         down: `[num_experts, hidden_size, intermediate_size]`.
         linear: name in `kernels.linear.LINEAR` for implementations made of it; `None` for the
             device's best.

@@ -1,4 +1,4 @@
-"""Experts by grouped products of torch: tokens sorted by expert, nothing waits for the device."""
+"""Experts by torch's grouped products: tokens sorted by expert, without host synchronization."""
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class GroupedExperts(PlainExperts):
         gathered = x.index_select(0, order // num_chosen)
         inner = grouped_mm(gathered, self._gate_up.transpose(1, 2), offs=ends)
         made = grouped_mm(act_and_mul(inner, activation), self._down.transpose(1, 2), offs=ends)
-        # Those of experts elsewhere are behind all others, and what is there means nothing.
+        # Rows of experts on other ranks come last, and their content is undefined.
         is_here = (flat < self.num_experts).unsqueeze(1)
         placed = torch.empty_like(made).index_copy_(0, order, made).float()
         scaled = torch.where(is_here, placed * weights.reshape(-1, 1), 0.0)

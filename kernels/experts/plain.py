@@ -1,4 +1,4 @@
-"""What implementations share that use the weights as they are given."""
+"""The common base of implementations that use the weights unpacked."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Experts one after the other, each a pair of products over its tokens; others are not read."""
+"""Experts in sequence, each a pair of products over its tokens; unused ones are not read."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from kernels.linear import PackedLinear, pack
 
 
 class LoopedExperts(PackedExperts):
-    """Products of `kernels.linear` for each expert; waits for the device to learn which."""
+    """Products of `kernels.linear` for each expert; synchronizes to learn which are used."""
 
     def __init__(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> None:
         """Keep the products of each expert, however their weights are stored."""

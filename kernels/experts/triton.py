@@ -1,15 +1,16 @@
 """Experts in Triton: four kernels, or five with the choice, whose launches never depend on data.
 
-Nothing waits for the device and shapes follow from the number of tokens alone, so they stand in
-CUDA graphs: as many programs are launched as any choice could need, and the others end at once.
-Between the kernels are the rows of the gated products, `[num_tokens * num_chosen,
+The host never waits for the device, and shapes follow from the number of tokens alone, so CUDA
+graphs can hold them: as many programs are launched as any choice could need, and the rest exit
+    immediately.
+Intermediate results are the rows of the gated products, `[num_tokens * num_chosen,
 intermediate_size]`, and those of the second products.
 
 On an H200 a layer of Qwen1.5-MoE takes 36 microseconds for one token, 258 for 64 and 1,466 for
 8,192, torch's grouped products 105, 463 and 2,298 (`benchmarks.h200.experts`).
 """
 
-# ruff: noqa: PLR0913 a launch takes what its kernel takes
+# ruff: noqa: PLR0913 a launch has its kernel's parameters
 
 from functools import partial
 
@@ -28,22 +29,23 @@ _CHUNK = 1024
 _BLOCK = 1024
 
 
-# By tokens of an expert, on average, at most. For an H200: few tokens read weights as fast as
-# memory gives them, with much in flight; many fill the largest matrix instructions.
+# By the average number of tokens per expert, as an upper bound. For an H200: few tokens read
+# weights at memory speed, with many loads in flight; many tokens fill the largest matrix
+# instructions.
 TILES = (
     (16, Tile(64, 16, 128, 4, 4)),
     (32, Tile(64, 32, 128, 4, 4)),
     (96, Tile(64, 64, 64, 4, 4)),
     (None, Tile(128, 128, 64, 8, 3)),
 )
-# float32 goes through the ordinary cores.
+# float32 uses the ordinary cores.
 FLOATS = Tile(32, 16, 32, 4, 2)
-# However many tokens there are: a row then meets the same instructions in every batch.
+# For every number of tokens: a row then runs through the same instructions in every batch.
 INVARIANT = Tile(64, 32, 64, 4, 4)
 
 
 def tile_of(dtype: torch.dtype, num_rows: int, num_experts: int) -> Tile:
-    """Return how products of `num_rows` rows, shared by `num_experts`, are cut."""
+    """Return the tile for products of `num_rows` rows, shared by `num_experts`."""
     if dtype is torch.float32:
         return FLOATS
     for most, tile in TILES:
@@ -53,18 +55,18 @@ def tile_of(dtype: torch.dtype, num_rows: int, num_experts: int) -> Tile:
 
 
 def stages_of(tile: Tile, dtype: torch.dtype, halves: int, shared: SharedMemory) -> int:
-    """Return how many of a tile's stages a device has room for; no bit depends on it."""
+    """Return how many of a tile's stages the device has room for; does not affect the result."""
     block_bytes = (halves * tile.rows + tile.tokens) * tile.columns * dtype.itemsize
     return shared.stages(tile.num_stages, block_bytes)
 
 
 def most_blocks(num_rows: int, num_experts: int, tokens: int) -> int:
-    """Return how many blocks of `tokens` rows any choice fills, each expert's padded."""
+    """Return an upper bound on the blocks of `tokens` rows, each expert's padded."""
     return (num_rows + min(num_rows, num_experts) * (tokens - 1)) // tokens
 
 
 class TritonExperts(PlainExperts):
-    """The plain weights; `is_invariant` cuts every number of tokens alike."""
+    """The plain weights; `is_invariant` uses one tile for every number of tokens."""
 
     def __init__(self, gate_up: Tensor, down: Tensor, *, is_invariant: bool) -> None:
         super().__init__(gate_up, down)
@@ -103,7 +105,7 @@ class TritonExperts(PlainExperts):
     def run(
         self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation, tile: Tile
     ) -> Tensor:
-        """Compute as a call does, cut by `tile`."""
+        """Compute like a call, with `tile`."""
         assert x.is_contiguous()
         assert x.dtype == self._gate_up.dtype
         num_tokens, num_chosen = expert_ids.shape

@@ -1,7 +1,7 @@
-"""Experts in Triton whose rows get the same bits in every batch: one cut for any number of tokens.
+"""Experts in Triton whose rows get the same bits in every batch: one tile for any number of tokens.
 
-An element of a product is one chain of matrix instructions over the columns of the weight, of one
-shape whatever the batch; a token's experts are summed in the order of its choice.
+An element of a product is one chain of matrix instructions over the columns of the weight, of the
+same shape in every batch; a token's experts are summed in the order of its choice.
 """
 
 from torch import Tensor

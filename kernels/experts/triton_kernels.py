@@ -1,15 +1,15 @@
 """Kernels of `kernels.experts.triton`: choose, sort by expert, multiply twice, sum.
 
-Blocks hold weight rows on the side of the matrix instruction that is 64 rows high, and tokens on
-the other, which may be as small as 16: an expert often has few. Each element is one chain of
-additions over the columns of the weight, in order.
+Weight rows are on the side of the matrix instruction that is 64 rows high, and tokens on the other
+side, which may be as small as 16: an expert often has few. Each element is one chain of additions
+over the columns of the weight, in order.
 
-Source: the block lists padded by expert are those of vLLM's and SGLang's `fused_moe`, here made by
-one program for each expert without atomic additions, so that the order is always the same.
+Source: the block lists padded by expert are those of vLLM's and SGLang's `fused_moe`. Here one
+program per expert builds them without atomic additions, so that the order is always the same.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel takes what it touches
+# ruff: noqa: PLR0913 a kernel's parameters
 
 import triton
 import triton.language as tl
@@ -36,13 +36,13 @@ def choose_kernel(
     logits = logits.to(tl.float32)
     powers = tl.exp(logits - tl.max(logits, 0))
     shares = powers / tl.sum(powers, 0)
-    # Where a logit is not a number no share is one, and the first experts are chosen.
+    # If a logit is NaN, all shares are NaN, and the first experts are chosen.
     left = tl.where(is_one, tl.where(shares == shares, shares, 2.0), -1.0)
     place = tl.arange(0, PLACES)
     found = tl.zeros([PLACES], tl.float32)
     chosen = tl.zeros([PLACES], tl.int64)
     for k in tl.static_range(NUM_CHOSEN):
-        # The first of equals.
+        # The first of equal values.
         which = tl.min(tl.where(left == tl.max(left, 0), expert, BLOCK), 0)
         share = tl.sum(tl.where(expert == which, shares, 0.0), 0)
         found = tl.where(place == k, share, found)
@@ -67,9 +67,9 @@ def sort_kernel(
     CHUNK: tl.constexpr,
     BINS: tl.constexpr,
 ):
-    """List the rows of one expert, padded to whole blocks with `num_rows`, behind those before it.
+    """List the rows of one expert after those of the experts before it, padded with `num_rows`.
 
-    The last expert's program also marks the blocks that nothing needs.
+    The padding fills whole blocks. The last expert's program also marks the unused blocks.
     """
     expert = tl.program_id(0)
     within = tl.arange(0, CHUNK)
@@ -125,9 +125,9 @@ def product_kernel(
 ):
     """Multiply one block of an expert's rows by `BLOCK_N` rows of its weight.
 
-    `ROWS_OF_X` rows of the result are made of one row of `x`. With an activation the weight has two
-    halves, of gate and of up, and one block of each is multiplied. The result's rows lie where the
-    chosen experts do: nothing has to be put back in order.
+    `ROWS_OF_X` rows of the result come from one row of `x`. With an activation the weight has two
+    halves, gate and up, and one block of each is multiplied. The result's rows are in the order of
+    the chosen experts, so they need not be reordered.
     """
     program = tl.program_id(0)
     features = tl.cdiv(width, BLOCK_N)
@@ -136,7 +136,7 @@ def product_kernel(
     if expert >= 0:
         row = tl.load(order_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
         feature = (program % features) * BLOCK_N + tl.arange(0, BLOCK_N)
-        # What lies beyond an end repeats the last row, so that loads need no mask.
+        # Indices past an end repeat the last row, so that loads need no mask.
         x_row = tl.minimum(row, num_rows - 1) // ROWS_OF_X
         weight_row = tl.minimum(feature, width - 1).to(tl.int64)
         halves: tl.constexpr = 1 if ACTIVATION is None else 2
@@ -164,7 +164,7 @@ def product_kernel(
                 acc_up = tl.dot(up, tl.trans(x), acc=acc_up, input_precision=PRECISION)
         kind = out_ptr.dtype.element_ty
         if ACTIVATION is not None:
-            # Rounded as two kernels would round them.
+            # Rounded as two separate kernels would round.
             gate = acc.to(kind).to(tl.float32)
             acc = activated(gate, ACTIVATION) * acc_up.to(kind).to(tl.float32)
         tl.store(
@@ -185,14 +185,14 @@ def sum_kernel(
     NUM_CHOSEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sum what the experts that are here made of one token, in the order of choice."""
+    """Sum the outputs of this rank's experts for one token, in the order of choice."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     total = tl.zeros([BLOCK], tl.float32)
     for k in tl.static_range(NUM_CHOSEN):
         row = token * NUM_CHOSEN + k
-        # What is where an expert elsewhere would have written was never written.
+        # The rows of experts on other ranks were never written.
         is_here = tl.load(ids_ptr + row) < num_experts
         made = tl.load(made_ptr + row * width + column, mask=inside & is_here, other=0.0)
         total += made.to(tl.float32) * tl.load(weights_ptr + row)

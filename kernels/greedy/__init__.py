@@ -1,4 +1,4 @@
-"""The likeliest token of each row, and the row's logits in float32, in one pass over them."""
+"""The most probable token of each row, and the row's logits in float32, in one pass."""
 
 from functools import cache
 from typing import Protocol
@@ -9,12 +9,12 @@ from kernels.table import Entry, Table
 
 __all__ = ["GREEDY", "NAN_TOKEN", "GreedyKernels", "greedy_tokens"]
 
-# Stands for the token of a row whose logits are not numbers.
+# Marks a row whose logits contain NaN.
 NAN_TOKEN = -1
 
 
 class GreedyKernels(Protocol):
-    """What an implementation of this op offers."""
+    """The functions of an implementation of this op."""
 
     def greedy_tokens(self, logits: Tensor, wide: Tensor, wanted: Tensor | None = None) -> Tensor:
         """See `kernels.greedy.greedy_tokens`."""
@@ -40,12 +40,12 @@ def _kernels(device_type: str) -> GreedyKernels:
 
 
 def greedy_tokens(logits: Tensor, wide: Tensor, wanted: Tensor | None = None) -> Tensor:
-    """Copy logits to float32 and return the largest one's token, of equal ones the first.
+    """Copy logits to float32 and return the largest one's token, the first of equal ones.
 
     Args:
         logits: `[num_rows, vocab_size]`, float16, bfloat16 or float32, contiguous.
         wide: `[num_rows, vocab_size]` float32, contiguous; overwritten. May be `logits` itself.
-        wanted: `[1]` int64; where it holds 0, `wide` need not be written and means nothing.
+        wanted: `[1]` int64; if it holds 0, `wide` may stay unwritten and is then undefined.
 
     Returns:
         `[num_rows]` int64; `NAN_TOKEN` where a row has a NaN.

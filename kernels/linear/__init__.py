@@ -1,6 +1,6 @@
-"""Matrix products with weights that are laid out once, at load.
+"""Matrix products with weights that are packed once, at load.
 
-Which implementation: see the measured table at the end of `kernels/linear/cpu.py`.
+For the choice of implementation, see the measured table at the end of `kernels/linear/cpu.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from kernels.table import Choice, Entry, Table
 
 __all__ = ["GATED_TOKENS", "LINEAR", "LinearKernels", "PackedLinear", "pack"]
 
-# From so many tokens on, an implementation may do `PackedLinear.gated` in one kernel. It then
+# From this many tokens on, an implementation may do `PackedLinear.gated` in one kernel. It then
 # needs less memory than a product and an activation, so that fewer tokens may need more. On an
 # H200, 8B and 0.5B shape, by `benchmarks.h200.products`: 3.0 and 2.3% faster than two steps with
 # 1024 tokens, 6 and 24% slower with 512.
@@ -21,13 +21,13 @@ GATED_TOKENS = 1024
 
 
 class PackedLinear(ABC):
-    """A weight in the layout its implementation likes, callable on activations.
+    """A weight in its implementation's layout, callable on activations.
 
     Attributes:
         in_features: columns of the plain weight.
         out_features: rows of the plain weight.
         implementation: name in the `LINEAR` table.
-        shares_weight: whether the tensor that was packed is kept and used as it is.
+        shares_weight: whether the packed tensor itself is kept and used unchanged.
     """
 
     implementation: str
@@ -58,7 +58,7 @@ class PackedLinear(ABC):
         out.copy_(self(x))
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
-        """Return `activation(gate) * up`, gate and up being the halves of the product's columns.
+        """Return `activation(gate) * up`; gate and up are the halves of the product's columns.
 
         Args:
             x: as for a product.
@@ -75,18 +75,18 @@ class PackedLinear(ABC):
 
     @abstractmethod
     def unpack(self) -> Tensor:
-        """Return the plain `[out_features, in_features]` weight; bit for bit what was packed.
+        """Return the plain `[out_features, in_features]` weight, bit for bit as it was packed.
 
-        The tensor may share memory with the packed one: do not write into it.
+        The tensor may share memory with the packed one: do not write to it.
         """
 
     @abstractmethod
     def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Replace the weight in place; the bias too when one is given.
+        """Replace the weight in place, and the bias if given.
 
         Args:
             weight: `[out_features, in_features]`, the dtype that was packed first.
-            bias: `[out_features]` or None to keep the present one.
+            bias: `[out_features]`, or None to keep the present one.
 
         Raises:
             ValueError: the shape or dtype differs from what was packed first.
@@ -94,7 +94,7 @@ class PackedLinear(ABC):
 
 
 class LinearKernels(Protocol):
-    """What an implementation of this op offers."""
+    """The functions of an implementation of this op."""
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         """See `kernels.linear.pack`."""
@@ -128,10 +128,10 @@ def choose(device_type: str, wanted: str | None = None) -> Choice[LinearKernels]
 def pack(
     weight: Tensor, bias: Tensor | None = None, implementation: str | None = None
 ) -> PackedLinear:
-    """Lay a weight out for fast products.
+    """Pack a weight for fast products.
 
     The packed layout replaces the plain one: drop `weight` afterwards, or both stay in memory.
-    Only those with `shares_weight` keep the tensor they were given.
+    Only implementations with `shares_weight` keep the tensor itself.
 
     Args:
         weight: `[out_features, in_features]`, float16, bfloat16 or float32, contiguous.

@@ -1,9 +1,9 @@
 """Linear layers through the C++ library: weights packed once into panels.
 
-One layout serves every number of tokens, so this is the choice on CPU at every shape and the
-plain copy can go. Medians in microseconds, bfloat16, 2 threads of an AMD EPYC with AVX-512 BF16,
-torch 2.13, one run, taken while the panels still ran on OpenMP threads and the machine was
-quiet. `python -m benchmarks.cpu_kernels --only linear` measures the same shapes anew:
+One layout serves every number of tokens, so this is the choice on CPU at every shape, and the plain
+copy can be dropped. Medians in microseconds, bfloat16, 2 threads of an AMD EPYC with AVX-512 BF16,
+torch 2.13, one run, measured while the panels still ran on OpenMP threads and the machine was
+quiet. `python -m benchmarks.cpu_kernels --only linear` measures the same shapes again:
 
     out x in, tokens          here    mkldnn   F.linear
     640 x 384, 1               8.6      28.4       39.8
@@ -19,9 +19,9 @@ quiet. `python -m benchmarks.cpu_kernels --only linear` measures the same shapes
     151936 x 896, 1           8135      9329      15177
     151936 x 896, 32         22076     23451      34137
 
-float32 is alike at few tokens and level with oneDNN at many. Without AVX-512 BF16 (and without
-any AVX-512, where oneDNN does not pack bfloat16 at all) the same panels are widened in registers,
-still ahead of oneDNN (384 x 1024 at 64 tokens on AVX-512 without BF16: 226 against 902).
+float32 is similar at few tokens and equal to oneDNN at many. Without AVX-512 BF16 (and without any
+AVX-512, where oneDNN does not pack bfloat16 at all) the same panels are widened in registers, still
+faster than oneDNN (384 x 1024 at 64 tokens on AVX-512 without BF16: 226 against 902).
 
 On a Xeon with AMX (2 threads, torch 2.11) the panels are read as tiles: 9.2 against 21.0 us at
 640 x 384 with 1 token, 540 against 499 at 9728 x 896 with 32, 4678 against 8193 there with 512;
@@ -41,7 +41,7 @@ from kernels.linear.reference import TorchLinear
 
 _library = library()
 _linear = _library.hr_linear
-# Activations that a product does on its way; see kernels/cpu/unary.h.
+# Activations fused into a product; see kernels/cpu/unary.h.
 _FUSED: dict[Unary, int] = {"gelu": 1}
 
 

@@ -1,9 +1,9 @@
-"""Linear layers in float32 whose products are bfloat16, through the C++ library.
+"""Linear layers in float32 that multiply in bfloat16, through the C++ library.
 
-Rows are rounded to bfloat16 as they come and the weight once, at load; products are summed, and
-bias and activation computed, in float32. Twice the products a second of float32 on a CPU with
-bfloat16 instructions, for errors of a product of about 2e-3; what torch calls a float32 matrix
-product of medium precision.
+Activations are rounded to bfloat16 on arrival and the weight once, at load. Products are summed,
+and bias and activation computed, in float32. A CPU with bfloat16 instructions computes twice as
+many products per second as in float32; a product's error is about 2e-3. torch calls this a float32
+matrix product of medium precision.
 """
 
 import torch
@@ -15,7 +15,7 @@ from kernels.linear.cpu import pack as pack_as_it_is
 
 
 class RoundedLinear(PanelLinear):
-    """Panels of bfloat16 behind float32; `unpack` gives the rounded weight."""
+    """Panels of bfloat16 with a float32 interface; `unpack` returns the rounded weight."""
 
     implementation = "cpu_bf16"
 
@@ -24,7 +24,7 @@ class RoundedLinear(PanelLinear):
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    """Round and pack a float32 weight of even width; others are packed as they are."""
+    """Round and pack a float32 weight of even width; pack others unrounded."""
     if weight.dtype is not torch.float32 or weight.shape[1] % 2:
         return pack_as_it_is(weight, bias)
     return RoundedLinear(weight, bias)

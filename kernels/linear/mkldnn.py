@@ -30,12 +30,12 @@ def unavailable() -> str | None:
 
 @cache
 def _supports(dtype: torch.dtype) -> bool:
-    """Whether this CPU's oneDNN packs `dtype`: bfloat16 needs AVX-512, float16 newer CPUs yet."""
+    """Whether oneDNN packs `dtype` on this CPU: bfloat16 needs AVX-512, float16 newer CPUs."""
     try:
         _reorder(torch.ones(16, 32, dtype=dtype))
     except RuntimeError:
         return False
-    # Nothing was measured with float16.
+    # float16 was not measured.
     return dtype in (torch.bfloat16, torch.float32)
 
 

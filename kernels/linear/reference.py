@@ -1,4 +1,4 @@
-"""Linear layers through `torch.nn.functional.linear`: nothing is packed."""
+"""Linear layers through `torch.nn.functional.linear`, without packing."""
 
 from torch import Tensor
 from torch.nn import functional
@@ -7,7 +7,7 @@ from kernels.linear import PackedLinear
 
 
 class TorchLinear(PackedLinear):
-    """The plain weight, used as it is."""
+    """The plain weight, unchanged."""
 
     implementation = "reference"
     shares_weight = True
@@ -42,5 +42,5 @@ class TorchLinear(PackedLinear):
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    """Keep the weight as it is; see `kernels.linear.pack`."""
+    """Keep the weight unchanged; see `kernels.linear.pack`."""
     return TorchLinear(weight, bias)

@@ -1,25 +1,25 @@
-"""Linear layers for few tokens in Triton, more go to cuBLAS: the plain weight, nothing packed.
+"""Linear layers in Triton for few tokens; more tokens use cuBLAS; the weight is not packed.
 
-One token has a kernel of its own, `kernels.linear.triton_gemv`, and so has the gated product of
-many, `kernels.linear.triton_gated`. That of few is done here, which for 64 tokens of the 0.5B shape
-takes 3% less of a step (8B 0.4%); with one token nothing is won.
+A single token uses a separate kernel, `kernels.linear.triton_gemv`, and so does the gated product
+of many, `kernels.linear.triton_gated`. The gated product of few tokens is done here, which for 64
+tokens of the 0.5B shape takes 3% less of a step (8B 0.4%); with one token there is no gain.
 
-A product with up to 64 tokens reads the weight once and is as fast as memory is; what counts is
-that every multiprocessor keeps enough loads in flight, and that the kernel starts while the one
-ahead still runs, which cuBLAS's do not. Where a weight has too few rows to fill the device, several
-programs share the columns of one block; the last of them to finish adds the parts up in a fixed
+A product with up to 64 tokens reads the weight once and is limited by memory. Two things matter:
+every multiprocessor must keep enough loads in flight, and the kernel must start while the previous
+one still runs, which cuBLAS's kernels do not. If a weight has too few rows to fill the device,
+several programs share the columns of one block; the last one to finish adds the parts in a fixed
 order, so that a result does not depend on timing.
 
-`tile_of` holds which shapes are cut how, measured on an H200 (`benchmarks/h200/linear.py`) and for
-more than 16 tokens in whole steps, ms by cuBLAS and so: 8B with 32 tokens 5.05 and 4.73, with 64
-5.30 and 5.15; 0.5B 1.11 and 0.91, 1.11 and 1.04. With 128 tokens nothing is won. None is a shape
-that cuBLAS does better.
+`tile_of` holds the tile of each shape, measured on an H200 (`benchmarks/h200/linear.py`) and for
+more than 16 tokens in whole steps, ms by cuBLAS and by this kernel: 8B with 32 tokens 5.05 and
+4.73, with 64 5.30 and 5.15; 0.5B 1.11 and 0.91, 1.11 and 1.04. With 128 tokens there is no gain.
+cuBLAS is not faster for any of these shapes.
 
 Source of the last-arrival sum: stream-K (Osama et al., 2023).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel takes what it touches
+# ruff: noqa: PLR0913 a kernel's parameters
 
 from dataclasses import dataclass
 
@@ -41,24 +41,24 @@ from kernels.triton_support.launch import launch_options, start_next, wait_for_i
 from kernels.triton_support.scratch import StreamScratch
 
 MAX_TOKENS = 64
-# Tokens of a block, the smallest that takes all of a product's.
+# Tokens of a block; the smallest block that holds all of a product's tokens is used.
 TOKEN_BLOCKS = (16, 32, 64)
-# Room for the parts of a product whose columns are shared out: float32 numbers, blocks of rows.
+# Space for the parts of a product whose columns are split: float32 numbers, blocks of rows.
 _MAX_PARTIALS = 1024 * 1024
 _MAX_BLOCKS = 8192
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a product is cut.
+    """How a product is tiled.
 
     Attributes:
         block_n, block_k: weight rows and columns of a block.
         num_warps: of a program.
         num_stages: blocks in flight, fewer where shared memory is small.
         split_k: programs that share the columns of a block of rows.
-        block_m: tokens of a block; 0 for all of the product's in one, so that its weight is read
-            once. Small weights stay in the second-level cache, and more programs load sooner.
+        block_m: tokens of a block; 0 for all tokens in one block, so that the weight is read once.
+            Small weights stay in the L2 cache, and more programs start loading sooner.
     """
 
     block_n: int
@@ -93,12 +93,12 @@ def _linear_kernel(
     block = tl.program_id(0)
     part = tl.program_id(1)
     if ACTIVATION is not None:
-        # As many rows of gate as of up, below each other: one matrix, so one stream of loads.
+        # Equally many rows of gate and of up, stacked: one matrix, so one stream of loads.
         place = tl.arange(0, BLOCK_N)
         half: tl.constexpr = BLOCK_N // 2
         width = out_features // 2
         within = block * half + place % half
-        # Rows beyond an end are another's, and their products are not stored.
+        # Rows past an end belong to another block, and their products are not stored.
         feature = place // half * width + within
     else:
         feature = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -128,7 +128,7 @@ def _linear_kernel(
         place = tl.program_id(2) * tl.num_programs(0) + block
         first_ptr = partial_ptr + place * (SPLIT_K * BLOCK_N * BLOCK_M)
         tl.store(first_ptr + part * (BLOCK_N * BLOCK_M) + inner, acc)
-        # All threads' parts are written before the count says so.
+        # All threads' parts are written before the count is incremented.
         tl.debug_barrier()
         before = tl.atomic_add(arrived_ptr + place, 1, sem="acq_rel", scope="gpu")
         if before != SPLIT_K - 1:
@@ -136,7 +136,7 @@ def _linear_kernel(
         tl.store(arrived_ptr + place, 0)
         acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         for other in tl.static_range(SPLIT_K):
-            # Past the first-level cache: other multiprocessors wrote these.
+            # Bypasses the L1 cache: other multiprocessors wrote these.
             at = first_ptr + other * (BLOCK_N * BLOCK_M) + inner
             acc += tl.load(at, cache_modifier=".cg")
     if HAS_BIAS:
@@ -144,7 +144,7 @@ def _linear_kernel(
         acc += bias.to(tl.float32)[:, None]
     if ACTIVATION is not None:
         gate, up = tl.split(tl.permute(tl.reshape(acc, (2, half, BLOCK_M)), (1, 2, 0)))
-        # Rounded as a product is, then as in `kernels.activation.triton`.
+        # Rounded like a product, then as in `kernels.activation.triton`.
         gate = gate.to(out_ptr.dtype.element_ty).to(tl.float32)
         up = up.to(out_ptr.dtype.element_ty).to(tl.float32)
         column = block * half + tl.arange(0, half)
@@ -162,7 +162,7 @@ def _linear_kernel(
 
 
 def _shared_space(device: torch.device) -> tuple[Tensor, ...]:
-    """Return room for parts and the counts of those that are there, 0 between products."""
+    """Return space for parts and the counts of finished parts, 0 between products."""
     return (
         torch.empty(_MAX_PARTIALS, dtype=torch.float32, device=device),
         torch.zeros(_MAX_BLOCKS, dtype=torch.int32, device=device),
@@ -183,7 +183,7 @@ def run(
 ) -> Tensor:
     """Return `x @ weight.T + bias` for at most `MAX_TOKENS` rows of float16 or bfloat16.
 
-    With `gated` its halves become `gated(gate) * up`; the tile must not share out columns. The
+    With `gated` its halves become `gated(gate) * up`; the tile must then not split columns. The
     result is `out`, if given, which is contiguous.
     """
     num_tokens, in_features = x.shape
@@ -228,17 +228,17 @@ def run(
 
 
 def stages_of(tile: Tile, block_m: int, shared: SharedMemory) -> int:
-    """Return how many of a tile's stages a device has room for, of float16 or bfloat16."""
+    """Return how many of a tile's stages the device has room for, for float16 or bfloat16."""
     return shared.stages(tile.num_stages, (tile.block_n + block_m) * tile.block_k * 2)
 
 
 def token_block(num_tokens: int) -> int:
-    """Return the tokens of a block that holds `num_tokens`, at most `MAX_TOKENS`."""
+    """Return the size of the block that holds `num_tokens`, at most `MAX_TOKENS`."""
     return next(block for block in TOKEN_BLOCKS if num_tokens <= block)
 
 
 def tile_of(out_features: int, in_features: int, block_m: int) -> Tile:
-    """Return how a weight is cut for up to `block_m` tokens."""
+    """Return the tile of a weight for up to `block_m` tokens."""
     if block_m > 16:
         return _tile_of_many(out_features, in_features, block_m)
     if out_features >= 8192:
@@ -246,7 +246,7 @@ def tile_of(out_features: int, in_features: int, block_m: int) -> Tile:
     if out_features < 2048 and in_features > 2048:
         return Tile(32, 256, 4, 4, 4)
     if 2048 <= out_features <= 4224:
-        # One program a multiprocessor.
+        # One program per multiprocessor.
         return Tile(32, 256, 4, 5)
     return Tile(16, 256, 2, 4)
 
@@ -260,7 +260,7 @@ def _tile_of_many(out_features: int, in_features: int, block_m: int) -> Tile:
     if out_features >= 16896:
         return Tile(128, 128, 8, 4)
     if out_features < 2048:
-        # So few rows fill the device only when their tokens and columns are shared out.
+        # This few rows fill the device only if their tokens and columns are split.
         if in_features > 2048:
             return Tile(64, 256, 4, 4, 4, block_m // 2)
         return Tile(16, 128, 4, 4) if block_m == 32 else Tile(64, 128, 4, 4, 1, 16)
@@ -269,7 +269,7 @@ def _tile_of_many(out_features: int, in_features: int, block_m: int) -> Tile:
 
 
 class TritonLinear(TorchLinear):
-    """The plain weight, multiplied by our kernel when there are few tokens."""
+    """The plain weight, multiplied by our kernel for few tokens."""
 
     implementation = "triton"
 
@@ -280,13 +280,13 @@ class TritonLinear(TorchLinear):
         max_streamed: int = MAX_IN_FEATURES,
         min_gated: int = GATED_TOKENS,
     ) -> None:
-        """Keep the weight; one token is streamed up to a width, many are gated in one kernel.
+        """Keep the weight, and set the limits of the kernels for one token and for gated products.
 
         Args:
             weight: `[out_features, in_features]`.
             bias: `[out_features]`, or None.
-            max_streamed: widest row that the kernel of one token takes.
-            min_gated: tokens from which on the gated product is one kernel.
+            max_streamed: widest row for the kernel of one token.
+            min_gated: number of tokens from which the gated product is one kernel.
         """
         super().__init__(weight, bias)
         self._min_gated = min_gated
@@ -309,7 +309,7 @@ class TritonLinear(TorchLinear):
             torch.addmm(self.bias, x, self.weight.t(), out=out)
 
     def _of_few(self, x: Tensor, out: Tensor | None = None) -> Tensor | None:
-        """Return the product, `out` if given, or None where it is not ours to compute."""
+        """Return the product, `out` if given, or None if this kernel does not support it."""
         num_tokens = x.shape[0]
         if num_tokens == 1 and self._streams:
             return gemv(x, self.weight, self.bias, out=out)
@@ -330,5 +330,5 @@ class TritonLinear(TorchLinear):
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> TritonLinear:
-    """Keep the weight as it is; see `kernels.linear.pack`."""
+    """Keep the weight unchanged; see `kernels.linear.pack`."""
     return TritonLinear(weight, bias)

@@ -1,21 +1,21 @@
 """A feed-forward block's gate and up products and the activation, in one kernel for prompts.
 
-Of two steps the first writes `[num_tokens, 2 * width]` numbers that the second reads again, 159 MB
-a layer of the 0.5B shape with 8192 tokens. Here both products of a block stay in registers. One
-program for each multiprocessor takes block after block; operands come by TMA, which pads what lies
-beyond an end with zeros. To it the weight is `[2, width, in_features]`: one load brings as many
+With two steps, the first writes `[num_tokens, 2 * width]` numbers that the second reads again, 159
+MB per layer of the 0.5B shape with 8192 tokens. Here both products of a block stay in registers.
+One program per multiprocessor processes block after block. TMA loads the operands and pads them
+with zeros past an end. For TMA the weight is `[2, width, in_features]`: one load brings as many
 rows of gate as of up, and one matrix instruction multiplies both (on Hopper `wgmma.m64n256k16` for
 128 features), reading the tokens once.
 
-Each product is rounded to the dtype of the weight before the activation, as two steps round it:
-what differs is the order in which the products' terms are added.
+Each product is rounded to the dtype of the weight before the activation, as in two steps. Only the
+order in which the products' terms are added differs.
 
 Source: Triton's tutorial on persistent matrix products, its host-side descriptors and its order of
 blocks (groups of tokens, so that weights stay in the second-level cache).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel takes what it touches
+# ruff: noqa: PLR0913 a kernel's parameters
 
 from dataclasses import dataclass
 from functools import cache
@@ -30,20 +30,20 @@ from kernels.activation import Activation
 from kernels.activation.triton import activated
 from kernels.triton_support.device import interpreted, multiprocessors
 
-# TMA wants rows and beginnings at multiples of 16 bytes.
+# TMA requires row strides and start addresses at multiples of 16 bytes.
 _ALIGNED_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How a product is cut.
+    """How a product is tiled.
 
     Attributes:
-        block_m, block_n, block_k: tokens, features and columns of a block; of `block_n` features
-            a program computes both gate and up.
+        block_m, block_n, block_k: tokens, features and columns of a block; a program computes both
+            gate and up for `block_n` features.
         num_warps: of a program.
         num_stages: blocks of columns in flight.
-        group: blocks of tokens that go together through the features.
+        group: blocks of tokens that pass through the features together.
     """
 
     block_m: int = 128
@@ -59,7 +59,7 @@ class Cut:
 CUT = Cut()
 
 
-# The number of tokens is not compiled in: multiples of 16 would be a kernel of their own.
+# Not specialized on the number of tokens: multiples of 16 would be a separate kernel.
 @triton.jit(do_not_specialize=["num_tokens"])
 def _gated_kernel(
     x,
@@ -81,7 +81,7 @@ def _gated_kernel(
     blocks = token_blocks * tl.cdiv(width, BLOCK_N)
     blocks_of_group = GROUP * tl.cdiv(width, BLOCK_N)
     chunks = tl.cdiv(in_features, BLOCK_K)
-    # Flattened, a block's first loads begin before the block ahead is stored.
+    # Flattened, so a block's first loads begin before the previous block is stored.
     for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), flatten=True):
         group = block // blocks_of_group
         within = block - group * blocks_of_group
@@ -93,7 +93,7 @@ def _gated_kernel(
             k = chunk * BLOCK_K
             rows = tl.reshape(weight.load([0, n, k]), (2 * BLOCK_N, BLOCK_K))
             both = tl.dot(x.load([m, k]), tl.trans(rows), acc=both)
-        # Each thread has both numbers of a feature: nothing moves.
+        # Each thread holds both numbers of a feature, so data need not be moved.
         gate, up = tl.split(tl.permute(tl.reshape(both, (BLOCK_M, 2, BLOCK_N)), (0, 2, 1)))
         feature = n + tl.arange(0, BLOCK_N)
         if HAS_BIAS:
@@ -112,12 +112,12 @@ def _gated_kernel(
 def _has_tma(device: torch.device) -> bool:
     if device.type != "cuda":
         return interpreted()
-    # Later GPUs have it too; nothing was run there, and some have less shared memory.
+    # Later GPUs have it too, but were not tested, and some have less shared memory.
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
 def supports(weight: Tensor) -> bool:
-    """Return whether `gated` can multiply by `weight`, `[2 * width, in_features]`, where it is."""
+    """Return whether `gated` can multiply by `weight`, `[2 * width, in_features]`, in place."""
     rows, columns = weight.shape
     halves = weight.dtype in (torch.bfloat16, torch.float16)
     whole = _ALIGNED_BYTES // 2
@@ -135,10 +135,10 @@ def supports(weight: Tensor) -> bool:
 def gated(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation, cut: Cut = CUT
 ) -> Tensor:
-    """Return `activation(gate) * up`, gate and up being the halves of `x @ weight.T + bias`.
+    """Return `activation(gate) * up`; gate and up are the halves of `x @ weight.T + bias`.
 
-    Descriptors travel with the launch, so a CUDA graph may hold it. Nothing of it starts before
-    the kernel ahead has ended: beside so much work that costs nothing.
+    Descriptors travel with the launch, so a CUDA graph may hold it. It does not start before the
+    previous kernel has ended, which costs nothing beside this much work.
 
     Args:
         x: `[num_tokens, in_features]`, contiguous, the dtype of `weight`; it begins at a multiple

@@ -1,14 +1,14 @@
 """One token's product in Triton: the weight streams through registers, no tensor cores.
 
-With a single token a matrix product is a sum along each row, and all that counts is how many bytes
-are under way. Tensor cores want their operands in shared memory, tile by tile; plain loads into
-registers need no such stop, and small programs keep many of them in flight. A layer's products take
-the time of a copy of their weights (H200, a step of the 8B shape, products alone: 3.42 ms for 15.0
-GB, 3.82 ms by the kernel for several tokens; from two tokens on that one is as good or better).
+With a single token a matrix product is a sum along each row, and only the number of bytes in flight
+matters. Tensor cores need their operands in shared memory, tile by tile; plain loads into registers
+avoid that step, and small programs keep many of them in flight. A layer's products take the time of
+a copy of their weights (H200, a step of the 8B shape, products alone: 3.42 ms for 15.0 GB, compared
+with 3.82 ms for the kernel for several tokens, which is as good or better from two tokens on).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel takes what it touches
+# ruff: noqa: PLR0913 a kernel's parameters
 
 from typing import NamedTuple
 
@@ -18,19 +18,19 @@ from torch import Tensor
 
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
-# A row's loads are written out one after the other: longer rows would be long programs.
+# A row's loads are unrolled: longer rows would be long programs.
 MAX_IN_FEATURES = 32768
 
 
 class Cut(NamedTuple):
-    """Rows of a program, and how much of them it adds up at a time."""
+    """Rows per program, and the columns that it adds up at a time."""
 
     rows: int
     columns: int
 
 
 def cut_of(in_features: int) -> Cut:
-    """Return the best or near it of those measured on an H200 at the 0.5B and 8B shapes."""
+    """Return the best or nearly best of those measured on an H200 at the 0.5B and 8B shapes."""
     if in_features % 2048 == 0 and in_features <= 8192:
         return Cut(2, 2048)
     return Cut(2 if in_features > 8192 else 4, 1024)
@@ -50,7 +50,7 @@ def _gemv_kernel(
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    # A row too many is the last one again: loads without a mask.
+    # Rows past the end repeat the last one: loads need no mask.
     used = tl.minimum(row, out_features - 1).to(tl.int64)
     weight_row = weight_ptr + used[:, None] * IN_FEATURES
     start_next(PDL)
@@ -87,7 +87,7 @@ def gemv(
         weight: `[out_features, in_features]`, contiguous, the dtype of `x`.
         bias: `[out_features]` or None.
         cut: for tuning; None for the measured choice.
-        out: `[1, out_features]`, contiguous, to be returned; a new one when absent.
+        out: `[1, out_features]`, contiguous, which is then returned; by default a new one.
     """
     out_features, in_features = weight.shape
     assert x.shape == (1, in_features)

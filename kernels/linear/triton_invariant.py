@@ -1,15 +1,15 @@
 """Linear layers in Triton whose rows get the same bits in every batch: the plain weight.
 
-An element of the result is one chain of tensor-core steps over the columns of the weight, in
-order, never split among programs. How a product is cut depends on the number of tokens, and must
-not show: every cut keeps weight rows on the side of the matrix instruction that is 64 rows high
-and tokens on the side that may be 8 to 256 wide, so that all of them are made of one instruction
-(on Hopper `wgmma.m64nNk16`), each adding 16 columns to the same accumulator. Tokens on the other
-side would be faster for long prompts only and need another instruction for few tokens, whose
-rounding inside differs. float32 is multiplied and added one column after another on the ordinary
+An element of the result is one chain of tensor-core steps over the columns of the weight, in order,
+never split among programs. The tile of a product depends on the number of tokens, but must not
+affect the bits. So every tile keeps weight rows on the side of the matrix instruction that is 64
+rows high and tokens on the side that may be 8 to 256 wide. All tiles then use one instruction (on
+Hopper `wgmma.m64nNk16`), each adding 16 columns to the same accumulator. Tokens on the other side
+would be faster only for long prompts and would need another instruction for few tokens, whose
+internal rounding differs. float32 is multiplied and added one column after another on the ordinary
 cores.
 
-That cuts agree is a fact about the compiler and the GPU, so it is measured, not trusted:
+That tiles agree is a property of the compiler and the GPU, so it is measured:
 `python -m benchmarks.h200.deterministic` compares them bit by bit.
 
 Source: He and Thinking Machines Lab, "Defeating Nondeterminism in LLM Inference" (2025), where one
@@ -17,7 +17,7 @@ fixed tile serves every shape.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel takes what it touches
+# ruff: noqa: PLR0913 a kernel's parameters
 
 from dataclasses import dataclass
 
@@ -30,15 +30,15 @@ from kernels.linear.reference import TorchLinear
 from kernels.triton_support.device import SharedMemory, shared_memory
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
-# Blocks of tokens that follow one another on the same weight rows, which then stay in the cache.
+# Consecutive blocks of tokens on the same weight rows, which then stay in the cache.
 _GROUP_TOKENS = 8
-# Programs that fill the device once, about: fewer large blocks would leave it idle.
+# About the number of programs that fill the device once: fewer large blocks would leave it idle.
 _FULL_DEVICE = 128
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Weight rows, tokens and columns of a block, warps a program, blocks in flight."""
+    """Weight rows, tokens and columns of a block, warps per program, blocks in flight."""
 
     rows: int
     tokens: int
@@ -54,14 +54,14 @@ _MOST_TOKENS = Tile(128, 256, 64, 8, 3)
 
 
 def tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
-    """Return every cut that `tile_of` may choose for a dtype."""
+    """Return every tile that `tile_of` may choose for a dtype."""
     if dtype is torch.float32:
         return _WIDE_FLOATS
     return (*_FEW_TOKENS, _MANY_TOKENS, _MOST_TOKENS)
 
 
 def tile_of(dtype: torch.dtype, num_tokens: int, out_features: int) -> Tile:
-    """Return how a product is cut."""
+    """Return the tile of a product."""
     if dtype is torch.float32:
         return _WIDE_FLOATS[num_tokens > _WIDE_FLOATS[0].tokens]
     for tile in _FEW_TOKENS:
@@ -73,11 +73,11 @@ def tile_of(dtype: torch.dtype, num_tokens: int, out_features: int) -> Tile:
 
 
 def stages_of(tile: Tile, dtype: torch.dtype, shared: SharedMemory) -> int:
-    """Return how many of a tile's stages a device has room for; no bit depends on it."""
+    """Return how many of a tile's stages the device has room for; does not affect the result."""
     return shared.stages(tile.num_stages, (tile.rows + tile.tokens) * tile.columns * dtype.itemsize)
 
 
-# The number of tokens is not compiled in: 1 and multiples of 16 would be kernels of their own.
+# Not specialized on the number of tokens: 1 and multiples of 16 would be separate kernels.
 @triton.jit(do_not_specialize=["num_tokens"])
 def _linear_kernel(
     x_ptr,
@@ -106,7 +106,7 @@ def _linear_kernel(
     within = program % (row_blocks * GROUP)
     feature = (within // width) * BLOCK_N + tl.arange(0, BLOCK_N)
     token = (group * GROUP + within % width) * BLOCK_M + tl.arange(0, BLOCK_M)
-    # What lies beyond an end repeats the last row, so that loads need no mask; it is not stored.
+    # Indices past an end repeat the last row, so that loads need no mask; they are not stored.
     weight_row = tl.minimum(feature, out_features - 1).to(tl.int64)
     x_row = tl.minimum(token, num_tokens - 1).to(tl.int64)
     weight_ptrs = weight_ptr + weight_row[:, None] * in_features
@@ -135,7 +135,7 @@ def _linear_kernel(
 
 
 def run(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
-    """Return `x @ weight.T + bias`, cut by `tile`."""
+    """Return `x @ weight.T + bias`, computed with `tile`."""
     num_tokens, in_features = x.shape
     out_features = weight.shape[0]
     assert x.is_contiguous()
@@ -168,7 +168,7 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
 
 
 class InvariantLinear(TorchLinear):
-    """The plain weight, multiplied by our kernel however many tokens there are."""
+    """The plain weight, multiplied by our kernel for any number of tokens."""
 
     implementation = "triton_invariant"
 
@@ -178,5 +178,5 @@ class InvariantLinear(TorchLinear):
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> InvariantLinear:
-    """Keep the weight as it is, contiguous; see `kernels.linear.pack`."""
+    """Keep the weight unchanged, contiguous; see `kernels.linear.pack`."""
     return InvariantLinear(weight.contiguous(), bias)

@@ -1,4 +1,4 @@
-"""RMS and layer normalisation, alone or behind a residual add."""
+"""RMS and layer normalization, alone or after a residual add."""
 
 from functools import cache
 from typing import Protocol
@@ -18,7 +18,7 @@ __all__ = [
 
 
 class NormKernels(Protocol):
-    """What an implementation of this op offers."""
+    """The functions of an implementation of this op."""
 
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False
@@ -75,7 +75,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False)
         x: `[num_tokens, hidden_size]`, float16, bfloat16 or float32, contiguous.
         weight: `[hidden_size]`, the dtype of `x`.
         eps: added to the mean square.
-        zero_centered: whether `weight` is what the factor has above 1.
+        zero_centered: whether the factor is `1 + weight`.
 
     Returns:
         A new `[num_tokens, hidden_size]` tensor, the dtype of `x`.
@@ -89,7 +89,7 @@ def fused_add_rms_norm(
     """Add `x` to the residual stream in place and return the norm of the sum.
 
     Args:
-        x: `[num_tokens, hidden_size]`, float16, bfloat16 or float32, contiguous; left as it is.
+        x: `[num_tokens, hidden_size]`, float16, bfloat16 or float32, contiguous; unchanged.
         residual: the shape and dtype of `x`, contiguous; becomes `residual + x`, rounded to its
             dtype before the norm is taken.
         weight: `[hidden_size]`, the dtype of `x`.
@@ -103,7 +103,7 @@ def fused_add_rms_norm(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Bring each row of `x` to mean 0 and variance 1, then scale it by `weight` and add `bias`.
+    """Normalize each row of `x` to mean 0 and variance 1, scale by `weight` and add `bias`.
 
     Args:
         x: `[num_tokens, hidden_size]`, float16, bfloat16 or float32, contiguous.
@@ -123,7 +123,7 @@ def fused_add_layer_norm(
     """Add `x` to the residual stream in place and return the layer norm of the sum.
 
     Args:
-        x: `[num_tokens, hidden_size]`, float16, bfloat16 or float32, contiguous; left as it is.
+        x: `[num_tokens, hidden_size]`, float16, bfloat16 or float32, contiguous; unchanged.
         residual: the shape and dtype of `x`, contiguous; becomes `residual + x`, rounded to its
             dtype before the norm is taken.
         weight: `[hidden_size]`, the dtype of `x`.

@@ -1,7 +1,7 @@
-"""Normalisation in Triton: one program a row, the row in registers."""
+"""Normalization in Triton: one program per row, the row in registers."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel takes what it touches
+# ruff: noqa: PLR0913 a kernel's parameters
 
 import torch
 import triton
@@ -17,7 +17,7 @@ def times_weight(unit, weight, ZERO_CENTERED: tl.constexpr):
     if ZERO_CENTERED:
         product = unit * (1.0 + weight.to(tl.float32))
     else:
-        # Rounded ahead of the product too, as two separate ops would.
+        # Also rounded before the product, as two separate ops would.
         product = unit.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
     return product
 
@@ -44,7 +44,7 @@ def _rms_norm_kernel(
     x = tl.load(x_ptr + row + columns, mask=inside, other=0.0)
     if HAS_RESIDUAL:
         old = tl.load(residual_ptr + row + columns, mask=inside, other=0.0)
-        # Rounded before the norm is taken: what the next layer reads is what was normed.
+        # Rounded before the norm: the norm must apply to the values that the next layer reads.
         x = (x.to(tl.float32) + old.to(tl.float32)).to(old.dtype)
         tl.store(residual_ptr + row + columns, x, mask=inside)
     wide = x.to(tl.float32)
@@ -79,7 +79,7 @@ def _layer_norm_kernel(
         x = (x.to(tl.float32) + old.to(tl.float32)).to(old.dtype)
         tl.store(residual_ptr + row + columns, x, mask=inside)
     wide = x.to(tl.float32)
-    # In two passes: the mean may be many times the spread.
+    # Two passes, because the mean may be much larger than the spread.
     centered = tl.where(inside, wide - tl.sum(wide, axis=0) / width, 0.0)
     normed = centered * tl.rsqrt(tl.sum(centered * centered, axis=0) / width + eps) * weight
     if HAS_BIAS:
@@ -155,7 +155,7 @@ def _run_layer_norm(
 
 
 def _prepare(x: Tensor, residual: Tensor | None, weight: Tensor) -> tuple[Tensor, int, int]:
-    """Where the result goes, the rows, and the columns that a program has."""
+    """The output tensor, the number of rows, and the columns per program."""
     assert x.is_contiguous()
     assert weight.dtype == x.dtype
     assert residual is None or (residual.is_contiguous() and residual.dtype == x.dtype)

@@ -11,7 +11,7 @@ __all__ = ["PAGED_ATTENTION", "PagedAttentionKernels", "paged_attention"]
 
 
 class PagedAttentionKernels(Protocol):
-    """What an implementation of this op offers."""
+    """The functions of an implementation of this op."""
 
     def paged_attention(  # noqa: PLR0913 the caches, who sits where in them, and who sees what
         self,
@@ -68,9 +68,9 @@ def paged_attention(  # noqa: PLR0913 the caches, who sits where in them, and wh
 ) -> Tensor:
     """Attend from each query to the cached keys of its sequence up to its own position, or beyond.
 
-    The queries of a sequence are its last `qo_indptr[i + 1] - qo_indptr[i]` tokens, whose keys
-    and values are in the cache already. Decode rows (one query) and prefill chunks (many, with
-    or without a cached prefix) mix freely.
+    The queries of a sequence are its last `qo_indptr[i + 1] - qo_indptr[i]` tokens, whose keys and
+    values are already in the cache. Decode rows (one query) and prefill chunks (many, with or
+    without a cached prefix) may be mixed.
 
     Args:
         q: `[num_tokens, num_heads, head_dim]`, usually a view into `qkv`: heads and elements
@@ -85,10 +85,10 @@ def paged_attention(  # noqa: PLR0913 the caches, who sits where in them, and wh
         window_left: -1, or how many keys before its own position a query sees.
         out: `[num_tokens, num_heads * head_dim]` to write into, contiguous, or None for a new
             tensor.
-        key_ends: `[num_tokens]` int32, how many of its sequence's keys each query may see, its own
-            among them; it never falls from one query of a sequence to the next. None: up to its
-            own position. The tokens of an image see one another in both directions by it. A
-            sequence's only query sees all keys.
+        key_ends: `[num_tokens]` int32, how many of its sequence's keys each query may see,
+            including its own; it never decreases within a sequence. None: up to its own position.
+            It lets the tokens of an image see one another in both directions. A sequence's only
+            query sees all keys.
 
     Returns:
         `out`: `[num_tokens, num_heads * head_dim]`, the dtype of `q`.

@@ -14,7 +14,7 @@ _MAX_HEAD_DIM = 512
 
 
 def supports(dtype: torch.dtype, head_dim: int) -> bool:
-    """Return whether heads of this kind are the library's; others go to the reference."""
+    """Return whether the library supports such heads; others go to the reference."""
     return dtype in DTYPES and head_dim % 16 == 0 and head_dim <= _MAX_HEAD_DIM
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# Groups that a step may have: each may leave a block of queries part empty.
+# Maximum groups per step: each may leave a block of queries partly empty.
 MAX_GROUPS = 8
 
 
@@ -13,8 +13,8 @@ class PrefixGroup(NamedTuple):
     """Sequences that begin with the same pages.
 
     Attributes:
-        members: `[num_members]` int64, their places in the batch.
-        length: tokens that lie in these pages, fewer than any member has.
+        members: `[num_members]` int64, their indices in the batch.
+        length: tokens in these pages, fewer than any member has.
     """
 
     members: NDArray[np.int64]

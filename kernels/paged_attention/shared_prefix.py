@@ -1,10 +1,10 @@
-"""Which rows of a decode step begin with the same keys, laid out for the kernel that shares them.
+"""The groups of decode rows with the same first keys, laid out for the kernel that shares them.
 
-The groups change when a request comes or goes, so the host finds them and sends them then; graphs
-read them from memory whose address never changes.
+The groups change when a request starts or ends, so the host computes them and sends them then;
+graphs read them from fixed addresses.
 
 Source: attention over a shared prefix as matrix products of many queries, merged by log-sum-exp
-with what is each query's own: Hydragen (Juravsky et al., 2024), FlashInfer's cascade (Ye et al.,
+with each query's own part: Hydragen (Juravsky et al., 2024), FlashInfer's cascade (Ye et al.,
 2024).
 """
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 ITEM_FIELDS = 8
 # Rows of a block of queries: heads that share a key head, of several members of a group.
 BLOCK_ROWS = 64
-# Keys of a block; shared lengths and the chunks they are cut into are multiples of it.
+# Keys per block; shared lengths and the chunks that they are split into are multiples of it.
 KEY_GRAIN = 64
-# How many programs should be in flight on each multiprocessor.
+# The desired number of programs in flight on each multiprocessor.
 PROGRAMS = 2
-# Chunks of a prefix: their results are added up for each member, which costs too.
+# Chunks of a prefix: adding their results for each member has a cost too.
 _MAX_PARTS = 32
 _MIN_CHUNK = 256
 
@@ -38,24 +38,24 @@ class SharedPrefixes:
     """Device memory of a decode step's groups, and of the results of chunks of keys.
 
     Attributes:
-        max_seqs: of a step.
+        max_seqs: per step.
         block_rows: rows of a block of queries.
-        members_a_block: sequences of a block, at most.
-        max_items: programs a launch for a step of `max_seqs` needs at most, see `items_for`.
-        lens: `[max_seqs]` int32, keys of each sequence that its group's programs take.
-        parts: `[max_seqs]` int32, into how many chunks they are cut.
-        members: `[max_seqs]` int32, the groups' members, one group behind the other.
+        members_a_block: most sequences per block.
+        max_items: most programs in a launch for a step of `max_seqs`, see `items_for`.
+        lens: `[max_seqs]` int32, keys of each sequence that its group's programs process.
+        parts: `[max_seqs]` int32, into how many chunks they are split.
+        members: `[max_seqs]` int32, the groups' members, one group after the other.
         items: `[max_items, 8]` int32: a member, first key, end of keys, first entry of `members`
             and how many, the chunk's number.
-        num_items: `[8]` int32, the first is how many items there are.
-        first_slots: `[max_seqs]` int32, where each sequence's results of chunks begin, shared ones
+        num_items: `[8]` int32, the first is the number of items.
+        first_slots: `[max_seqs]` int32, where each sequence's chunk results begin, shared ones
             first.
         partials: `[slots, num_heads, head_dim rounded up]` float32, outputs of single chunks.
         partial_lse: `[slots, num_heads]` float32, their base-2 log-sum-exp.
     """
 
     def __init__(self, workspace: "AttentionWorkspace") -> None:
-        """Allocate for the steps and layers that `workspace` is for, without any group."""
+        """Allocate for the steps and layers of `workspace`, without any group."""
         self.max_seqs = workspace.max_seqs
         device, num_heads = workspace.totals.device, workspace.num_heads
         group_rows = triton.next_power_of_2(num_heads // workspace.num_kv_heads)
@@ -64,7 +64,7 @@ class SharedPrefixes:
         programs = workspace.multiprocessors * PROGRAMS
         self._wanted_items = max(1, programs // workspace.num_kv_heads)
         self.max_items = self.items_for(self.max_seqs)
-        # Numbers of the host, in one buffer so that one copy sends them all.
+        # The host's numbers, in one buffer so that one copy sends all of them.
         padded = -(-self.max_seqs // ITEM_FIELDS) * ITEM_FIELDS
         ends = np.cumsum([ITEM_FIELDS, *[padded] * 3, self.max_items * ITEM_FIELDS]).tolist()
         self._bounds = list(zip([0, *ends], ends, strict=False))
@@ -79,16 +79,16 @@ class SharedPrefixes:
         self.partial_lse = workspace.partial_lse.new_empty(slots, num_heads)
 
     def items_for(self, num_seqs: int) -> int:
-        """Return the most items that a step of `num_seqs` sequences can have."""
+        """Return the most items of a step of `num_seqs` sequences."""
         return self._wanted_items + -(-num_seqs // self.members_a_block) + MAX_GROUPS
 
-    # The buffers may have been made in inference mode, and may then be written in that mode only.
+    # Buffers created in inference mode can only be written in inference mode.
     @torch.inference_mode()
     def put(self, groups: Sequence[PrefixGroup]) -> None:
-        """Send the groups of the steps from now on; in stream order, waits for nothing.
+        """Send the groups for the following steps; in stream order, never blocks.
 
         Args:
-            groups: at most `MAX_GROUPS`, no sequence in two of them; lengths are rounded down to
+            groups: at most `MAX_GROUPS`; a sequence is in at most one. Lengths are rounded down to
                 `KEY_GRAIN`.
         """
         assert len(groups) <= MAX_GROUPS

@@ -6,8 +6,8 @@ The runtime's back end holds an `AttentionWorkspace`, calls `plan_attention` onc
 Measured on an H200, bfloat16, 32/8 heads of 128, pages of 16, microseconds a layer (figures:
 `benchmarks/results/h200/attention_cuts.json`): decode 64 x 1024 tokens 70, 256 x 768 193, 1 x 4096
 16. Prefill of 4096 without a prefix 372 (369 TFLOP/s); torch's cuDNN attention on plain keys does
-it in 258 (`prompt_attention.json` there). A caller whose step is one kind of prompt without a
-cached prefix, keys still in `qkv`, is better served by cuDNN; here keys come from pages only.
+it in 258 (`prompt_attention.json` there). A step of prompts without a cached prefix, whose keys are
+still in `qkv`, should use cuDNN; here keys come only from pages.
 """
 
 # ruff: noqa: PLR0913 the op's signature
@@ -50,19 +50,19 @@ def run_attention(
     key_ends: Tensor | None = None,
     tiles: tuple[Tile | None, Tile | None] = (None, None),
 ) -> None:
-    """Attend one layer of a planned step; allocates nothing, waits for nothing.
+    """Attend in one layer of a planned step; allocates nothing, never blocks.
 
     Args:
-        plan: of this step, for this layer's `window_left`.
+        plan: for this step and this layer's `window_left`.
         q: `[num_tokens, num_heads, head_dim]`, heads and elements contiguous, rows at any stride.
         k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous, the dtype of `q`.
         v_cache: likewise.
         page_table: `[num_seqs, max_pages]` int32, rows contiguous.
         scale: factor on the scores.
-        out: `[num_tokens, num_heads * head_dim]`, contiguous. Rows that no sequence of the plan
-            owns (padding behind `qo_indptr[-1]`) are left as they are.
+        out: `[num_tokens, num_heads * head_dim]`, contiguous. Rows outside the plan's sequences
+            (padding after `qo_indptr[-1]`) are unchanged.
         key_ends: see `kernels.paged_attention.paged_attention`.
-        tiles: for tuning: how decode and extend are cut, None for the measured choice.
+        tiles: for tuning: the tiles of decode and extend; None for the measured choice.
     """
     workspace = plan.workspace
     _, num_heads, head_dim = q.shape
@@ -82,7 +82,7 @@ def run_attention(
     block_dim = max(16, triton.next_power_of_2(head_dim))
     group_rows = triton.next_power_of_2(group)
     scale_log2 = scale * math.log2(math.e)
-    # What every kernel is compiled for.
+    # The compile-time parameters of every kernel.
     layout = {
         "NUM_KV_HEADS": num_kv_heads,
         "GROUP": group,
@@ -186,7 +186,7 @@ def paged_attention(
 ) -> Tensor:
     """Plan and run one layer; see `kernels.paged_attention.paged_attention`.
 
-    Allocates a workspace each time: the runtime's back end keeps one instead.
+    Allocates a workspace on each call; the runtime's back end keeps one instead.
     """
     num_tokens, num_heads, head_dim = q.shape
     if out is None:

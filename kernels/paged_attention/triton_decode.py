@@ -1,15 +1,15 @@
-"""Paged decode attention: one query a sequence, its keys shared out over the device.
+"""Paged decode attention: one query per sequence, whose keys are split over the device.
 
 The heads that share a key head are the rows of the matrix products, so keys and values are read
-once. Each program attends to one chunk of one sequence's keys; of a sequence with several chunks
-the program that finishes last adds the parts up, which saves a launch a layer.
+once. Each program attends to one chunk of one sequence's keys. If a sequence has several chunks,
+the program that finishes last adds the parts, which saves a launch per layer.
 
 Source: flash-decoding (Dao, Haziza, Massa, Sizov, 2023); the last-arrival reduction is that of
 stream-K (Osama et al., 2023).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel takes what it touches
+# ruff: noqa: PLR0913 a kernel's parameters
 
 import triton
 import triton.language as tl
@@ -41,7 +41,7 @@ def _add_parts(
         part = first + tl.arange(0, 32)
         row = ((first_item + part) * NUM_KV_HEADS + kv_head)[:, None] * GROUP + head[None, :]
         inside = (part < num_parts)[:, None] & (head < GROUP)[None, :]
-        # Past the first-level cache: other multiprocessors wrote these.
+        # Bypasses the L1 cache: other multiprocessors wrote these.
         lse = tl.load(lse_ptr + row, mask=inside, other=float("-inf"), cache_modifier=".cg")
         new_best = tl.maximum(best, tl.max(lse, axis=0))
         safe = tl.where(new_best == float("-inf"), 0.0, new_best)
@@ -103,7 +103,7 @@ def decode_kernel(
 ):
     """Attend from one sequence's query, for one key head, to one chunk of keys.
 
-    With `SHARED` the results of chunks that a group shares are there already.
+    With `SHARED` the results of the group's shared chunks are already stored.
     """
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
@@ -136,7 +136,7 @@ def decode_kernel(
         key = start + tl.arange(0, BLOCK_N)
         inside = key < key_end
         page = tl.load(pages_ptr + key // PAGE_SIZE, mask=inside, other=0)
-        # Rows fit 32 bits where elements may not.
+        # Row indices fit 32 bits, but element offsets may not.
         row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE + key % PAGE_SIZE
         at = row.to(tl.int64)[:, None] * HEAD_DIM + column[None, :]
         mask = inside[:, None]
@@ -169,7 +169,7 @@ def decode_kernel(
             result,
             mask=(head < GROUP)[:, None],
         )
-        # All threads' parts are written before the count says so.
+        # All threads' parts are written before the count is incremented.
         tl.debug_barrier()
         counter_ptr = arrived_ptr + seq * NUM_KV_HEADS + kv_head
         before = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")

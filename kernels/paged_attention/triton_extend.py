@@ -1,4 +1,4 @@
-"""Paged extend attention: many queries a sequence, over its cached prefix and themselves.
+"""Paged extend attention: many queries per sequence, over its cached prefix and themselves.
 
 The heads that share a key head are packed into the rows of one block (row = token * group +
 head), so a key is read once for all of them and short chunks still fill the tensor cores' rows.
@@ -7,7 +7,7 @@ Source: FlashAttention-2 (Dao, 2023).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel takes what it touches
+# ruff: noqa: PLR0913 a kernel's parameters
 
 import triton
 import triton.language as tl
@@ -49,7 +49,7 @@ def attend_block(
         page = tl.load(pages_ptr + key // PAGE_SIZE, mask=inside, other=0)
     else:
         page = tl.load(pages_ptr + key // PAGE_SIZE)
-    # Rows fit 32 bits where elements may not.
+    # Row indices fit 32 bits, but element offsets may not.
     row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE + key % PAGE_SIZE
     at = row.to(tl.int64)[:, None] * HEAD_DIM + column[None, :]
     if MASKED:
@@ -71,7 +71,7 @@ def attend_block(
             visible = visible & (key[None, :] >= query_at[:, None] - window_left)
         scores = tl.where(visible, scores, float("-inf"))
     new_best = tl.maximum(best, tl.max(scores, axis=1) * scale_log2)
-    # A row may see no key of this block, or none yet.
+    # A row may not see any key of this block, or none so far.
     safe = tl.where(new_best == float("-inf"), 0.0, new_best) if MASKED else new_best
     weight = tl.exp2(scores * scale_log2 - safe[:, None])
     rescale = tl.exp2(best - safe)
@@ -137,7 +137,7 @@ def extend_kernel(
     first_query = kv_len - num_queries + first_token
     key_end = kv_len - num_queries + last_token + 1
     if SPANS:
-        # What a row sees never falls from one token to the next.
+        # The visible keys never decrease from one token to the next.
         last_key = tl.load(key_ends_ptr + q_row, mask=token < num_queries, other=0) - 1
         key_end = tl.load(key_ends_ptr + q_start + last_token)
     if WINDOWED:
@@ -145,7 +145,7 @@ def extend_kernel(
         masked_from = first_key
     else:
         first_key = 0
-        # Up to here every row sees every key.
+        # Before this key, every row sees every key.
         masked_from = (first_query + 1) // BLOCK_N * BLOCK_N
 
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)

@@ -1,13 +1,13 @@
 """Batch-invariant paged attention in Triton: what a step's layers share, and the launches.
 
-Which rows are whose and how keys are shared out is written on the device, as in `triton_plan`, so
-that a CUDA graph may be replayed with other lengths. Only a query that is its sequence's only one
-has its parts of keys spread over programs, as far as the workspace has room for their sums; by the
-kernel's order of additions the result does not depend on it.
+The device writes the assignment of rows and key parts, as in `triton_plan`, so that a CUDA graph
+may be replayed with other lengths. Only a query that is its sequence's only one has its key parts
+spread over programs, as far as the workspace has room for their sums. The kernel's order of
+additions makes the result independent of it.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel takes what it touches
+# ruff: noqa: PLR0913 a kernel's parameters
 
 import math
 from dataclasses import dataclass
@@ -30,19 +30,19 @@ __all__ = [
     "run_attention",
 ]
 
-# One block of rows for every step: its height decides which matrix instruction is used.
+# One block of rows for every step: its height determines the matrix instruction.
 BLOCK_ROWS = 64
 # Keys of a part; a multiple of every block of keys.
 PART = 256
 _ITEM_FIELDS = 8
 # Parts of keys whose sums the workspace holds: enough to fill a device with few sequences. Programs
-# beyond the end of a step's list leave at once, but a thousand of them are a microsecond.
+# past the end of a step's list exit immediately, but a thousand of them cost a microsecond.
 _MAX_SLOTS = 1024
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How the kernel is cut: keys a block, warps a program, loads in flight."""
+    """How the kernel is tiled: keys per block, warps per program, loads in flight."""
 
     block_n: int
     num_warps: int
@@ -50,12 +50,12 @@ class Tile:
 
 
 def tile_of(dtype: torch.dtype, block_dim: int, room: int) -> Tile:
-    """Return how the kernel is cut; a function of the model and the device, never of the step.
+    """Return the kernel's tile; it depends on the model and the device, never on the step.
 
     Args:
         dtype: of keys.
         block_dim: their head size, rounded up to a power of two.
-        room: bytes of shared memory that a program may have.
+        room: bytes of shared memory available to a program.
     """
     if dtype is torch.float32:
         return Tile(32, 8, 2)
@@ -79,7 +79,7 @@ def _plan_kernel(
     BLOCK_SEQS: tl.constexpr,
     BLOCK_ITEMS: tl.constexpr,
 ):
-    """Write the items of one sequence; every program adds up all lengths for itself."""
+    """Write the items of one sequence; every program sums all lengths itself."""
     mine = tl.program_id(0)
     seq = tl.arange(0, BLOCK_SEQS)
     valid = seq < num_seqs
@@ -123,17 +123,17 @@ def _plan_kernel(
 class InvariantWorkspace:
     """Device memory of the batch-invariant attention kernel.
 
-    Make one per stream that runs attention and per distinct `window_left` in a model, before any
-    graph is captured; it is written by `plan_attention` and by every layer's run. A plan is valid
-    until the next one with the same workspace.
+    Create one per stream that runs attention and per distinct `window_left` in a model, before any
+    graph is captured. `plan_attention` and every layer's run write it. A plan is valid until the
+    next one with the same workspace.
 
     Attributes:
-        num_slots: parts of keys whose sums it holds at a time.
+        num_slots: capacity for sums of key parts.
         items: int32 work list, see `_plan_kernel`.
         totals: `[1]` int32, the length of the list.
         partials: `[num_slots, num_heads, head_dim rounded up]` float32, sums of single parts.
         states: `[num_slots, num_heads, 2]` float32, their largest scores and weights' sums.
-        arrived: `[max_seqs * num_kv_heads]` int32, parts that are done; 0 between runs.
+        arrived: `[max_seqs * num_kv_heads]` int32, finished parts; 0 between runs.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class InvariantPlan:
     Attributes:
         workspace: holds the work list.
         window_left: of the layers this plan is for.
-        max_items: programs that a launch needs at most.
+        max_items: most programs in a launch.
     """
 
     workspace: InvariantWorkspace
@@ -198,10 +198,10 @@ def plan_attention(
     Args:
         workspace: large enough for the step.
         seq_lens: `[num_seqs]` int32, key length including this step's tokens; 0 is allowed for
-            rows that pad a graph, their output is 0.
+            padding rows of a graph, whose output is 0.
         qo_indptr: `[num_seqs + 1]` int32.
         num_tokens: rows of `q`, `qo_indptr[-1]` or more.
-        max_keys: no sequence is longer, nor will one be when a graph is replayed.
+        max_keys: no sequence is longer, including in later replays of a graph.
         window_left: -1, or how many keys before its own position a query sees.
     """
     num_seqs = seq_lens.shape[0]
@@ -225,7 +225,7 @@ def plan_attention(
             BLOCK_M=BLOCK_ROWS,
             PART_KEYS=PART,
             SLOTS=workspace.num_slots,
-            # Of the workspace, not of the step: one compilation serves every batch size.
+            # From the workspace, not the step: one compilation serves every batch size.
             BLOCK_SEQS=max(16, triton.next_power_of_2(workspace.max_seqs)),
             BLOCK_ITEMS=128,
             num_warps=4,
@@ -245,19 +245,19 @@ def run_attention(
     key_ends: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
-    """Attend one layer of a planned step; allocates nothing, waits for nothing.
+    """Attend in one layer of a planned step; allocates nothing, never blocks.
 
     Args:
-        plan: of this step, for this layer's `window_left`.
+        plan: for this step and this layer's `window_left`.
         q: `[num_tokens, num_heads, head_dim]`, heads and elements contiguous, rows at any stride.
         k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous, the dtype of `q`.
         v_cache: likewise.
         page_table: `[num_seqs, max_pages]` int32, rows contiguous.
         scale: factor on the scores.
-        out: `[num_tokens, num_heads * head_dim]`, contiguous. Rows that no sequence of the plan
-            owns (padding behind `qo_indptr[-1]`) are left as they are.
+        out: `[num_tokens, num_heads * head_dim]`, contiguous. Rows outside the plan's sequences
+            (padding after `qo_indptr[-1]`) are unchanged.
         key_ends: see `kernels.paged_attention.paged_attention`.
-        tile: for tuning, None for the usual cut. Another `block_n` gives other bits.
+        tile: for tuning, None for the usual tile. Another `block_n` changes the bits.
     """
     workspace = plan.workspace
     _, num_heads, head_dim = q.shape
@@ -308,8 +308,8 @@ def run_attention(
         BLOCK_D=block_dim,
         STAGES=tile.num_stages,
         num_warps=tile.num_warps,
-        # Parts are added up in two places of the kernel: the compiler must not fuse a product and
-        # a sum in one of them only.
+        # Two places in the kernel add parts: the compiler must not fuse a product and a sum in only
+        # one of them.
         enable_fp_fusion=False,
         **launch_options(q.device),
     )
@@ -329,7 +329,7 @@ def paged_attention(
 ) -> Tensor:
     """Plan and run one layer; see `kernels.paged_attention.paged_attention`.
 
-    Allocates a workspace each time: the runtime's back end keeps one instead.
+    Allocates a workspace on each call; the runtime's back end keeps one instead.
     """
     num_tokens, num_heads, head_dim = q.shape
     if out is None:

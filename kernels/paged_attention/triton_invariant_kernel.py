@@ -1,10 +1,10 @@
 """Paged attention whose rows get the same bits in every step: one kernel for decode and extend.
 
-Every query, alone or in a chunk, goes through one block shape, so through the same matrix
-instructions. Its keys are taken in blocks that start at fixed positions, and the blocks in parts
-that do too; each part has a softmax of its own and the parts are added up in order. One program may
-walk through all parts of its rows, or each part have a program and the last one add them up: the
-sums are the same ones, so how a step is shared out does not show.
+Every query, alone or in a chunk, uses one block shape and so the same matrix instructions. Its keys
+are processed in blocks that start at fixed positions, and the blocks in parts that do too. Each
+part has a separate softmax, and the parts are added in order. Either one program processes all
+parts of its rows, or each part has a program and the last one adds them. The sums are the same, so
+the split does not affect the bits.
 
 The heads that share a key head are packed into the rows of a block (row = token * group + head).
 
@@ -13,7 +13,7 @@ fixed size instead of a fixed number: "Defeating Nondeterminism in LLM Inference
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913, PLR0915 a kernel takes what it touches, and is one function
+# ruff: noqa: PLR0913, PLR0915 a kernel's parameters; it is one function
 
 import triton
 import triton.language as tl
@@ -25,7 +25,7 @@ from kernels.triton_support.launch import wait_for_inputs
 def _add_part(acc, best, total, part_acc, part_best, part_total):
     """Add a part's sums to those of the parts before it."""
     new_best = tl.maximum(best, part_best)
-    # Until a row has seen a key both are -inf.
+    # Both are -inf until a row has seen a key.
     safe = tl.where(new_best == float("-inf"), 0.0, new_best)
     keep = tl.exp2(best - safe)
     take = tl.exp2(part_best - safe)
@@ -62,13 +62,13 @@ def _attend(
     """Add one block of keys to the running softmax of a part; rows see keys up to `last_key`."""
     key = start + tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_D)
-    # Pages before the first key that a row sees may have been given away.
+    # Pages before the first visible key of a row may have been freed.
     inside = (key < kv_len) & (key >= first_key)
     if MASKED:
         page = tl.load(pages_ptr + key // PAGE_SIZE, mask=inside, other=0)
     else:
         page = tl.load(pages_ptr + key // PAGE_SIZE)
-    # Rows fit 32 bits where elements may not.
+    # Row indices fit 32 bits, but element offsets may not.
     row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE + key % PAGE_SIZE
     at = row.to(tl.int64)[:, None] * HEAD_DIM + column[None, :]
     if MASKED:
@@ -91,7 +91,7 @@ def _attend(
         scores = tl.where(visible, scores, float("-inf"))
     scores = scores * scale_log2
     new_best = tl.maximum(best, tl.max(scores, axis=1))
-    # A row may see no key of this block, or none yet.
+    # A row may not see any key of this block, or none so far.
     safe = tl.where(new_best == float("-inf"), 0.0, new_best)
     weight = tl.exp2(scores - safe[:, None])
     rescale = tl.exp2(best - safe)
@@ -115,7 +115,7 @@ def _finish(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Add up the stored parts of one query and key head, in order."""
+    """Add the stored parts of one query and key head, in order."""
     head = tl.arange(0, GROUP_ROWS)
     column = tl.arange(0, BLOCK_D)
     held = head < GROUP
@@ -124,7 +124,7 @@ def _finish(
     acc = tl.zeros([GROUP_ROWS, BLOCK_D], tl.float32)
     for part in tl.range(0, num_parts, num_stages=4):
         row = ((first_slot + part) * NUM_KV_HEADS + kv_head) * GROUP + head
-        # Past the first-level cache: other multiprocessors wrote these.
+        # Bypasses the L1 cache: other multiprocessors wrote these.
         part_best = tl.load(
             state_ptr + row * 2, mask=held, other=float("-inf"), cache_modifier=".cg"
         )
@@ -208,7 +208,7 @@ def attention_kernel(
     first_query = kv_len - num_queries + block * BLOCK_M // GROUP
     last_token = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, num_queries - 1)
     first_key = kv_len * 0
-    # Up to here every row sees every key.
+    # Before this key, every row sees every key.
     masked_from = (first_query + 1) // BLOCK_N * BLOCK_N
     if WINDOWED:
         first_key = tl.maximum(first_query - window_left, 0)
@@ -216,7 +216,7 @@ def attention_kernel(
     begin = first_key // BLOCK_N * BLOCK_N
     end = kv_len - num_queries + last_token + 1
     if SPANS:
-        # What a row sees never falls from one token to the next.
+        # The visible keys never decrease from one token to the next.
         last_key = tl.load(key_ends_ptr + q_row, mask=token < num_queries, other=0) - 1
         end = tl.load(key_ends_ptr + q_start + last_token)
     slot = first_slot + only_part - begin // PART
@@ -266,7 +266,7 @@ def attention_kernel(
         out_at = (q_row * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + column[None, :]
         tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=held)
     else:
-        # A query is split only when it is the only one: its rows are the first ones.
+        # Only a sequence's single query is split: its rows are the first ones.
         in_group = tl.arange(0, BLOCK_M)
         stored = (slot * NUM_KV_HEADS + kv_head) * GROUP + in_group
         tl.store(state_ptr + stored * 2, part_best, mask=in_group < GROUP)
@@ -276,7 +276,7 @@ def attention_kernel(
             part_acc,
             mask=(in_group < GROUP)[:, None],
         )
-        # All threads' sums are written before the count says so.
+        # All threads' sums are written before the count is incremented.
         tl.debug_barrier()
         counter_ptr = arrived_ptr + seq * NUM_KV_HEADS + kv_head
         before = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")

@@ -1,17 +1,17 @@
-"""Who works on what: the work lists of the Triton attention kernels, made on the device.
+"""The work lists of the Triton attention kernels, built on the device.
 
-A step's decode rows are cut into chunks of keys, so that a few long sequences fill the device as
-well as many short ones; a step's chunks of queries are cut into blocks of rows. Both lists depend
-on lengths that only the device knows, so a small kernel writes them, once a step, and the
-attention kernels of all layers read them. The grids of those are upper bounds that the host can
-work out from shapes; programs beyond the end of a list leave at once. Nothing waits for the
+A step's decode rows are split into chunks of keys, so that a few long sequences fill the device as
+well as many short ones; a step's chunks of queries are split into blocks of rows. Both lists depend
+on lengths that only the device knows, so a small kernel writes them, once per step, and the
+attention kernels of all layers read them. The grids of those kernels are upper bounds that the host
+computes from shapes; programs past the end of a list exit immediately. The host never waits for the
 device, and all of it may be captured in a CUDA graph.
 
 Source: the plan/run split is FlashInfer's (Ye et al., 2025), which plans on the host.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel takes what it touches
+# ruff: noqa: PLR0913 a kernel's parameters
 
 from dataclasses import dataclass
 
@@ -31,9 +31,9 @@ from kernels.triton_support.device import multiprocessors, shared_memory
 
 # Chunks of keys are multiples of this, and so of the decode kernel's block.
 CHUNK_GRAIN = 64
-# How many decode programs should be in flight on each multiprocessor.
+# The desired number of decode programs in flight on each multiprocessor.
 _DECODE_PROGRAMS = 2
-# Chunks of one sequence, unless they would be longer than _LONG_CHUNK: adding them up costs too.
+# Chunks of one sequence, unless they would be longer than _LONG_CHUNK: adding them has a cost too.
 _MAX_PARTS = 32
 _LONG_CHUNK = 512
 
@@ -61,24 +61,24 @@ def _plan_kernel(
     BLOCK_SEQS: tl.constexpr,
     BLOCK_ITEMS: tl.constexpr,
 ):
-    """Write the items of one sequence; every program adds up all lengths for itself."""
+    """Write the items of one sequence; every program sums all lengths itself."""
     mine = tl.program_id(0)
     seq = tl.arange(0, BLOCK_SEQS)
     valid = seq < num_seqs
     kv_len = tl.load(seq_lens_ptr + seq, mask=valid, other=0)
     q_start = tl.load(qo_indptr_ptr + seq, mask=valid, other=0)
     num_queries = tl.load(qo_indptr_ptr + seq + 1, mask=valid, other=0) - q_start
-    # Without a count from the caller, whoever has one query decodes.
+    # Without a count from the caller, every sequence with one query decodes.
     decodes = (seq < num_decodes) | ((num_decodes < 0) & (num_queries == 1))
     keys = tl.where(window_left < 0, kv_len, tl.minimum(kv_len, window_left + 1))
     keys = tl.where(decodes, keys, 0)
     shared_parts = seq * 0
     if SHARED:
-        # Others' programs take these; the newest key is never among them.
+        # The group's programs process these; the newest key is never among them.
         keys = tl.maximum(keys - tl.load(shared_lens_ptr + seq, mask=valid, other=0), 0)
         shared_parts = tl.load(shared_parts_ptr + seq, mask=valid, other=0)
     chunk = tl.cdiv(tl.maximum(tl.cdiv(tl.sum(keys), wanted_items), 1), GRAIN) * GRAIN
-    # A sequence without keys gets an item too: its output must be written.
+    # A sequence without keys also gets an item: its output must be written.
     parts = tl.minimum(tl.cdiv(keys, chunk), tl.maximum(max_parts, keys // LONG_CHUNK))
     decode_count = tl.where(decodes & valid, tl.maximum(parts, 1), 0)
     extend_count = tl.where(decodes, 0, tl.cdiv(num_queries * GROUP, BLOCK_ROWS))
@@ -94,7 +94,8 @@ def _plan_kernel(
 
     count = tl.sum(tl.where(is_mine, decode_count, 0))
     begin = tl.sum(tl.where(seq < mine, decode_count, 0))
-    # Even shares: a sequence a little longer than a chunk is not cut into a long and a short one.
+    # Equal shares: a sequence slightly longer than a chunk is not split into a long and a short
+    # one.
     share = tl.cdiv(tl.cdiv(my_keys, tl.maximum(count, 1)), GRAIN) * GRAIN
     my_shared = tl.sum(tl.where(is_mine, shared_parts, 0))
     slot = begin + tl.sum(tl.where(seq < mine, shared_parts, 0))
@@ -130,21 +131,21 @@ def _plan_kernel(
 class AttentionWorkspace:
     """Device memory of the Triton attention kernels.
 
-    Make one per stream that runs attention and per distinct `window_left` in a model, before any
-    graph is captured; it is written by `plan_attention` and by every layer's run. A plan is valid
-    until the next one with the same workspace.
+    Create one per stream that runs attention and per distinct `window_left` in a model, before any
+    graph is captured. `plan_attention` and every layer's run write it. A plan is valid until the
+    next one with the same workspace.
 
     Attributes:
         multiprocessors: of the device.
-        room: bytes of shared memory that a program may have.
-        wanted_items: how many chunks a step's keys are cut into at most, roughly.
-        max_parts: how many chunks a sequence of ordinary length is cut into at most.
+        room: bytes of shared memory available to a program.
+        wanted_items: rough maximum of the chunks that a step's keys are split into.
+        max_parts: most chunks of a sequence of ordinary length.
         decode_items: int32 work list of decode chunks, see `_plan_kernel`.
         extend_items: int32 work list of query blocks.
         totals: `[2]` int32, the lengths of both lists.
         partials: `[items, num_heads, head_dim rounded up]` float32, outputs of single chunks.
         partial_lse: `[items, num_heads]` float32, base-2 log-sum-exp of single chunks.
-        arrived: `[max_seqs * num_kv_heads]` int32, chunks that are done; 0 between runs.
+        arrived: `[max_seqs * num_kv_heads]` int32, finished chunks; 0 between runs.
     """
 
     def __init__(
@@ -188,13 +189,13 @@ class AttentionPlan:
     Attributes:
         workspace: holds the work lists.
         window_left: of the layers this plan is for.
-        max_decode_items: programs a decode launch needs at most, 0 for no launch.
-        max_extend_items: likewise for extend.
+        max_decode_items: most programs in a decode launch, 0 for no launch.
+        max_extend_items: the same for extend.
         block_rows: query rows (tokens times heads of a group) of an extend item.
-        decode_load: decoding sequences times key heads, for each multiprocessor; 0 if most of their
-            keys are others' too.
-        short_prompts: whether chunks of queries see nothing but themselves.
-        prefixes: the step's groups of sequences that share their first keys, if any may.
+        decode_load: decoding sequences times key heads, per multiprocessor; 0 if most of their keys
+            are shared.
+        short_prompts: whether chunks of queries see only themselves.
+        prefixes: the step's groups of sequences with shared first keys, if any are possible.
     """
 
     workspace: AttentionWorkspace
@@ -227,17 +228,16 @@ def plan_attention(
     Args:
         workspace: large enough for the step.
         seq_lens: `[num_seqs]` int32, key length including this step's tokens; 0 is allowed for
-            rows that pad a graph, their output is 0.
+            padding rows of a graph, whose output is 0.
         qo_indptr: `[num_seqs + 1]` int32.
         num_tokens: rows of `q`, `qo_indptr[-1]` or more.
-        num_decodes: how many sequences, the first ones, have exactly one query; None when the
-            host does not know, which costs a launch a layer.
+        num_decodes: how many sequences, the first ones, have exactly one query; None if the host
+            does not know, which costs a launch per layer.
         window_left: -1, or how many keys before its own position a query sees.
-        prefixes: which sequences share their first keys; for steps that only decode, without a
-            window.
-        short_prompts: whether all but the first `num_decodes` sequences have no keys but this
-            step's, which are few as a rule: they are cut otherwise.
-        block_rows: query rows of an extend item; chosen by the step's load when absent.
+        prefixes: which sequences share their first keys; only for decode steps without a window.
+        short_prompts: whether all sequences but the first `num_decodes` have only this step's keys,
+            usually few: they use another tile.
+        block_rows: query rows of an extend item; by default chosen from the step's load.
     """
     num_seqs = seq_lens.shape[0]
     assert num_seqs <= workspace.max_seqs
@@ -249,7 +249,7 @@ def plan_attention(
     extend_seqs = num_seqs if num_decodes is None else num_seqs - num_decodes
     extend_tokens = num_tokens if num_decodes is None else num_tokens - num_decodes
     extend_rows = extend_tokens * group if extend_seqs else 0
-    # Without a count they are few among others that decode.
+    # Without a count, extend sequences are assumed to be few among decoding ones.
     num_chunks = 1 if num_decodes is None else max(1, extend_seqs)
     extend_load = extend_rows * workspace.num_kv_heads / workspace.multiprocessors
     if block_rows is None:
@@ -298,7 +298,7 @@ def plan_attention(
             GRAIN=CHUNK_GRAIN,
             LONG_CHUNK=_LONG_CHUNK,
             SHARED=prefixes is not None,
-            # Of the workspace, not of the step: one compilation serves every batch size.
+            # From the workspace, not the step: one compilation serves every batch size.
             BLOCK_SEQS=max(16, triton.next_power_of_2(workspace.max_seqs)),
             BLOCK_ITEMS=128,
             num_warps=4,

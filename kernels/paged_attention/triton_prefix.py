@@ -1,12 +1,12 @@
 """Paged decode attention to a prefix that several sequences share: their queries are one matrix.
 
-Each program attends from the queries of several members of a group, the heads that share a key
-head, to one chunk of the group's keys, which it reads once for all of them. What it finds is left
-for `kernels.paged_attention.triton_decode`, which adds it to what a sequence's own keys give.
+Each program attends from the queries of several members of a group, for the heads that share a key
+head, to one chunk of the group's keys, which it reads once for all of them. It stores its result
+for `kernels.paged_attention.triton_decode`, which adds it to the result of a sequence's own keys.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel takes what it touches
+# ruff: noqa: PLR0913 a kernel's parameters
 
 import triton
 import triton.language as tl
@@ -71,7 +71,7 @@ def prefix_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     pages_ptr = page_table_ptr + leader.to(tl.int64) * max_pages
-    # Every key is older than every query, and chunks are whole blocks: nothing is masked.
+    # Every key is older than every query, and chunks are whole blocks, so masks are not needed.
     for start in tl.range(key_begin, key_end, BLOCK_N, num_stages=STAGES):
         acc, best, total = attend_block(
             q, acc, best, total, start, row, row, key_end, -1,

@@ -1,9 +1,9 @@
-"""How the Triton attention kernels are cut: measured on an H200 in bfloat16, for pages of 16.
+"""The tiles of the Triton attention kernels: measured on an H200 in bfloat16, for pages of 16.
 
-Keys lie where the page table says, and page numbers, which are loaded ahead of them, take half of
-the stages. With five a block's keys are on their way during the products of the block before; with
-fewer they are asked for behind these and waited for. More stages take memory, which leaves room for
-fewer programs that hide each other's waits (docs/decisions/0020-attention-cuts.md).
+The page table locates the keys; the page numbers are loaded before them and take half of the
+stages. With five stages a block's keys are loaded during the products of the previous block; with
+fewer they are requested after these products and waited for. More stages take memory, which leaves
+room for fewer programs that hide each other's latency (docs/decisions/0020-attention-cuts.md).
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from kernels.paged_attention.shared_prefix import KEY_GRAIN
 # Query rows (tokens times heads of a group) of an extend item.
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 64, 128
 
-# Shared memory with which blocks are as large as measured; with heads of 256 these do not fit less,
-# such as Ada's 101,376 bytes.
+# Shared memory that the measured blocks need for heads of 256; less, such as Ada's 101,376 bytes,
+# is too small for them.
 ROOM_OF_WIDE_HEADS = 128 * 1024
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a kernel is cut: keys a block, warps a program, stages of the pipeline of its loads."""
+    """How a kernel is tiled: keys per block, warps per program, stages of its load pipeline."""
 
     block_n: int
     num_warps: int
@@ -30,22 +30,22 @@ class Tile:
 
 
 def takes_long_chunks(head_dim: int, load: float) -> bool:
-    """Whether decode is best shared out among half as many programs, of longer chunks.
+    """Whether decode is faster with half as many programs on longer chunks.
 
     Args:
         head_dim: of keys.
-        load: decoding sequences times key heads, for each multiprocessor. With so many, cutting
-            sequences up costs more than it brings (figures: decision 0020).
+        load: decoding sequences times key heads, per multiprocessor. At a high load, splitting
+            sequences costs more than it gains (figures: decision 0020).
     """
     return head_dim <= 128 and 0.75 <= load < (4 if head_dim <= 64 else 3)
 
 
 def decode_tile(dtype: torch.dtype, block_dim: int, load: float) -> Tile:
-    """Return how decode is cut; `load` as in `takes_long_chunks`, 0 if chunks are short."""
+    """Return the decode tile; `load` as in `takes_long_chunks`, 0 if chunks are short."""
     if dtype is torch.float32 or block_dim > 128:
         return Tile(32, 4, 2)
     if block_dim > 64:
-        # More programs hide each other's waits.
+        # More programs hide each other's latency.
         return Tile(64, 2, 5 if 0.25 <= load < 3 else 2)
     if takes_long_chunks(block_dim, load):
         return Tile(128, 4, 5 if load < 1.25 else 2)
@@ -57,15 +57,15 @@ def block_rows_of(
 ) -> int:
     """Return the rows of an extend item.
 
-    With fewer than 64 Hopper's tensor cores would want their operands in registers, which is hardly
-    ever faster even where most rows are padding.
+    With fewer than 64 rows, Hopper's tensor cores would need their operands in registers, which is
+    rarely faster even if most rows are padding.
 
     Args:
-        load: programs of 128 rows for each multiprocessor.
-        mean_rows: query rows a sequence.
+        load: programs of 128 rows per multiprocessor.
+        mean_rows: query rows per sequence.
         head_dim: of keys.
-        room: bytes of shared memory that a program may have.
-        short_prompts: whether the step's own keys, few as a rule, are all that its queries see.
+        room: bytes of shared memory available to a program.
+        short_prompts: whether queries see only the step's own keys, which are usually few.
     """
     few = load <= 2 or 2 * mean_rows <= MAX_BLOCK_ROWS
     few |= head_dim <= 64 and not short_prompts
@@ -76,7 +76,7 @@ def block_rows_of(
 def extend_tile(
     dtype: torch.dtype, block_dim: int, block_rows: int, *, short_prompts: bool
 ) -> Tile:
-    """Return how extend is cut, see `block_rows_of`."""
+    """Return the extend tile, see `block_rows_of`."""
     small = block_dim <= 64
     if dtype is torch.float32 or block_dim > 128:
         return Tile(32, 8 if block_rows > 64 else 4, 2)
@@ -84,12 +84,12 @@ def extend_tile(
         return Tile(128 if small and not short_prompts else 64, 4, 5)
     if small:
         return Tile(64, 8, 2)
-    # A program that begins and ends often should have others beside it.
+    # A short program should have others beside it.
     return Tile(32, 4, 5) if short_prompts else Tile(64, 8, 5)
 
 
 def prefix_tile(dtype: torch.dtype, block_dim: int) -> Tile:
-    """Return how attention to shared prefixes is cut; blocks of keys divide `KEY_GRAIN`."""
+    """Return the tile of attention to shared prefixes; blocks of keys divide `KEY_GRAIN`."""
     if dtype is torch.float32 or block_dim > 128:
         return Tile(KEY_GRAIN // 2, 4, 2)
     return Tile(KEY_GRAIN, 4, 5)

@@ -1,4 +1,4 @@
-"""Causal attention of whole prompts among their own tokens, read where the projection left them."""
+"""Causal attention of whole prompts among their own tokens, read from the projection's output."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,9 +11,9 @@ __all__ = ["PROMPT_ATTENTION", "PromptAttentionKernels"]
 
 
 class PromptAttentionKernels(Protocol):
-    """What an implementation of this op offers."""
+    """The functions of an implementation of this op."""
 
-    # Shorter prompts, and types that are not listed, are better off with paged attention.
+    # Shorter prompts, and types that are not listed, are faster with paged attention.
     MIN_LENGTH: int
 
     def supports(self, q: Tensor) -> bool:
@@ -22,13 +22,13 @@ class PromptAttentionKernels(Protocol):
     def prepare(
         self, q: Tensor, num_kv_heads: int, max_length: int, max_tokens: int, scale: float
     ) -> None:
-        """Do what the first calls would do once for each shape; for the thread that computes.
+        """Do the first-call work for each shape; call it on the computing thread.
 
         Args:
-            q: as in `prompt_attention`, of any number of tokens.
-            num_kv_heads: heads of `k` and `v`, which lie behind those of `q` in one tensor.
-            max_length: tokens of a prompt at most.
-            max_tokens: of all prompts of a call.
+            q: as in `prompt_attention`, with any number of tokens.
+            num_kv_heads: heads of `k` and `v`, which follow those of `q` in one tensor.
+            max_length: most tokens of a prompt.
+            max_tokens: most tokens of a call.
             scale: as in `prompt_attention`.
         """
 

@@ -1,14 +1,14 @@
 """Prompt attention through cuDNN: on Hopper two thirds of the time of our paged kernel.
 
-cuDNN makes a plan for each shape it meets, which takes the host 41 milliseconds, and no stream gets
-a token meanwhile. So lengths are rounded up, prompts of one length go together by ones, twos and
-fours only, and `prepare` makes the plans of all shapes that are left (35 for steps of 8192 tokens).
-torch keeps them for the thread that made them. Keys behind a prompt's end change nothing for its
-own tokens: they come later.
+cuDNN builds a plan for each new shape, which takes the host 41 milliseconds, during which streams
+do not get tokens. So lengths are rounded up, prompts of one length are batched only by ones, twos
+and fours, and `prepare` builds the plans of all remaining shapes (35 for steps of 8192 tokens).
+torch caches them for the thread that built them. Keys after a prompt's end do not affect its own
+tokens, because they come later.
 
 Measured on an H200 by `benchmarks/h200/prompt_attention.py`: 32/8 heads of 128, prompts of 2048,
-4096 and 8192 tokens in 84, 258 and 906 microseconds, our kernel on pages in 108, 376 and 1410.
-(cuDNN's own ragged batches make their plan at each call in torch 2.11.)
+4096 and 8192 tokens in 84, 258 and 906 microseconds, compared with 108, 376 and 1410 for our paged
+kernel. (cuDNN's own ragged batches build their plan at each call in torch 2.11.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,13 +17,13 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-# From here on a prompt alone fills the device, and attention is a share of the step worth having.
+# From this length on, one prompt fills the device, and attention is a relevant share of the step.
 MIN_LENGTH = 2048
-# Lengths are rounded up to multiples of the first, and where they are beyond the second twice over
-# to a sixteenth of the power of two below them: a long context has few shapes, too.
+# Lengths are rounded up to multiples of the first. Above twice the second, they are rounded up to a
+# sixteenth of the power of two below them, so that a long context has few shapes too.
 _GRAIN = 256
 _COARSE = 4096
-# Prompts of a call; longer ones fill the device alone.
+# Prompts per call; longer prompts fill the device alone.
 _COUNTS = (4, 2, 1)
 _MAX_SHARING = 4096
 _MAX_HEAD_DIM = 128
@@ -74,11 +74,11 @@ def prepare(q: Tensor, num_kv_heads: int, max_length: int, max_tokens: int, scal
 
 
 def shapes_of_steps(max_length: int, max_tokens: int) -> list[tuple[int, int]]:
-    """Return how many prompts of what length, rounded up, a call may be for.
+    """Return the possible calls: number of prompts and their rounded length.
 
     Args:
-        max_length: tokens of a prompt at most.
-        max_tokens: of all prompts of a step.
+        max_length: most tokens of a prompt.
+        max_tokens: most tokens of a step.
     """
     longest = min(max_length, max_tokens)
     longest = rounded_up(longest) if longest >= MIN_LENGTH else 0
@@ -91,14 +91,14 @@ def shapes_of_steps(max_length: int, max_tokens: int) -> list[tuple[int, int]]:
 
 
 def rounded_up(length: int) -> int:
-    """Return the length that a prompt is computed with."""
+    """Return the length that a prompt is padded to."""
     below = 1 << max(0, (length - 1).bit_length() - 1)
     grain = max(_GRAIN, below * _GRAIN // _COARSE)
     return -(-length // grain) * grain
 
 
 def runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield first token, number of prompts and their length, neighbours of a round one together."""
+    """Yield first token, number of prompts and length, batching neighbours of one round length."""
     start = 0
     for length, same in groupby(lengths):
         left = len(list(same))
@@ -116,7 +116,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, count: int, length: int, scale: flo
     if padded != length:
         q, k, v = _with_padding(q, k, v, padded)
     query, key, value = (each.unflatten(0, (count, padded)).transpose(1, 2) for each in (q, k, v))
-    # Not through `scaled_dot_product_attention`: choosing a back end costs the host more than this.
+    # `scaled_dot_product_attention` would choose a back end, which costs the host more than this.
     out: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
         query, key, value, None, False, 0.0, True, False, scale=scale
     )[0]
@@ -124,9 +124,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, count: int, length: int, scale: flo
 
 
 def _with_padding(q: Tensor, k: Tensor, v: Tensor, padded: int) -> tuple[Tensor, ...]:
-    """Return copies with zeros behind, side by side as a projection leaves them.
+    """Return zero-padded copies, side by side like a projection's output.
 
-    Strides are a part of a shape to cuDNN: so the plan is the one of a round length.
+    For cuDNN, strides are a part of the shape, so this uses the plan of a round length.
     """
     sizes = [each.shape[1] for each in (q, k, v)]
     qkv = q.new_empty(padded, sum(sizes), q.shape[2])

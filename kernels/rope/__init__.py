@@ -11,7 +11,7 @@ __all__ = ["ROPE", "RopeKernels", "rope_kv_write"]
 
 
 class RopeKernels(Protocol):
-    """What an implementation of this op offers."""
+    """The functions of an implementation of this op."""
 
     def rope_kv_write(  # noqa: PLR0913 one pass over qkv touches all of these
         self,
@@ -67,10 +67,10 @@ def rope_kv_write(  # noqa: PLR0913 one pass over qkv touches all of these
     eps: float = 1e-6,
     zero_centered: bool = False,
 ) -> None:
-    """Norm and rotate the queries and keys of a step in place, and store keys and values.
+    """Norm and rotate a step's queries and keys in place, and store keys and values.
 
-    The rotation is of the rotate-half (NeoX) kind over the whole head, done in float32 and
-    rounded once.
+    The rotation is the rotate-half (NeoX) kind over the whole head, computed in float32 and rounded
+    once.
 
     Args:
         qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, contiguous; float16,
@@ -88,7 +88,7 @@ def rope_kv_write(  # noqa: PLR0913 one pass over qkv touches all of these
             None.
         k_norm: likewise for the keys.
         eps: added to the mean square by the head norms.
-        zero_centered: whether their factors are `1 + weight`, see `kernels.norm.rms_norm`.
+        zero_centered: whether the norms' factors are `1 + weight`, see `kernels.norm.rms_norm`.
     """
     _kernels(qkv.device.type).rope_kv_write(
         qkv,

@@ -1,7 +1,7 @@
 """Head norms, rotary embedding and the cache write in Triton: one pass over qkv."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel takes what it touches
+# ruff: noqa: PLR0913 a kernel's parameters
 
 import torch
 import triton
@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.norm.triton import times_weight
 from kernels.triton_support.launch import launch_options, lets_next_in, start_next, wait_for_inputs
 
-# Elements of qkv a program holds: enough to hide latency, few enough to spread one token.
+# Elements of qkv per program: enough to hide latency, few enough to spread one token.
 _PROGRAM_ELEMENTS = 1024
 
 
@@ -65,7 +65,7 @@ def _rope_kernel(
         scale = tl.rsqrt(mean + eps)[:, None]
         unit_1 = wide_1 * scale
         unit_2 = wide_2 * scale
-        # What is normed is rounded to the dtype before it is turned, as two separate ops would.
+        # The norm is rounded to the dtype before the rotation, as two separate ops would.
         if HAS_Q_NORM:
             q_1 = tl.load(q_norm_ptr + column, mask=column < HALF, other=0.0)[None, :]
             q_2 = tl.load(q_norm_ptr + HALF + column, mask=column < HALF, other=0.0)[None, :]
@@ -89,7 +89,7 @@ def _rope_kernel(
     tl.store(first_ptr, turned_1, mask=inside & is_turned)
     tl.store(first_ptr + HALF, turned_2, mask=inside & is_turned)
 
-    # Slot -1 stores nothing; its address, made from page 0, is never used.
+    # Slot -1 stores nothing; its address, computed from page 0, is unused.
     used = tl.maximum(slot, 0)
     page = used // PAGE_SIZE
     offset = used % PAGE_SIZE

@@ -1,6 +1,6 @@
 """From logits to token ids: sampling, penalties, masks, log-probabilities.
 
-Everything works row by row and gives a row the same result whatever else is in the batch.
+Every op works row by row, and a row's result is independent of the rest of the batch.
 """
 
 from functools import cache
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class SamplingKernels(Protocol):
-    """What an implementation of this op offers."""
+    """The functions of an implementation of this op."""
 
     def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         """See `kernels.sampling.sample`."""
@@ -102,16 +102,16 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     - `min_p` 0: top-k and top-p are both judged on that one distribution. A token stays when it
       is among the `top_k` most probable AND the mass of the tokens before it, in descending
       order, is below `top_p`.
-    - `min_p` > 0: one after another, renormalising each time: `top_k`, then `top_p`, then
-      tokens below `min_p` times the largest probability go.
+    - `min_p` > 0: one after another, renormalizing each time: `top_k`, then `top_p`, then tokens
+      below `min_p` times the largest probability are removed.
 
     Equal probabilities rank by ascending id, and the most probable token always stays. The draw
     is an inverse CDF over the survivors in vocabulary order with one uniform number made from
     `(seed, position)` alone, so a recomputed token is the same token.
 
     Args:
-        logits: `[batch, vocab_size]` float32; left as it is. A row must hold a finite logit and
-            no NaN (`nan_rows`) for its result to mean anything; the id returned is valid anyway.
+        logits: `[batch, vocab_size]` float32; unchanged. A row needs a finite logit and no NaN
+            (`nan_rows`) for a meaningful result; the returned id is valid anyway.
         rows: the parameters of the rows.
 
     Returns:
@@ -137,14 +137,14 @@ def apply_penalties(
 
     Args:
         logits: `[batch, vocab_size]` float32, changed in place.
-        output_ids: `[num_rows, max_output_len]` int64, generated ids; what stands beyond a row's
-            length is ignored.
+        output_ids: `[num_rows, max_output_len]` int64, generated ids; entries past a row's length
+            are ignored.
         output_lens: `[num_rows]` int64.
         frequency: `[num_rows]` float32, 0 is neutral.
         presence: `[num_rows]` float32, 0 is neutral.
         repetition: `[num_rows]` float32, 1 is neutral.
-        row_index: `[num_rows]` int64, the row of `logits` that each is for, no row twice; `None`
-            when there is one for each row, in order.
+        row_index: `[num_rows]` int64, the row of `logits` for each, without repeats; `None` if
+            there is one for each row, in order.
     """
     _kernels(logits.device.type).apply_penalties(
         logits, output_ids, output_lens, frequency, presence, repetition, row_index
@@ -152,7 +152,7 @@ def apply_penalties(
 
 
 def apply_logit_bias(logits: Tensor, row_index: Tensor, token_ids: Tensor, values: Tensor) -> None:
-    """Add `values` to single logits in place; the same place named twice gets both.
+    """Add `values` to single logits in place; a repeated position gets both values.
 
     Args:
         logits: `[batch, vocab_size]` float32, changed in place.
@@ -181,8 +181,8 @@ def apply_token_bitmask(logits: Tensor, bitmask: Tensor, row_index: Tensor | Non
         logits: `[batch, vocab_size]` float32, changed in place.
         bitmask: `[num_masks, ceil(vocab_size / 32)]` int32; bit `i % 32` of word `i // 32` set
             means that token `i` is allowed (xgrammar's layout). A row of -1 allows everything.
-        row_index: `[num_masks]` int64, the row of `logits` that each mask is for, no row twice;
-            `None` when there is one for each row, in order.
+        row_index: `[num_masks]` int64, the row of `logits` for each mask, without repeats; `None`
+            if there is one for each row, in order.
     """
     _kernels(logits.device.type).apply_token_bitmask(logits, bitmask, row_index)
 
@@ -193,14 +193,14 @@ def best_tokens(
     """Return the token of the largest logit of each row, the lowest id among equals.
 
     Args:
-        logits: `[batch, vocab_size]` float32. Forbidden ones may be overwritten, and a row must
-            allow a finite one for its result to mean anything.
-        bitmask: `[num_masks, ceil(vocab_size / 32)]` int32, tokens that count, as
-            `apply_token_bitmask` takes them; all do without it.
-        row_index: `[num_masks]` int64, likewise.
+        logits: `[batch, vocab_size]` float32. Forbidden ones may be overwritten, and a row needs an
+            allowed finite one for a meaningful result.
+        bitmask: `[num_masks, ceil(vocab_size / 32)]` int32, the allowed tokens, as in
+            `apply_token_bitmask`; None allows all.
+        row_index: `[num_masks]` int64, as in `apply_token_bitmask`.
 
     Returns:
-        `[batch]` int64, `kernels.greedy.NAN_TOKEN` for a row where a logit that counts is NaN.
+        `[batch]` int64, `kernels.greedy.NAN_TOKEN` for a row with a NaN among the allowed logits.
     """
     return _kernels(logits.device.type).best_tokens(logits, bitmask, row_index)
 
@@ -208,12 +208,12 @@ def best_tokens(
 def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probabilities of given tokens and of the most probable ones.
 
-    All values are finite: what has probability 0 (masked tokens) reads -1e9.
+    All values are finite: probability 0 (masked tokens) gives -1e9.
 
     Args:
-        logits: `[batch, vocab_size]` float32; left as it is.
+        logits: `[batch, vocab_size]` float32; unchanged.
         token_ids: `[batch, num_ids]` int64, the tokens to look up.
-        top_k: how many most probable tokens to return, 0 for none; at most `vocab_size` come.
+        top_k: how many most probable tokens to return, 0 for none; limited to `vocab_size`.
 
     Returns:
         `[batch, num_ids]` float32 log-probabilities of `token_ids`, `[batch, top_k]` float32

@@ -7,23 +7,22 @@ from torch import Tensor
 def top_candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest logits of each row: descending, equal ones by ascending id.
 
-    `torch.topk` leaves the order of equal values open, both within its result and at its edge,
-    and 16-bit logits are full of equal values; here a longer list always starts with the
-    shorter one.
+    `torch.topk` does not define the order of equal values, within its result or at its edge, and
+    16-bit logits have many equal values. Here a longer list always starts with the shorter one.
 
     Args:
         logits: `[batch, vocab_size]` float32.
-        count: at least 1; more than half of the vocabulary is sorted whole.
+        count: at least 1; for more than half of the vocabulary, the whole row is sorted.
 
     Returns:
-        `[batch, count]` float32 values and `[batch, count]` int64 ids, `count` cut to the
+        `[batch, count]` float32 values and `[batch, count]` int64 ids, `count` limited to the
         vocabulary.
     """
     vocab_size = logits.shape[1]
     if count * 2 >= vocab_size:
         values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
         return values[:, :count], ids[:, :count]
-    # One more than asked for shows whether a run of equal values crosses the edge.
+    # One more than requested shows whether a run of equal values crosses the edge.
     values, ids = torch.topk(logits, count + 1, dim=-1)
     crossed = (values[:, count] == values[:, count - 1]).nonzero().squeeze(1)
     values, ids = values[:, :count], ids[:, :count]

@@ -1,7 +1,7 @@
 """Counter-based uniforms and the inverse-CDF draw.
 
-A uniform depends on `(seed, position)` only: not on the batch, the device or what was drawn
-before. Integer arithmetic in int64 wraps the same way everywhere.
+A uniform depends only on `(seed, position)`, not on the batch, the device or earlier draws. Integer
+arithmetic in int64 wraps the same way everywhere.
 """
 
 import torch
@@ -14,7 +14,7 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    # torch shifts int64 arithmetically; the mask clears the copies of the sign.
+    # torch shifts int64 arithmetically; the mask clears the sign copies.
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -33,7 +33,7 @@ def uniform(seed: Tensor, position: Tensor) -> Tensor:
 
     Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (splitmix64).
     """
-    # The seed is hashed first: seeds that differ by one must not give shifted copies of one
+    # The seed is hashed first: seeds that differ by one must not produce shifted copies of one
     # another's stream.
     mixed = _mix(_mix(seed + _GOLDEN) + (position + 1) * _GOLDEN)
     return _shift_right(mixed, 40).float() * 2.0**-24
@@ -51,6 +51,6 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """
     running = weights.cumsum(-1)
     total = running[:, -1:]
-    # The product may round up to the total itself, which no column would pass.
+    # The product may round up to the total itself, which no column would exceed.
     target = torch.minimum(uniforms.unsqueeze(1) * total, torch.nextafter(total, total * 0.0))
     return torch.searchsorted(running, target, right=True).squeeze(1)

@@ -1,4 +1,4 @@
-"""What changes logits in place before sampling: penalties, biases, masks."""
+"""In-place changes to logits before sampling: penalties, biases, masks."""
 
 import torch
 from torch import Tensor

@@ -1,9 +1,9 @@
 """Sampling in plain torch.
 
-The vocabulary is sorted only for rows whose filters need it: a top-k row looks at its `top_k`
-best tokens, a top-p row at its 1,024 best, and only when those hold less than `top_p` of the
-mass is the row sorted whole. All paths add the same numbers in the same order, so a row draws
-the same token on each.
+The vocabulary is sorted only for rows whose filters need it: a top-k row uses its `top_k` best
+tokens, and a top-p row its 1,024 best. Only when those hold less than `top_p` of the mass is the
+whole row sorted. All paths add the same numbers in the same order, so a row draws the same token on
+each.
 """
 
 import torch
@@ -49,7 +49,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _sample_rows(logits: Tensor, rows: SamplingRows, index: Tensor) -> Tensor:
-    """Draw for the rows `index`, whose logits these are (a copy that may be overwritten)."""
+    """Draw for the rows `index`; `logits` are theirs, a copy that may be overwritten."""
     scaled = logits.div_(rows.temperature[index].unsqueeze(1))
     probs = torch.softmax(scaled, dim=-1)
     uniforms = uniform(rows.seed[index], rows.position[index])
@@ -98,18 +98,18 @@ def _filter(
         top_k: `[batch]` int64 in `[1, vocab_size]`.
         top_p: `[batch]` float32.
         min_p: `[batch]` float32.
-        vocab_size: how long a prefix that leaves nothing out is.
+        vocab_size: the length of a complete prefix.
 
     Returns:
-        `[batch, count]` bool, what stays; and `[batch]` bool, whether nothing that is not in
-        the prefix could have stayed.
+        `[batch, count]` bool, the kept tokens; and `[batch]` bool, whether all kept tokens are
+        certainly in the prefix.
     """
     count = candidates.shape[1]
     rank = torch.arange(count, device=candidates.device)
     running = candidates.cumsum(-1)
     before = torch.nn.functional.pad(running, (1, 0))[:, :count]
     top_p, min_p = top_p.unsqueeze(1), min_p.unsqueeze(1)
-    # With min-p, top-p is judged on what top-k left, renormalised.
+    # With min-p, top-p applies to the tokens that top-k kept, renormalized.
     last = top_k.clamp(max=count).unsqueeze(1) - 1
     limited_k = (top_k < vocab_size).unsqueeze(1)
     mass = torch.where((min_p > 0) & limited_k, running.gather(1, last), 1.0)
@@ -149,5 +149,5 @@ def best_tokens(
 
 def nan_rows(logits: Tensor) -> Tensor:
     """Find rows with a NaN; see `kernels.sampling.nan_rows`."""
-    # The maximum carries a NaN through, so no [batch, vocab_size] mask is made.
+    # The maximum propagates a NaN, so a [batch, vocab_size] mask is not needed.
     return logits.amax(-1).isnan()

@@ -7,15 +7,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SamplingRows:
-    """Parameters of the `batch` rows of a step, with what the caller knows about them.
+    """Parameters of the `batch` rows of a step, with summaries from the caller.
 
-    The Python values let the op skip work without looking at the tensors. They may say more than
-    is true (`any_top_k` without a row that uses it costs time only), never less.
+    The Python values let the op skip work without reading the tensors. They may overstate
+    (`any_top_k` without a row that uses it only costs time), but never understate.
 
     Attributes:
         temperature: `[batch]` float32; 0 means greedy.
         top_k: `[batch]` int32; -1, 0 or at least `vocab_size` mean off.
-        top_p: `[batch]` float32; 1 or more means off, 0 or less keeps the top token only.
+        top_p: `[batch]` float32; 1 or more means off, 0 or less keeps only the top token.
         min_p: `[batch]` float32 in `[0, 1]`; 0 means off.
         seed: `[batch]` int64.
         position: `[batch]` int64, index in its sequence of the token being sampled.

@@ -1,4 +1,4 @@
-"""Sampling in Triton: no sort of the vocabulary, no synchronisation, one row split over blocks.
+"""Sampling in Triton: no sort of the vocabulary, no synchronization, one row split over blocks.
 
 Differences from the reference, all at the last bit: probabilities are added in fixed point
 (2**-38) instead of float32 or float64, so a draw that falls on the edge between two tokens, or a
@@ -60,7 +60,7 @@ __all__ = [
 
 # More are sorted by torch: a sort in registers would not fit.
 _MOST_LOGPROBS = 4096
-# Up to so many, more than OpenAI's API gives, are ranked by one kernel.
+# Up to this many, which is more than OpenAI's API allows, are ranked by one kernel.
 _FEW_LOGPROBS = 32
 
 
@@ -86,7 +86,7 @@ def _describe(
     min_p: Tensor | None,
     ranks: Tensor | None,
 ) -> _Stats:
-    """Run the first two kernels; `top_k`, `top_p`, `min_p` are None when no row is ranked.
+    """Run the first two kernels; `top_k`, `top_p`, `min_p` are None if no row is ranked.
 
     Args:
         logits: `[batch, vocab_size]` float32.
@@ -94,7 +94,7 @@ def _describe(
         top_k: `[batch]` int32.
         top_p: `[batch]` float32.
         min_p: `[batch]` float32.
-        ranks: `[batch]` float32, above 0 where a row is ranked at all.
+        ranks: `[batch]` float32, above 0 for ranked rows.
     """
     assert logits.dtype is torch.float32
     assert logits.stride(1) == 1
@@ -152,7 +152,7 @@ def _describe(
         RANKED=ranked,
         SUBS=SUB_BLOCKS,
         BLOCKS=triton.next_power_of_2(num_blocks),
-        # As many whether or not a row is ranked: the normaliser's sum depends on it.
+        # The count does not depend on ranking: the normalizer's sum depends on the count.
         num_warps=8,
     )
     return stats
@@ -166,7 +166,7 @@ def _cut(
     min_p: Tensor,
     stats: _Stats,
 ) -> tuple[Tensor, Tensor]:
-    """Return `[batch]` int32 cut keys and `[batch]` int64 numbers of ties that stay."""
+    """Return `[batch]` int32 cut keys and `[batch]` int64 counts of kept ties."""
     batch, vocab_size = logits.shape
     candidates = torch.empty(batch, CANDIDATES, dtype=torch.int32, device=logits.device)
     cut_key = torch.empty(batch, dtype=torch.int32, device=logits.device)
@@ -186,7 +186,7 @@ def _cut(
         CANDIDATES=CANDIDATES,
         num_warps=8,
     )
-    # A row is cut by the one kernel that it suits; the others leave it at once.
+    # Exactly one kernel cuts a row; the others exit immediately for it.
     for width, at_least in ((FEW_CANDIDATES, 0), (CANDIDATES, FEW_CANDIDATES + 1)):
         cut_candidates_kernel[(batch,)](
             top_k,
@@ -329,7 +329,7 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tens
     if batch == 0:
         return torch.empty(token_ids.shape, dtype=torch.float32, device=device), values, ids
     is_ranked = 0 < top_k <= _MOST_LOGPROBS
-    # One more than the vocabulary means off, and every token is then a survivor.
+    # One more than the vocabulary means off, so every token survives.
     wanted = torch.full((batch,), top_k, dtype=torch.int32, device=device) if is_ranked else None
     ones = torch.ones(batch, dtype=torch.float32, device=device) if is_ranked else None
     stats = _describe(logits, None, wanted, ones, ones, ones)

@@ -1,7 +1,7 @@
-"""The draw and the ranking behind the cut of `triton_rows`, in Triton."""
+"""The draw and the ranking after the cut of `triton_rows`, in Triton."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel takes what it touches
+# ruff: noqa: PLR0913 a kernel's parameters
 
 import triton
 import triton.language as tl
@@ -42,7 +42,7 @@ def mass_kernel(
     RANKED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Add up what survives in one block: mass above the cut, and how many equal it."""
+    """Sum the survivors of one block: mass above the cut, and the count of values equal to it."""
     row = tl.program_id(0)
     block = tl.program_id(1)
     if tl.load(temperature_ptr + row) <= 0:
@@ -134,7 +134,7 @@ def draw_kernel(
         stays = stays & ((key > cut) | (tie & (rank <= limit)))
     worth = tl.where(stays, fixed_mass(x, row_max, normaliser), 0)
     token = tl.sum((tl.cumsum(worth, axis=0) <= target).to(tl.int32), axis=0)
-    # A block's mass may have been added in another order than here: never past the last one.
+    # A block's mass may have been summed in another order: never go past the last one.
     last = tl.max(tl.where(worth > 0, tl.arange(0, BLOCK), 0), axis=0)
     if total > 0:
         tl.store(out_ptr + row, chosen * BLOCK + tl.minimum(token, last))
@@ -151,7 +151,7 @@ def count_kernel(
     vocab_size,
     BLOCK: tl.constexpr,
 ):
-    """Count what lies above the cut and on it in one block."""
+    """Count the values above the cut and equal to it in one block."""
     row = tl.program_id(0)
     block = tl.program_id(1)
     place = row * tl.num_programs(1) + block
@@ -168,7 +168,7 @@ def count_kernel(
     tl.store(ties_ptr + place, ties)
 
 
-# How many are asked for changes with the batch, and is no reason to compile again.
+# Not specialized on the requested count, which changes with the batch.
 @triton.jit(do_not_specialize=["top_k"])
 def place_kernel(
     logits_ptr,
@@ -232,7 +232,7 @@ def rank_kernel(
     tl.store(ids_ptr + row * top_k + slot, token, mask=slot < top_k)
 
 
-# Neither how many there are, nor where a part of a prompt's begins, is a reason to compile again.
+# Not specialized on the count, nor on the alignment of a prompt part's start.
 @triton.jit(
     do_not_specialize=["count", "num_ids"], do_not_specialize_on_alignment=["token_ids_ptr"]
 )
@@ -240,7 +240,7 @@ def gather_kernel(
     logits_ptr, token_ids_ptr, row_max_ptr, normaliser_ptr, out_ptr, count, num_ids, stride,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the log-probabilities of given tokens, `num_ids` a row."""
+    """Write the log-probabilities of given tokens, `num_ids` per row."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     row = at // num_ids

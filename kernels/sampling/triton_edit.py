@@ -1,7 +1,7 @@
-"""What changes single logits in place, in Triton; a launch or two each, nothing waits."""
+"""In-place changes to single logits, in Triton: one or two launches each, never blocking."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel takes what it touches
+# ruff: noqa: PLR0913 a kernel's parameters
 
 import torch
 import triton
@@ -9,14 +9,14 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 1024
-# Counts of generated tokens, a row of the vocabulary each, for so many rows at once.
+# Counts of generated tokens, one vocabulary row each, for this many rows at once.
 _COUNT_BYTES = 64 * 2**20
-# Parts of so many rows begin at addresses aligned to 16 bytes, as whole tensors do: float32 takes 4
-# each. For others Triton would compile again.
+# Parts of this many rows begin at addresses aligned to 16 bytes, like whole tensors: float32 takes
+# 4 each. Triton would compile again for other alignments.
 _ALIGNED_ROWS = 4
 
 
-# One bias, or sixteen, is no reason to compile again.
+# Not specialized on the number of biases.
 @triton.jit(do_not_specialize=["count"])
 def _bias_kernel(
     logits_ptr, rows_ptr, tokens_ptr, values_ptr, count, stride, FORBID: tl.constexpr,
@@ -53,7 +53,7 @@ def _bitmask_kernel(
     tl.store(logits_ptr + line * stride + at, float("-inf"), mask=inside & forbidden)
 
 
-# Outputs grow with every step: their stride is no reason to compile again.
+# Not specialized on the stride of outputs, which grow with every step.
 @triton.jit(do_not_specialize=["ids_stride"])
 def _count_kernel(ids_ptr, lens_ptr, counts_ptr, ids_stride, vocab_size, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -84,8 +84,8 @@ def _penalty_kernel(
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < tl.load(lens_ptr + row)
     token = tl.load(ids_ptr + row * ids_stride + at, mask=inside, other=0)
-    # Of a token's places one alone gets its count, and it changes the logit. What it leaves is the
-    # zero that the next rows begin with.
+    # Exactly one position of a token gets its count and changes the logit. It leaves a zero, which
+    # the next rows start from.
     count = tl.atomic_xchg(
         counts_ptr + row * vocab_size + token, tl.zeros_like(at), mask=inside, sem="relaxed"
     )
@@ -111,7 +111,7 @@ def apply_penalties(
 ) -> None:
     """Lower the logits of generated tokens; see `kernels.sampling.apply_penalties`.
 
-    Rows are done a part at a time, so that their counts take about `count_bytes`.
+    Rows are processed in parts, so that their counts take about `count_bytes`.
     """
     assert logits.stride(1) == 1
     num_rows, max_len = output_ids.shape
@@ -149,7 +149,7 @@ def apply_penalties(
 def apply_logit_bias(logits: Tensor, row_index: Tensor, token_ids: Tensor, values: Tensor) -> None:
     """Add to single logits; see `kernels.sampling.apply_logit_bias`.
 
-    Values for one place are added in any order, so their sum may differ in its last bit.
+    Values for one position are added in any order, so their sum may differ in its last bit.
     """
     _edit(logits, row_index, token_ids, values)
 
@@ -178,7 +178,7 @@ def _edit(logits: Tensor, row_index: Tensor, token_ids: Tensor, values: Tensor |
 def apply_token_bitmask(logits: Tensor, bitmask: Tensor, row_index: Tensor | None = None) -> None:
     """Forbid the tokens whose bit is clear; see `kernels.sampling.apply_token_bitmask`.
 
-    Logits are written where they are forbidden and never read.
+    Forbidden logits are written and never read.
     """
     assert logits.stride(1) == 1
     assert bitmask.stride(1) == 1

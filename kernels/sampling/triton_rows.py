@@ -9,32 +9,32 @@ A row is read in blocks, side by side, so that one row is as fast as many:
    logits above it, so either gives a bound below which nothing can survive top-k or top-p. With
    min-p, top-p is judged on the mass of what top-k leaves: then only top-k gives one.
 3. `collect_kernel`: the few logits at or above the bound, from the blocks that hold any.
-4. `cut_candidates_kernel`: the exact cut among those. `cut_row_kernel`: or, when the distribution
-   is so flat that they are too many, by search over the row itself with seven pivots a pass.
+4. `cut_candidates_kernel`: the exact cut among those. `cut_row_kernel`: if the distribution is so
+   flat that they are too many, a search over the row itself with seven pivots per pass.
 
-A cut is a pair: everything above `cut_key` stays, and the first `cut_ties` tokens, by id, that
-are equal to it. Logits are compared as integer keys that sort as the floats do; mass is added in
-fixed point (2**-38), so its sums do not depend on any order and a row gets the same cut in every
+A cut is a pair: everything above `cut_key` is kept, and the first `cut_ties` tokens, by id, that
+are equal to it. Logits are compared as integer keys that sort like the floats. Mass is added in
+fixed point (2**-38), so its sums are independent of the order and a row gets the same cut in every
 batch.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel takes what it touches
+# ruff: noqa: PLR0913 a kernel's parameters
 
 import triton
 import triton.language as tl
 
 BLOCK = 4096
 SUB_BLOCKS = 64
-# Logits at or above the bound that are looked at in registers.
+# Logits at or above the bound that are compared in registers.
 CANDIDATES = 2048
-# Up to so many are compared all with all.
+# Up to this many are compared pairwise.
 FEW_CANDIDATES = 128
 
 
 @triton.jit
 def sort_key(x):
-    """Return int32 keys that order as the floats do; 0.0 and -0.0 are one."""
+    """Return int32 keys that sort like the floats; 0.0 and -0.0 are equal."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -59,7 +59,7 @@ def load_scaled(logits_ptr, temperature_ptr, row, stride, at, vocab_size, SCALED
     )
     if SCALED:
         temperature = tl.load(temperature_ptr + row)
-        # Rounded as IEEE says: equal logits stay equal, unequal ones keep their order.
+        # IEEE rounding: equal logits stay equal, unequal ones keep their order.
         x = tl.div_rn(x, tl.where(temperature > 0, temperature, 1.0) + tl.zeros_like(x))
     return x
 
@@ -103,7 +103,7 @@ def stats_kernel(
 
 @triton.jit
 def _enough(x, mass, limit, use_k, top_k, use_p, wanted):
-    """Return whether the values from `limit` up are enough for top-k or for top-p."""
+    """Return whether the values from `limit` up suffice for top-k or for top-p."""
     above = x >= limit
     enough = use_k & (tl.sum(above.to(tl.int32), axis=0) >= top_k)
     return enough | (use_p & (tl.sum(tl.where(above, mass, 0.0), axis=0) >= wanted))
@@ -129,10 +129,10 @@ def bound_kernel(
     SUBS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Describe one row, name its best token, bound what can survive its rank filters.
+    """Describe one row, find its best token, and bound the survivors of its rank filters.
 
-    The bound is -(2**31), below every key, where none was found, and 2**31 - 1 for rows without
-    rank filters.
+    The bound is -(2**31), below every key, if none was found, and 2**31 - 1 for rows without rank
+    filters.
     """
     row = tl.program_id(0)
     block = tl.arange(0, BLOCKS)
@@ -161,9 +161,9 @@ def bound_kernel(
                 other=float("-inf"),
             )
             mass = tl.exp(sub_max - row_max) / normaliser
-            # A little more mass than asked for makes up for the rounding of the sums.
+            # Slightly more mass than requested compensates for the rounding of the sums.
             wanted = top_p * 1.0001 + 1e-6
-            # Any value that keeps enough is a bound, so even steps in a float range will do.
+            # Any value that keeps enough is a bound, so even steps in a float range suffice.
             low = row_max - 30.0
             width = tl.full([], 30.0, tl.float32)
             enough = _enough(sub_max, mass, low, use_k, top_k, use_p, wanted)
@@ -231,7 +231,7 @@ def _search_row(
     """Return the largest key with at least `target` (count or probability) at or above it."""
     low = tl.full([], -2147483648, tl.int64)
     high = sort_key(row_max).to(tl.int64)
-    # Hardly ever is anything wanted from where a token has less than e**-30 of the best one.
+    # Tokens with less than e**-30 of the best one's probability are rarely needed.
     step = tl.full([], 0, tl.int64) + (high - sort_key(row_max - 30.0).to(tl.int64)) // 7
     while low < high:
         pivot = tl.minimum(high - step * (6 - tl.arange(0, 8)), high)
@@ -272,7 +272,7 @@ def _row_above(
     SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return how many tokens and how much fixed-point mass lie above a key."""
+    """Return the count and the fixed-point mass of the tokens above a key."""
     count = tl.zeros([BLOCK], tl.int32)
     mass = tl.zeros([BLOCK], tl.int64)
     for block in range(num_blocks):
@@ -310,7 +310,7 @@ def cut_candidates_kernel(
 ):
     """Find where top-k and top-p cut a row with `AT_LEAST` to `WIDTH` candidates.
 
-    Few candidates are compared all with all, many are bisected.
+    Few candidates are compared pairwise, many are bisected.
     """
     row = tl.program_id(0)
     bound = tl.load(bound_ptr + row)
@@ -335,7 +335,7 @@ def cut_candidates_kernel(
         before = tl.sum(tl.where(higher, mass[None, :], 0), axis=1)
     cut = -2147483648
     ties = tl.full([], 4611686018427387904, tl.int64)
-    # The mass that top-p is judged on: all of it, or with min-p what top-k left.
+    # The mass that top-p applies to: all of it, or with min-p the part that top-k kept.
     whole = tl.full([], 274877906944, tl.int64)
     if use_k:
         if WIDTH <= 256:

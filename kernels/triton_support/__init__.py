@@ -1,1 +1,1 @@
-"""What the `triton` implementations share: whether they can run, and the device's numbers."""
+"""Shared code of the `triton` implementations: availability, and the device's properties."""

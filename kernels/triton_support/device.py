@@ -1,4 +1,4 @@
-"""Whether Triton kernels can run in this process, and what the device has for them."""
+"""Whether Triton kernels can run in this process, and the device's resources for them."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from functools import cache
 
 import torch
 
-# Interpreted kernels (TRITON_INTERPRET=1) run on the CPU; they pretend to a small device.
+# Interpreted kernels (TRITON_INTERPRET=1) run on the CPU; they assume a small device.
 _INTERPRETED_MULTIPROCESSORS = 4
 
-# Barriers and what a reduction exchanges, beside the blocks of a product.
+# Barriers and reductions' exchange buffers, beside the blocks of a product.
 _RESERVED_BYTES = 1024
 
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """The memory that the threads of one program share.
+    """The memory shared by the threads of one program.
 
     Attributes:
-        size: bytes that a program may have.
-        is_operand: matrix instructions read it while they run, and the next block's loads need
-            another place meanwhile; on other devices operands go through registers, and one block
+        size: bytes available to a program.
+        is_operand: whether matrix instructions read it while they run, so that the next block's
+            loads need another buffer; on other devices operands go through registers, and one block
             fewer is held.
     """
 
@@ -29,11 +29,11 @@ class SharedMemory:
 
     @classmethod
     def of_capability(cls, size: int, major: int) -> "SharedMemory":
-        """That of a device of compute capability `major`: Hopper, or Blackwell with its memory."""
+        """The memory of a device of compute capability `major`; 9 and 10 have `is_operand`."""
         return cls(size, major in (9, 10))
 
     def stages(self, wanted: int, block_bytes: int) -> int:
-        """Return how many blocks of a product's operands may be in flight, `wanted` at most."""
+        """Return how many blocks of a product's operands may be in flight, at most `wanted`."""
         held = (self.size - _RESERVED_BYTES) // block_bytes
         return max(1, min(wanted, held if self.is_operand else held + 1))
 
@@ -65,12 +65,12 @@ def multiprocessors(device: torch.device) -> int:
 
 @cache
 def shared_memory(device: torch.device) -> SharedMemory:
-    """Return what a program may have on a device; an interpreted one has what Hopper's have."""
+    """Return a program's shared memory on a device; an interpreted one gets Hopper's."""
     if device.type != "cuda":
         return SharedMemory(227 * 1024, is_operand=True)
     from triton.runtime import driver
 
     index = torch.cuda.current_device() if device.index is None else device.index
-    # Of the compiler's own, which refuses what is larger; torch tells the default limit only.
+    # From Triton's driver, which refuses larger sizes; torch reports only the default limit.
     size = driver.active.utils.get_device_properties(index)["max_shared_mem"]
     return SharedMemory.of_capability(size, torch.cuda.get_device_capability(device)[0])

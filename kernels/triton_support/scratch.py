@@ -1,7 +1,7 @@
-"""Device memory that the programs of a launch share, such as counts of those that are done.
+"""Device memory that the programs of a launch share, such as counts of finished programs.
 
-One launch after the other may use the same memory, which is how a stream runs them; launches on two
-streams may not, for they run side by side. So each stream has its own.
+Successive launches on a stream may use the same memory. Launches on two streams run concurrently
+and may not, so each stream has its own.
 """
 
 from collections.abc import Callable
@@ -11,23 +11,23 @@ from torch import Tensor
 
 
 class StreamScratch:
-    """Tensors of one kernel for each device and stream, made when a stream first asks."""
+    """Tensors of one kernel for each device and stream, created on a stream's first request."""
 
     def __init__(self, make: Callable[[torch.device], tuple[Tensor, ...]]) -> None:
-        """Make nothing yet.
+        """Store the factory; create nothing yet.
 
         Args:
-            make: returns the tensors on a device; what it writes there, such as zeros, is written
-                on the current stream, and each launch leaves it as it was.
+            make: returns the tensors on a device; its writes, such as zeros, run on the current
+                stream, and each launch must restore them.
         """
         self._make = make
         self._made: dict[tuple[torch.device, int], tuple[Tensor, ...]] = {}
 
     def get(self, device: torch.device) -> tuple[Tensor, ...]:
-        """Return the current stream's tensors; graphs may remember their addresses.
+        """Return the current stream's tensors, whose addresses graphs may hold.
 
-        While a graph is captured on a stream that has none, they are the graph's own, and made
-        again each time: memory of a graph is not there before its first replay.
+        If a graph is captured on a stream without tensors, the graph gets its own, created
+        on each request: a graph's memory does not exist before its first replay.
         """
         if device.type != "cuda":
             return self._of_stream(device, 0)
