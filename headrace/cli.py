@@ -47,20 +47,20 @@ def build_parser() -> argparse.ArgumentParser:
         "and started again, the command goes on with what is missing.",
     )
     batch.add_argument("input", metavar="INPUT", help="the requests, one JSON object a line")
-    batch.add_argument("output", metavar="OUTPUT", help="the answers, in the order of their end")
+    batch.add_argument("output", metavar="OUTPUT", help="the answers, in order of completion")
     commands.add_parser(
         "doctor",
-        help="what this machine offers, and what a model needs of it, from its config.json alone",
+        help="what this machine offers, and what a model needs, from its config.json alone",
         add_help=False,
     )
     commands.add_parser(
         "experts",
-        help="how evenly experts were used, from a file of the recorder",
+        help="how evenly experts were used, from a recorded file",
         add_help=False,
     )
     commands.add_parser(
         "explain",
-        help="where the prompt of a request leaves what a running server has cached",
+        help="where a request's prompt diverges from a running server's prefix cache",
         add_help=False,
     )
     chat = commands.add_parser(
@@ -77,12 +77,12 @@ def build_parser() -> argparse.ArgumentParser:
     chat.add_argument(
         "--thinking",
         action=argparse.BooleanOptionalAction,
-        help="have the model reason first, or not; its own habit when absent",
+        help="whether the model reasons first; the model's default when absent",
     )
     bench = commands.add_parser(
         "bench",
         help="measure a server or the engine",
-        description="Measure a server or the engine; `headrace bench NAME --help` tells more.",
+        description="Measure a server or the engine; see `headrace bench NAME --help`.",
     )
     names = bench.add_subparsers(dest="benchmark", required=True, metavar="NAME")
     for name, (text, _) in BENCHMARKS.items():

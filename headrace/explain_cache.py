@@ -26,13 +26,15 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="headrace explain",
         description="Ask a running server how much of a request's prompt its prefix cache holds, "
-        "and where the two part. The server must be started with --enable-cache-report.",
+        "and where the two diverge. The server must be started with --enable-cache-report.",
     )
-    parser.add_argument("file", metavar="FILE", help="the request's body, JSON; - for the input")
+    parser.add_argument(
+        "file", metavar="FILE", help="the request's JSON body; - for standard input"
+    )
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default {DEFAULT_URL})")
     parser.add_argument("--api-key", help="the key that the request would be sent with")
     parser.add_argument(
-        "--route", choices=ROUTES, help="where the request would go; guessed from it when absent"
+        "--route", choices=ROUTES, help="the request's route; inferred from its keys when absent"
     )
     return parser
 

@@ -36,7 +36,7 @@ def why_not_alive(context: ServiceContext) -> str | None:
         return f"The engine {what}: {context.status.last_failure}"
     age, name = min(stuck_for(context.client, replica) for replica in context.status.replicas)
     if age > context.config.logging.watchdog_timeout:
-        return f"The {name} has not turned its loop for {age:.0f} s."
+        return f"The loop of the {name} has not run for {age:.0f} s."
     return None
 
 

@@ -139,5 +139,5 @@ def _leave_by_force(after_s: float) -> None:
 
 
 def _dump_stacks() -> None:
-    os.write(2, b"headrace: the orderly end takes too long; ending now. What held it up:\n")
+    os.write(2, b"headrace: the shutdown takes too long; exiting now. Stacks of all threads:\n")
     faulthandler.dump_traceback(2)

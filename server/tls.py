@@ -78,7 +78,7 @@ class Certificate:
             # Probably only one of two files has been replaced: log it once and retry until they
             # match.
             if self._identities:
-                logger.warning("TLS: %s; the certificate from before stays.", _describe(error))
+                logger.warning("TLS: %s; the previous certificate stays in use.", _describe(error))
             self._identities = []
             return
         self._identities = identities

@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stream",
         action="store_true",
-        help="have tokens handed over as they come, for latencies; else each answer is one piece",
+        help="stream tokens, to measure latencies; otherwise each answer is one piece",
     )
     parser.add_argument("--no-warmup", action="store_true", help="count the first steps as well")
     parser.add_argument("--no-progress", action="store_true")

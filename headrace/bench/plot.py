@@ -112,9 +112,9 @@ def _rate(records: Sequence[RequestRecord]) -> Points:
     bins = [0.0] * _NUM_BINS
     for record in records:
         # Pieces of text may hold more tokens than reported with them; the total is known.
-        told = sum(record.event_tokens) or 1
+        reported = sum(record.event_tokens) or 1
         for when, count in zip(record.event_times, record.event_tokens, strict=True):
-            share = count * record.output_tokens / told
+            share = count * record.output_tokens / reported
             bins[min(int((when - begin) / width), _NUM_BINS - 1)] += share
     return [(index * width, count / width) for index, count in enumerate(bins)]
 

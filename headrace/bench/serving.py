@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="where the server is")
     parser.add_argument(
-        "--backend", choices=list(BACKENDS), default="headrace", help="the API that is spoken"
+        "--backend", choices=list(BACKENDS), default="headrace", help="the API to use"
     )
     parser.add_argument("--model", help="name sent to OpenAI's routes; the first listed if absent")
     parser.add_argument("--api-key", help="sent as a bearer token")

@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
         "file's header, alone. The exit status is 1 when something prevents a start.",
         usage=f"{PROG} [MODEL] [-h] [--config FILE] [--json] [options of headrace serve]",
         epilog="Every option of `headrace serve` may be given too, such as --model-path, --dtype, "
-        "--mem-fraction-static, --tp-size; without a model the demo model is looked at.",
+        "--mem-fraction-static, --tp-size; without a model the demo model is examined.",
         # An abbreviation here could be a full option of the server.
         allow_abbrev=False,
     )

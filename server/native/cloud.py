@@ -82,7 +82,7 @@ def _as_generate(body: VertexBody) -> GenerateBody:
     parameters = body.parameters or {}
     for name in (*_KINDS, _MEDIA):
         if name in parameters:
-            raise InvalidRequest(f"{name} belongs into the instances.", param="parameters")
+            raise InvalidRequest(f"{name} belongs in the instances.", param="parameters")
     if parameters.get("stream"):
         raise InvalidRequest("stream is not possible on this route.", param="stream")
     kind = next((name for name in _KINDS if name in body.instances[0]), None)

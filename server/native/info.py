@@ -85,7 +85,7 @@ def _under_old_name(
         if not was_noted:
             was_noted = True
             logger.warning(
-                "GET /get_%s is deprecated; it works as ever, and /%s is its name now.", name, name
+                "GET /get_%s is deprecated but still works; use /%s instead.", name, name
             )
         return await handler()
 

@@ -102,7 +102,7 @@ _LOADS = operation(
     ok={**json_of(Loads), **text()},
     refuses=(400,),
     query=(
-        Query("include", str, f"Some of {', '.join(sorted(_SECTIONS))}, with commas between."),
+        Query("include", str, f"Comma-separated sections: {', '.join(sorted(_SECTIONS))}."),
         Query("dp_rank", Annotated[int, within(0)], "One replica only."),
         Query("format", Literal["json", "prometheus"], "Of the answer."),
     ),

@@ -406,7 +406,7 @@ def test_vertex(server):
         ({"instances": [{}]}, "must have one of"),
         ({"instances": [{"text": "a"}, {"input_ids": [1]}]}, "Every instance must have text"),
         ({"instances": [{"text": "a"}], "parameters": {"stream": True}}, "not possible"),
-        ({"instances": [{"text": "a"}], "parameters": {"text": "b"}}, "belongs into"),
+        ({"instances": [{"text": "a"}], "parameters": {"text": "b"}}, "belongs in"),
         ({"instances": [{"text": 5}]}, "Expected `str`"),
         ({"instances": [{"text": "a"}], "parameters": {"sampling_params": {"x": 1}}}, "`x`"),
     ):

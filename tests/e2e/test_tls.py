@@ -114,7 +114,7 @@ def test_a_certificate_is_replaced_while_serving(
         # Half of a renewal: what fits together stays in use.
         first = shown(server)
         new.put_certificate_at(in_use)
-        server.wait_for_line("the certificate from before stays")
+        server.wait_for_line("the previous certificate stays")
         assert shown(server) == first
         new.put_key_at(in_use)
         wait_until_shown(server, new)
@@ -123,7 +123,7 @@ def test_a_certificate_is_replaced_while_serving(
     with trusting(new) as after:
         assert after.post(f"{url}/generate", json=LONG).status_code == 200
     server.wait_for_line("a new certificate is in use")
-    assert sum("from before stays" in line for line in server.lines) == 1
+    assert sum("previous certificate stays" in line for line in server.lines) == 1
 
 
 def test_files_that_cannot_be_used_are_one_line(in_use: Files, tmp_path: Path):

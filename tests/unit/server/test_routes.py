@@ -227,7 +227,7 @@ async def test_the_log_says_once_that_a_name_is_deprecated(tmp_path, caplog):
             assert (await server.client.get(path)).status_code == 200
     lines = [record.getMessage() for record in caplog.records if "deprecated" in record.message]
     assert [line.split()[1] for line in lines] == ["/get_model_info", "/get_server_info"]
-    assert [line.split("and ")[1].split()[0] for line in lines] == ["/model_info", "/server_info"]
+    assert [line.split("use ")[1].split()[0] for line in lines] == ["/model_info", "/server_info"]
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ async def test_health_follows_the_state(tmp_path):
     server.shared["detokenizer_time"] = time.monotonic() - 301
     assert await statuses() == [503, 503, 503, 503, 503, 200]
     reason = (await server.client.get("/readyz")).json()["reason"]
-    assert re.fullmatch(r"The detokenizer has not turned its loop for 30\d s\.", reason)
+    assert re.fullmatch(r"The loop of the detokenizer has not run for 30\d s\.", reason)
     server.shared.beat_detokenizer()
     assert await statuses() == up
     server.context.lifecycle.draining = True
