@@ -13,7 +13,7 @@ __all__ = ["PAGED_ATTENTION", "PagedAttentionKernels", "paged_attention"]
 class PagedAttentionKernels(Protocol):
     """The functions of an implementation of this op."""
 
-    def paged_attention(  # noqa: PLR0913 the caches, who sits where in them, and who sees what
+    def paged_attention(  # noqa: PLR0913 the op needs all of these
         self,
         q: Tensor,
         k_cache: Tensor,
@@ -54,7 +54,7 @@ def _kernels(device_type: str) -> PagedAttentionKernels:
     return PAGED_ATTENTION.choose(device_type).kernels
 
 
-def paged_attention(  # noqa: PLR0913 the caches, who sits where in them, and who sees what
+def paged_attention(  # noqa: PLR0913 the op needs all of these
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
