@@ -1,4 +1,4 @@
-"""What can go wrong, as types: one place decides which HTTP status each one becomes.
+"""Exception types; each one names its HTTP status.
 
 HeadraceError
 |-- InvalidRequest   the caller's mistake            400
@@ -6,10 +6,10 @@ HeadraceError
 |-- Overloaded       more work than the queue takes  503, Retry-After
 |-- EngineDead       a process behind the front died 503, Retry-After
 |-- EngineNotReady   weights are still loading       503, Retry-After
-|   `-- MemoryReleased   somebody gave the memory back
+|   `-- MemoryReleased   its memory was released
 `-- StartupError     the server cannot start at all  exit code 1
 
-`DeviceLost` stands apart: it ends a worker, and nobody may hold it up.
+`DeviceLost` stands apart: it ends a worker, and no handler may catch it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class EngineNotReady(HeadraceError):
 
 
 class MemoryReleased(EngineNotReady):
-    """The engine's memory was given back, and somebody has to resume it."""
+    """The engine's memory was released; `/resume_memory_occupation` takes it back."""
 
 
 class StartupError(HeadraceError):
@@ -74,10 +74,10 @@ class StartupError(HeadraceError):
 class DeviceLost(BaseException):
     """The device has failed for good: the process must end, and a new one takes its place.
 
-    Not an `Exception`: what isolates the fault of one request must not hold this one up.
+    Not an `Exception`: handlers that isolate the fault of one request must not catch it.
 
     Attributes:
-        by_others: another rank's end may be the cause, and its words would say more.
+        by_others: the end of another rank may be the cause; that rank's message says more.
     """
 
     def __init__(self, why: str, *, by_others: bool = False) -> None:

@@ -45,23 +45,25 @@ class ModelArgs:
     )
     tokenizer_path: str | None = option(None, "Folder of the tokenizer; the model's when absent.")
     skip_tokenizer_init: bool = option(
-        False, "Load no tokenizer: token ids come in, token ids go out, there is no text."
+        False, "Load no tokenizer: prompts and outputs are token ids, without text."
     )
     is_embedding: bool = option(
         False,
-        "Vectors of texts from a model that generates text; others that give vectors or scores "
+        "Serve a model that generates text as an embedding model; embedding and scoring models "
         "need no flag.",
     )
     load_format: str = option(
-        "auto", "How weights are found.", choices=("auto", "safetensors", "dummy")
+        "auto",
+        "Where weights come from: safetensors files (also auto) or random values (dummy).",
+        choices=("auto", "safetensors", "dummy"),
     )
     dtype: str = option(
         "auto",
-        "Type of weights and activations; auto is the checkpoint's where the device can.",
+        "Type of weights and activations; auto is the checkpoint's where the device is fast at it.",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
     context_length: int | None = option(
-        None, "Longest prompt plus output, tokens; the model's when absent."
+        None, "Most tokens of prompt and output together; the model's limit when absent."
     )
     served_model_name: str | None = option(
         None, "Name shown at /v1/models; the model path when absent."
@@ -70,12 +72,13 @@ class ModelArgs:
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
     weights_root: list[str] = option(
         [],
-        "Folders whose models may be loaded while serving (/update_weights_from_disk); the one "
-        "that the model's own folder lies in when absent.",
+        "Folders whose models may be loaded while serving (/update_weights_from_disk); the parent "
+        "of the model's own folder when absent.",
         metavar="DIR",
     )
     allow_weights_download: bool = option(
-        False, "Let such updates name hub ids, and fetch those that are not on this machine."
+        False,
+        "Let /update_weights_from_disk name hub ids, and download those that this machine lacks.",
     )
     json_model_override_args: str = option(
         "{}",
@@ -87,9 +90,7 @@ class ModelArgs:
         False, "Accepted for compatibility; code from a model folder never runs."
     )
     device: str = option("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
-    random_seed: int | None = option(
-        None, "Seed for dummy weights and for requests that bring none."
-    )
+    random_seed: int | None = option(None, "Seed of dummy weights and of requests without a seed.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +116,12 @@ class HttpArgs:
         "Needs --api-key and --admin-api-key.",
     )
     allow_open_admin: bool = option(
-        False, "Start without a key on an address that others reach; they may change the server."
+        False,
+        "Start without a key on an address that other machines reach; they may then change the "
+        "server.",
     )
     max_connections: int | None = option(
-        None, "Most open connections; as many as open files allow when absent."
+        None, "Most open connections; when absent, what the limit on open files allows."
     )
     ssl_certfile: str | None = option(
         None, "Certificate, with those of its chain, for HTTPS; read again when it changes."
@@ -140,8 +143,8 @@ class HttpArgs:
     )
     split_special_tokens: bool = option(
         False,
-        "Special tokens in the texts of a chat are text: no message can end a turn. "
-        "split_special_tokens of a request goes before it.",
+        "Tokenize special tokens in chat messages as plain text, so that no message ends a turn. A "
+        "request's split_special_tokens overrides this.",
     )
     reasoning_parser: str = option(
         AUTO_PARSER,
@@ -158,13 +161,13 @@ class HttpArgs:
         "model", "Where chat's sampling defaults come from.", choices=("model", "openai")
     )
     preferred_sampling_params: str | None = option(
-        None, "JSON object that fills absent sampling keys."
+        None, "JSON object of sampling parameters for requests that omit them."
     )
     stream_interval: int = option(1, "Tokens between two events of a stream.")
     incremental_streaming_output: bool = option(
         False, "/generate streams disjoint deltas instead of the text so far."
     )
-    skip_server_warmup: bool = option(False, "Be ready without a first request of our own.")
+    skip_server_warmup: bool = option(False, "Become ready without a warm-up request.")
     allow_auto_truncate: bool = option(
         False, "Shorten a prompt that is too long instead of refusing it."
     )
@@ -174,17 +177,15 @@ class HttpArgs:
         None, "SQLite file that keeps responses of /v1/responses; in memory when absent."
     )
     response_store_mb: float = option(
-        128.0, "Most MiB of responses that are kept for a day; 0 keeps none."
+        128.0, "Most MiB of stored responses, each kept for a day; 0 stores none."
     )
     file_store: str | None = option(
         None,
-        "Folder that keeps files and batches (/v1/files, /v1/batches), which the next server goes "
-        "on with; one that goes away with the server when absent.",
+        "Folder that keeps files and batches (/v1/files, /v1/batches) for the next start; when "
+        "absent, they are deleted when the server ends.",
         metavar="DIR",
     )
-    file_store_mb: float = option(
-        1024.0, "Most MiB of files and of batches' answers; 0 keeps none."
-    )
+    file_store_mb: float = option(1024.0, "Most MiB of files and batch answers; 0 turns both off.")
     allow_origins: list[str] = option(
         [], "Web origins that may call this server (CORS).", metavar="ORIGIN"
     )
@@ -199,16 +200,16 @@ class MediaArgs:
 
     allow_media_domains: list[str] = option(
         [],
-        "Hosts that images may be fetched from; .example.org stands for all below it. None "
-        "when absent. Addresses that are not public are never connected to.",
+        "Hosts that images may be fetched from (.example.org: every host below it); none when "
+        "absent. The server never connects to addresses that are not public.",
         metavar="HOST",
     )
     allow_media_urls: bool = option(False, "Let images be fetched from every public host.")
     media_root: list[str] = option(
-        [], "Folders whose files may be named as images (a path, file://).", metavar="DIR"
+        [], "Folders whose files requests may name as images (a path or file://).", metavar="DIR"
     )
     limit_mm_data_per_request: str | None = option(
-        None, 'JSON object of the most images of a prompt: {"image": 16}, which is the default.'
+        None, 'JSON object with the most images per prompt; the default is {"image": 16}.'
     )
 
 
@@ -222,13 +223,13 @@ class SchedulingArgs:
     max_total_tokens: int | None = option(None, "Size of the KV pool, tokens.")
     max_running_requests: int | None = option(None, "Most requests in the running batch.")
     max_queued_requests: int | None = option(
-        None, "Most requests waiting; further ones get 503. Of a server 16384 when absent."
+        None, "Most waiting requests; further ones get a 503. 16384 for a server when absent."
     )
     chunked_prefill_size: int | None = option(
         None, "Most prompt tokens computed in one step; -1 computes prompts whole."
     )
     image_cache_mb: int = option(
-        256, "MiB of images' vectors that are kept for further questions; where a model sees."
+        256, "MiB of image embeddings kept for later prompts, for models that take images."
     )
     schedule_policy: str = option(
         "fcfs", "Order of waiting requests.", choices=("fcfs", "lpm", "priority")
@@ -240,7 +241,7 @@ class SchedulingArgs:
         False, "Let requests ask for hidden states (return_hidden_states)."
     )
     enable_return_routed_experts: bool = option(
-        False, "Let requests ask which experts tokens passed (return_routed_experts)."
+        False, "Let requests ask which experts computed each token (return_routed_experts)."
     )
     page_size: int | None = option(None, "Tokens per page of the KV pool.")
     disable_radix_cache: bool = option(False, "Do not share prefixes between requests.")
@@ -261,12 +262,13 @@ class ParallelArgs:
     )
     ep_size: int = option(
         1,
-        "As --tp-size: each of those devices holds its share of the experts, not a part of each.",
+        "1, or the value of --tp-size: each device then holds some experts whole, instead of a "
+        "slice of every expert.",
         aliases=("--expert-parallel-size", "--ep"),
     )
     load_balance_method: str = option(
         "auto",
-        "How requests are shared out among the copies; auto is cache_aware, and total_requests "
+        "How requests are distributed among the copies; auto is cache_aware, or total_requests "
         "without a prefix cache.",
         choices=("auto", "cache_aware", "round_robin", "total_requests", "total_tokens"),
     )
@@ -274,24 +276,24 @@ class ParallelArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelArgs:
-    """Which implementations compute."""
+    """Kernel implementations."""
 
     attention_backend: str = option(
         "auto",
-        "Attention implementation. flashinfer takes FlashInfer's kernels, compiled at first use, "
-        "for prompts and for decode steps without CUDA graphs; auto never does.",
+        "Attention implementation. flashinfer uses FlashInfer's kernels, compiled at first use, "
+        "for prompts and for decode steps without CUDA graphs; auto never selects it.",
         choices=("auto", "cpu", "torch", "triton", "flashinfer"),
     )
     moe_runner_backend: str = option(
         "auto",
-        "How experts are computed on a GPU: torch sorts tokens and takes torch's grouped products, "
-        "triton kernels of our own; auto takes Triton's.",
+        "How experts are computed on a GPU: torch sorts tokens and uses torch's grouped products, "
+        "triton uses this project's kernels; auto is triton.",
         choices=("auto", "torch", "triton"),
     )
     grammar_backend: str = option(
         "auto",
-        "Library for structured output: auto takes xgrammar, or llguidance where that is not "
-        "installed; none refuses it.",
+        "Library for structured output: auto is xgrammar, or llguidance where xgrammar is not "
+        "installed; none refuses such requests.",
         choices=("auto", "xgrammar", "llguidance", "none"),
     )
     disable_cuda_graph: bool = option(False, "Run decode steps without CUDA graphs.")
@@ -314,7 +316,7 @@ class LoggingArgs:
         choices=("stat", "stat_approx", "per_pass", "per_token"),
     )
     expert_distribution_recorder_buffer_size: int = option(
-        1000, "Steps that are kept, the last ones; -1 for all."
+        1000, "How many of the newest steps the record keeps; -1 for all."
     )
     log_level_http: str | None = option(
         None, "Verbosity of the HTTP access log; the other logs' when absent.", choices=_LOG_LEVELS
@@ -330,28 +332,30 @@ class LoggingArgs:
     )
     torch_profiler_dir: str | None = option(
         None,
-        "Folder that profiles are written to; output_dir of a request lies in it. One of this user "
-        "for temporary files when absent.",
+        "Folder for profiles; a request's output_dir lies inside it. When absent, this user's "
+        "folder among the temporary files.",
         aliases=("--profile-root",),
     )
     enable_metrics: bool = option(False, "Serve Prometheus metrics at /metrics.")
     metrics_aliases: list[str] = option(
         [],
-        "Show load and KV usage under the names that other routers read, too: vllm (llm-d, "
+        "Also show load and KV usage under the names that other routers read: vllm (llm-d, "
         "production-stack), aibrix.",
         choices=("vllm", "aibrix"),
     )
     decode_log_interval: int = option(
-        40, "Decode steps between two throughput lines, which are 5 seconds of work apart at least."
+        40, "Decode steps between two throughput lines; they are at least 5 seconds of work apart."
     )
     watchdog_timeout: float = option(
-        300.0, "Seconds without a turn of a child's loop, requests waiting, before it is replaced."
+        300.0,
+        "Seconds that a child's loop may stand still while requests wait, before the child is "
+        "replaced.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """Everything the server was asked for; `resolve` leaves no `auto` that it can decide."""
+    """Every option; `resolve` replaces each `auto` that it can decide."""
 
     model: ModelArgs = field(default_factory=ModelArgs)
     http: HttpArgs = field(default_factory=HttpArgs)
@@ -374,12 +378,12 @@ class WorkerConfig:
         model_overrides: keys that replace those of `config.json`.
         generation: how many workers this front has started before.
         deterministic: use batch-invariant kernels only.
-        rounds_products: multiply float32 as bfloat16, where there are such kernels.
+        rounds_products: multiply float32 as bfloat16, where such kernels exist.
         tp_size: processes that share each layer; this one starts the others.
-        ep_size: 1, or `tp_size` where those share out the experts.
+        ep_size: 1, or `tp_size` where each of those processes holds whole experts.
         dp_size: replicas like this one on this machine.
         dp_rank: which of them this is.
-        gpu_ids: GPUs to be seen, as `CUDA_VISIBLE_DEVICES` names them; empty for all.
+        gpu_ids: the visible GPUs, as `CUDA_VISIBLE_DEVICES` names them; empty for all.
     """
 
     run_folder: str
@@ -445,7 +449,7 @@ class DetokenizerConfig:
     log_level: str
 
 
-# So much of compiled grammars is kept, in the front and in the worker.
+# Bytes of compiled grammars that the front and the worker each keep.
 GRAMMAR_CACHE_BYTES = 64 * 2**20
 
 
@@ -456,8 +460,8 @@ class GrammarConfig:
     Attributes:
         vocab_size: the logits' width.
         compile_timeout_s: a grammar that takes longer is refused.
-        max_parallel: so many are compiled at a time.
-        cache_bytes: bound of what the front keeps.
+        max_parallel: most grammars that compile at a time.
+        cache_bytes: most bytes of compiled grammars that the front keeps.
     """
 
     run_folder: str

@@ -1,6 +1,6 @@
-"""From a prepared engine to its objects: client, owner of the children, the context they share.
+"""Builds the objects of a prepared engine: client, engine host and the context they share.
 
-The HTTP server and the offline engine are built by these lines.
+The HTTP server and the offline engine are both built here.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ _INT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20,
 
 @dataclass(frozen=True)
 class ParsedArgs:
-    """The configuration as asked for, and lines that the log should carry once."""
+    """The configuration as given, and lines to log once."""
 
     config: ServerConfig
     notices: list[str]
@@ -57,7 +57,7 @@ def parse_int(text: str) -> int:
     """Read `32768`, `32k` (32,000) or `32K` (32,768).
 
     Raises:
-        argparse.ArgumentTypeError: something else.
+        argparse.ArgumentTypeError: any other text.
     """
     match = _INT.fullmatch(text.strip())
     if match is None:
@@ -91,7 +91,7 @@ def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` every option; an option's value goes by its field's name."""
+    """Add every option to `parser`; its value is stored under the field's name."""
     for section, section_type in sections():
         title = (section_type.__doc__ or section).splitlines()[0].rstrip(".")
         group = parser.add_argument_group(title)
@@ -173,7 +173,7 @@ def option_name(field_name: str) -> str:
 
 def _add_option(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], hint: Any) -> None:
     names = [option_name(field.name), *field.metadata["aliases"]]
-    # Absent options stay absent: the defaults live in the dataclasses alone.
+    # Absent options stay absent: only the dataclasses hold defaults.
     common: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
     kind, is_list = _value_type(hint)
     text = field.metadata["help"].replace("%", "%%")
@@ -187,7 +187,7 @@ def _add_option(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], h
         *names,
         type=parse_int if kind is int else kind,
         nargs="+" if is_list else None,
-        # Several at once, or the option several times.
+        # Several values after one option, or the option several times.
         action="extend" if is_list else "store",
         choices=choices,
         metavar=field.metadata["metavar"]

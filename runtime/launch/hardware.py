@@ -1,4 +1,4 @@
-"""What this machine offers, read without torch: the front must not pay for its import."""
+"""What this machine offers, read without torch: importing torch would slow the front's start."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
 @dataclass(frozen=True)
 class Hardware:
-    """Facts that the automatic choices rest on.
+    """Facts about the machine that automatic choices use.
 
     Attributes:
-        num_gpus: NVIDIA devices that `CUDA_VISIBLE_DEVICES` leaves of the nodes present.
-        torch_has_cuda: whether the installed torch is a build that can use them.
+        num_gpus: NVIDIA devices that are present and that `CUDA_VISIBLE_DEVICES` allows.
+        torch_has_cuda: whether the installed torch is a CUDA build.
         cpu_has_bf16: whether the CPU multiplies bfloat16 in hardware.
         num_cores: physical cores this process may use, after affinity and the cgroup's quota.
         gpu_ids: the devices' names for `CUDA_VISIBLE_DEVICES` of a child.
-        cpu_flags: instruction sets, by Linux's names; none on other than x86.
+        cpu_flags: instruction sets, by Linux's names; empty except on x86.
     """
 
     num_gpus: int
@@ -47,7 +47,7 @@ def detect_hardware() -> Hardware:
 
 
 def cpu_flags(cpuinfo: str) -> frozenset[str]:
-    """The instruction sets that the text of `/proc/cpuinfo` names; none on other than x86."""
+    """The instruction sets that the text of `/proc/cpuinfo` names; empty except on x86."""
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "flags":
@@ -61,11 +61,11 @@ def cpu_has_bf16(cpuinfo: str) -> bool:
 
 
 def visible_gpus(num_nodes: int, visible: str | None) -> tuple[str, ...]:
-    """The devices that CUDA will see, by their names; `visible` is `CUDA_VISIBLE_DEVICES`."""
+    """The names of the devices that CUDA will see; `visible` is `CUDA_VISIBLE_DEVICES`."""
     if visible is None or not num_nodes:
         return tuple(str(index) for index in range(num_nodes))
     names = [name.strip() for name in visible.split(",")]
-    # As the driver reads it: what stands behind an impossible name is not seen.
+    # The driver stops reading at the first impossible name.
     wrong = (at for at, name in enumerate(names) if not name or name.startswith("-"))
     return tuple(names[: next(wrong, len(names))])
 
@@ -80,7 +80,7 @@ def quota_cores(cpu_max: str) -> float | None:
 
 def _count_gpus() -> int:
     nodes = [path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()]
-    # WSL shows its GPU through one node of its own.
+    # WSL shows its GPU as /dev/dxg.
     return len(nodes) or int(Path("/dev/dxg").exists())
 
 

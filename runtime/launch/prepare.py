@@ -1,6 +1,6 @@
-"""What can be known before any process starts: options, model folder, weight headers.
+"""Reads what is known before any process starts: options, model folder, weight headers.
 
-All of it without torch, so that a mistake costs a second and one line.
+Nothing here imports torch, so a mistake is reported in one line within a second.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PreparedEngine:
-    """Everything that is known before the first child starts; no port in it."""
+    """Everything that is known before the first child process starts; it has no port."""
 
     resolved: Resolved
     model: ModelSpec
@@ -41,10 +41,10 @@ class PreparedEngine:
 
 
 def prepare_engine(config: ServerConfig) -> PreparedEngine:
-    """Check options, model folder and weight headers, and settle what was left to us.
+    """Check options, model folder and weight headers, and make the automatic choices.
 
     Raises:
-        StartupError: the first thing wrong, in one line.
+        StartupError: the first error, in one line.
     """
     check_options(config)
     media = read_policy(config.media)
@@ -82,7 +82,7 @@ def _overrides(text: str) -> dict[str, Any]:
     """Read `--json-model-override-args`: a JSON object.
 
     Raises:
-        StartupError: not such an object.
+        StartupError: the text is something else.
     """
     try:
         return msgspec.json.decode(text.encode(), type=dict[str, Any])
@@ -93,30 +93,30 @@ def _overrides(text: str) -> dict[str, Any]:
 
 
 def _with_turn_ends(model: ModelSpec, tokenizer: Tokenizer) -> ModelSpec:
-    """Let the tokenizer's end of a turn end a text, too.
+    """Add the tokenizer's end-of-turn tokens to the tokens that end a text.
 
-    A fine-tune of a base model often keeps that model's `eos_token_id` in both of its files, and
-    has the token that it was trained to end with in the tokenizer's alone.
+    A fine-tune often keeps the base model's `eos_token_id` in both config files. The token that
+    it was trained to end with is then only in the tokenizer's files.
     """
     ends = [each for each in tokenizer.turn_end_ids if 0 <= each < model.vocab_size]
     ids = tuple(dict.fromkeys((*model.eos_token_ids, *ends)))
     if ids != model.eos_token_ids:
-        logger.info("Tokens that end a text: %s, the tokenizer's among them", list(ids))
+        logger.info("Tokens that end a text: %s, including the tokenizer's", list(ids))
     return dataclasses.replace(model, eos_token_ids=ids)
 
 
 def find_model(config: ServerConfig, *, only_config: bool = False) -> tuple[ServerConfig, Path]:
-    """The local folder of the model that was asked for, or of the demo model.
+    """Find the local folder of the requested model, or of the demo model.
 
     Args:
-        config: as asked for.
-        only_config: whether `config.json` will do; see `resolve_model_folder`.
+        config: as parsed.
+        only_config: whether `config.json` is enough; see `resolve_model_folder`.
 
     Returns:
-        `config`, with the demo model's names where none was asked for, and the folder.
+        `config`, with the demo model's names if no model was requested, and the folder.
 
     Raises:
-        StartupError: no such model.
+        StartupError: the model does not exist.
     """
     path = config.model.model_path
     if path is not None:

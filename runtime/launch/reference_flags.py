@@ -1,8 +1,8 @@
-"""Flags of the reference server that this one does not have: which may pass, which may not.
+"""Flags of the reference server (SGLang) that this server lacks: which are ignored, which refused.
 
-A flag that only chooses a kernel, a speed-up or a log detail passes with one warning line, so that
-existing launch lines work. A flag that asks for other behaviour is an error that says so, unless
-its value asks for nothing.
+A flag that only chooses a kernel, a speed-up or a log detail is ignored with one warning line, so
+that existing launch lines work. A flag that asks for other behaviour is refused with a reason,
+unless its value asks for nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class ReferenceFlag:
 
     Attributes:
         takes_value: false for a bare switch.
-        refusal: why it cannot be served; `None` when it is merely without effect.
-        neutral: values that ask for nothing and pass in silence.
+        refusal: why it is refused; `None` when it is ignored.
+        neutral: values that ask for nothing; these pass without a warning.
     """
 
     name: str
@@ -118,7 +118,7 @@ REFERENCE_FLAGS: dict[str, ReferenceFlag] = {
     )
 }
 
-# Values of our own flags that name a kernel we do not have: the automatic choice takes its place.
+# Values of our own flags that name a kernel we do not have: they mean the automatic choice.
 REFERENCE_VALUES: dict[str, tuple[str, ...]] = {
     "--attention-backend": (
         *("torch_native", "fa3", "fa4", "flex_attention", "flashmla"),

@@ -1,4 +1,4 @@
-"""From what was asked for to what runs: pure, and every automatic choice says its reason."""
+"""Turns options into the configuration that runs; each automatic choice has a reason."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ from runtime.requests.sampling_params import SamplingFields, resolve_sampling
 
 DEFAULT_PAGE_SIZE = 16
 MAX_PORT = 65535
-# Beyond a machine's GPUs; a typing error must not start a thousand processes.
+# More than a machine has GPUs; a typing error must not start a thousand processes.
 MAX_REPLICAS = 64
-# Of the reference, when none is given.
+# As in the reference server, when no seed is given.
 DETERMINISTIC_SEED = 42
-# Those that both its FlashAttention-2 and its FlashAttention-3 kernels are made for.
+# The head sizes that both its FlashAttention-2 and FlashAttention-3 kernels support.
 _FLASHINFER_HEAD_DIMS = (64, 128, 256)
-# No braces: the framework would take them for a pattern.
+# No braces: the framework would read them as a path parameter.
 _ROUTE = re.compile(r"/[A-Za-z0-9._:/@-]+")
-# Attention implementations that know one kind of device only.
+# Attention implementations that run on one kind of device only.
 ATTENTION_DEVICES = {"cpu": "cpu", "triton": "cuda"}
-# Those with a batch-invariant form.
+# Attention implementations with a batch-invariant form.
 INVARIANT_BACKENDS = ("cpu", "triton")
-# Rows and tables of every request that may run are allocated at start.
+# The start allocates rows and tables for this many requests.
 MAX_RUNNING_REQUESTS = 65536
 
 
 @dataclass(frozen=True)
 class Folders:
-    """Where things lie on this machine."""
+    """Folders on this machine."""
 
     run: Path
     model: Path
@@ -66,13 +66,13 @@ class Folders:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The configuration without an `auto` left, and how it came about.
+    """The configuration with every `auto` resolved, and the reasons.
 
     Attributes:
-        config: as asked for, with every choice filled in; shown at `/server_info`.
+        config: as given, with every choice filled in; shown at `/server_info`.
         grammar: `None` when structured output is off.
-        why_no_grammars: why it is off, and how to mend it; empty where it is not.
-        sampling_defaults: sampling keys for requests that lack them, native names, checked.
+        why_no_grammars: why it is off, and how to turn it on; empty when it is on.
+        sampling_defaults: checked sampling keys, by native name, for requests that omit them.
         choices: "what: value (reason)" lines for the log.
     """
 
@@ -88,17 +88,17 @@ class Resolved:
 def resolve(
     config: ServerConfig, model: ModelSpec, hardware: Hardware, folders: Folders, seed: int
 ) -> Resolved:
-    """Fill in what was left to us.
+    """Make every automatic choice.
 
     Args:
         config: as parsed.
         model: the model's shape, from its folder.
         hardware: what the machine offers.
-        folders: where the model lies and where sockets go.
-        seed: used when none was asked for.
+        folders: the folders of the model, the tokenizer and the sockets.
+        seed: used when no seed was given.
 
     Raises:
-        StartupError: an option that cannot be had, with what to do instead.
+        StartupError: an option that cannot be satisfied, with what to do instead.
     """
     check_options(config)
     choices = Choices()
@@ -131,7 +131,7 @@ def resolve(
     if balance == "auto":
         balance = "total_requests" if scheduling.disable_radix_cache else "cache_aware"
         if dp_size > 1:
-            reason = "there is no cache to aim at" if balance != "cache_aware" else "default"
+            reason = "no prefix cache to route by" if balance != "cache_aware" else "default"
             choices.pick("load_balance_method", balance, reason)
     overlap = not scheduling.disable_overlap_schedule
     if overlap and device == "cpu":
@@ -187,7 +187,7 @@ def resolve(
         max_total_tokens=scheduling.max_total_tokens,
         max_running_requests=max_running,
         max_queued_requests=scheduling.max_queued_requests,
-        # The scheduler knows one rule, a budget per step; a whole context is "not chunked".
+        # The scheduler knows only a budget per step; a budget of the whole context never chunks.
         chunked_prefill_size=context_len if chunk == -1 else chunk,
         schedule_policy=policy,
         page_size=page_size,
@@ -236,7 +236,7 @@ def resolve(
         )
     defaults = preferred_sampling(config.http.preferred_sampling_params, model.vocab_size)
     if deterministic:
-        # A seed drawn at admission would count the requests before.
+        # A seed drawn at admission would depend on the requests before.
         defaults.setdefault("seed", random_seed)
     return Resolved(
         resolved,
@@ -250,7 +250,7 @@ def resolve(
 
 
 def _schedule_policy(scheduling: SchedulingArgs) -> str:
-    # Two ways to say one thing; those of equal priority are served first come, first served.
+    # Two options for one setting; requests of equal priority run first come, first served.
     return "priority" if scheduling.enable_priority_scheduling else scheduling.schedule_policy
 
 
@@ -266,7 +266,7 @@ def _attention_backend(
 ) -> str:
     asked = config.kernels.attention_backend
     if asked in ("flashinfer", "triton") and device != "cuda":
-        # Launch lines written for a GPU name them: they work on a CPU as well.
+        # Launch lines written for a GPU name these; such lines also work on a CPU.
         return str(choices.pick("attention_backend", "auto", f"{asked} needs an NVIDIA device"))
     if asked != "flashinfer":
         return asked
@@ -276,12 +276,12 @@ def _attention_backend(
         known = ", ".join(map(str, _FLASHINFER_HEAD_DIMS))
         raise StartupError(
             f"--attention-backend flashinfer has no kernels for heads of {head_dim}, as this model "
-            f"has, only for {known}; leave the option away."
+            f"has, only for {known}; omit the option."
         )
     if find_spec("flashinfer") is None:
         raise StartupError(
             "--attention-backend flashinfer: it is not installed; pip install 'headrace[cuda]', "
-            "or leave the option away."
+            "or omit the option."
         )
     return asked
 
@@ -289,25 +289,25 @@ def _attention_backend(
 def _prefill_chunk(
     scheduling: SchedulingArgs, model: ModelSpec, device: str, choices: Choices
 ) -> int:
-    """Prompt tokens of a step; -1 for whole prompts."""
+    """Prompt tokens per step; -1 for whole prompts."""
     name, chunk = "chunked_prefill_size", scheduling.chunked_prefill_size
     if chunk is None:
         if device == "cpu":
-            chunk = choices.pick(name, 512, "a CPU step stays short for streams")
+            chunk = choices.pick(name, 512, "keeps CPU steps short and streams smooth")
         else:
             chunk = choices.pick(name, 8192, "fills the GPU, keeps streams smooth")
     if model.vision is not None and model.vision.is_bidirectional:
         least = model.vision.max_tokens
         if 0 < chunk < least:
-            chunk = choices.pick(name, least, "an image's tokens, which are computed in one step")
+            chunk = choices.pick(name, least, "an image's tokens are computed in one step")
     return chunk
 
 
 def check_options(config: ServerConfig) -> None:
-    """Refuse values that make no sense, before anything is loaded.
+    """Refuse invalid values before anything is loaded.
 
     Raises:
-        StartupError: the first such option.
+        StartupError: for the first such option.
     """
     _check_bounds(config)
     http, scheduling = config.http, config.scheduling
@@ -340,8 +340,8 @@ def check_options(config: ServerConfig) -> None:
         )
     for name, key in (("--api-key", http.api_key), ("--admin-api-key", http.admin_api_key)):
         if key is not None and not key.strip():
-            # Most likely a variable that is not set; the server would be open.
-            raise StartupError(f"{name} is empty; leave it away for a server without a key.")
+            # Most likely an unset variable; the server would be open.
+            raise StartupError(f"{name} is empty; omit it for a server without a key.")
 
 
 def _check_bounds(config: ServerConfig) -> None:
@@ -373,7 +373,7 @@ def _check_bounds(config: ServerConfig) -> None:
 
 
 def _check_fit(config: ServerConfig, device: str, page_size: int, backend: str) -> None:
-    """Refuse what the worker could not start with, before it costs the import of torch."""
+    """Refuse what the worker could not start with, before it imports torch."""
     pool = config.scheduling.max_total_tokens
     if pool is not None and pool < page_size:
         raise StartupError(
@@ -383,20 +383,20 @@ def _check_fit(config: ServerConfig, device: str, page_size: int, backend: str) 
     if runs_on != device:
         raise StartupError(
             f"--attention-backend {backend} runs on {runs_on}, the model on {device}; "
-            "leave it away for the automatic choice."
+            "omit the option for the automatic choice."
         )
 
 
 def _check_deterministic(config: ServerConfig, device: str, dtype: str) -> None:
-    """Refuse what has no batch-invariant kernels."""
+    """Refuse options that have no batch-invariant kernels."""
     if not config.kernels.enable_deterministic_inference:
         return
     option = "--enable-deterministic-inference"
     backend = config.kernels.attention_backend
     if backend not in ("auto", *INVARIANT_BACKENDS):
         raise StartupError(
-            f"{option}: --attention-backend {backend} is not batch-invariant; leave it away or "
-            f"take one of {', '.join(INVARIANT_BACKENDS)}."
+            f"{option}: --attention-backend {backend} is not batch-invariant; omit that option "
+            f"or use one of {', '.join(INVARIANT_BACKENDS)}."
         )
     if config.kernels.moe_runner_backend == "torch" and device == "cuda":
         raise StartupError(f"{option}: --moe-runner-backend torch is not batch-invariant.")
@@ -407,7 +407,7 @@ def _check_deterministic(config: ServerConfig, device: str, dtype: str) -> None:
 
 
 def _check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware: Hardware) -> None:
-    """Refuse a number of ranks that the model cannot be cut for or the machine cannot hold."""
+    """Refuse a number of ranks that does not divide the model or exceeds the machine."""
     tp_size, dp_size = parallel.tp_size, parallel.dp_size
     if device == "cuda" and tp_size * dp_size > hardware.num_gpus:
         asked = [f"--tp-size {tp_size}"] if tp_size > 1 or dp_size == 1 else []
@@ -419,7 +419,7 @@ def _check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware
     ep_size = parallel.ep_size
     if ep_size != 1 and (ep_size != tp_size or not model.num_experts):
         reason = (
-            f"the ranks of --tp-size {tp_size} share out the experts, or none do"
+            f"it must be 1 or the value of --tp-size, {tp_size}"
             if model.num_experts
             else f"{model.architecture} has no experts"
         )
@@ -432,7 +432,7 @@ def preferred_sampling(text: str | None, vocab_size: int) -> dict[str, object]:
     """Read `--preferred-sampling-params`: a JSON object with the keys of `sampling_params`.
 
     Raises:
-        StartupError: not such an object, or a value out of bounds.
+        StartupError: the text is something else, or a value is out of bounds.
     """
     if not text:
         return {}
