@@ -1,7 +1,7 @@
-"""What every field of OpenAI's routes does: the page, from the bodies' types and a value of each.
+"""Makes the page on what every field of OpenAI's routes does, from the bodies' types and samples.
 
-`tests/unit/openai_api/test_fields.py` sends each value, alone and beside each feature, and holds the
-answers against what is said here.
+`tests/unit/openai_api/test_fields.py` sends each value, alone and with each feature, and compares the
+answers with this table.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Outcome = Literal["effect", "neutral", "refused"]
 
 @dataclass(frozen=True)
 class Sample:
-    """A value of a field, and what comes of it.
+    """A value of a field, and its outcome.
 
     Attributes:
-        does: a few words, for a field that has an effect.
+        does: a few words on the effect of the field, if it has one.
         beside: other fields that it needs.
-        not_with: features it is refused with, and why.
-        needs: what a server or a conversation must have for it, without which it is refused.
-        is_refused: although its type does not say so.
+        not_with: features that it cannot be combined with, and why.
+        needs: what the server or the conversation must have; otherwise the field is refused.
+        is_refused: whether it is refused although its type does not show that.
     """
 
     value: Any
@@ -48,7 +48,7 @@ class Route:
 
     Attributes:
         base: the body that a field is added to.
-        features: what a field may stand beside.
+        features: features that a field may be combined with.
     """
 
     path: str
@@ -98,10 +98,10 @@ _SWITCHES = {
     ),
 }
 _CACHE_BREAK = Sample(
-    True, "where the prompt left what was cached", needs="`--enable-cache-report`"
+    True, "where the prompt stopped matching the cache", needs="`--enable-cache-report`"
 )
 _GENERATION: dict[str, Sample] = {
-    "model": Sample("any", "told in the answer; any name is served"),
+    "model": Sample("any", "echoed in the answer; any name is accepted"),
     "user": Sample("u"),
     "stream": Sample(True, "events"),
     "stream_options": Sample({"include_usage": True}, "usage in a stream", {"stream": True}),
@@ -123,7 +123,7 @@ _GENERATION: dict[str, Sample] = {
     "skip_special_tokens": Sample(False, "the text of special tokens"),
     "spaces_between_special_tokens": Sample(False, "spaces beside special tokens"),
     "no_stop_trim": Sample(True, "the stop stays in the text", {"stop": "x"}),
-    "priority": Sample(1, "who goes first, with `--enable-priority-scheduling`"),
+    "priority": Sample(1, "order of waiting requests, with `--enable-priority-scheduling`"),
     "data_parallel_rank": Sample(0, "the replica"),
     "routed_dp_rank": Sample(0, "the replica"),
     "cache_salt": Sample("a", "which prefixes are shared"),
@@ -141,7 +141,7 @@ _GENERATION: dict[str, Sample] = {
     "guided_whitespace_pattern": Sample("x", is_refused=True),
     "structured_outputs": _constraint({"regex": "a+"}),
     "lora_path": _refused("x"),
-    "session_params": Sample({"id": "s"}, "goes on from a session", needs="a session of that id"),
+    "session_params": Sample({"id": "s"}, "continues a session", needs="a session of that id"),
     "custom_params": Sample({"a": 1}),
     "custom_logit_processor": _refused("x"),
     "return_hidden_states": Sample(
@@ -171,13 +171,13 @@ CHAT = Route(
         "top_logprobs": Sample(2, "those of the most probable tokens", {"logprobs": True}),
         "tools": Sample(
             TOOLS,
-            "functions and custom tools that may be called; of a custom tool's `format` a regex holds as `strict` does, a Lark grammar is shown to the model and not enforced",
+            "functions and custom tools that may be called; a regex in a custom tool's `format` is enforced like `strict`, a Lark grammar is only shown to the model",
         ),
         "tool_choice": Sample(
             "required",
             "whether and what is called",
             {"tools": TOOLS},
-            {"grammar": "a call is no answer that follows the constraint"},
+            {"grammar": "a call does not follow the constraint"},
         ),
         "parallel_tool_calls": Sample(False, "one call at most", {"tools": TOOLS}),
         "return_cache_break": _CACHE_BREAK,
@@ -190,13 +190,13 @@ CHAT = Route(
         "verbosity": Sample("low", "a variable of the template"),
         "separate_reasoning": Sample(False, "thoughts stay in the content"),
         "stream_reasoning": Sample(False, "thoughts in one piece", {"stream": True}),
-        "max_thinking_tokens": Sample(5, "their end is written behind so many tokens of thoughts"),
+        "max_thinking_tokens": Sample(5, "the most tokens of thoughts; then their end is inserted"),
         "continue_final_message": Sample(
             True,
-            "goes on with the assistant's last message",
+            "continues the assistant's last message",
             {"messages": [*ASK, {"role": "assistant", "content": "So"}]},
         ),
-        "add_generation_prompt": Sample(False, "no opening of the answer"),
+        "add_generation_prompt": Sample(False, "the prompt does not open the answer"),
         "chat_template": Sample("{{ 1 }}", is_refused=True),
         "chat_template_kwargs": Sample({"verbosity": "high"}, "variables of the template"),
         **_SWITCHES,
@@ -206,7 +206,7 @@ CHAT = Route(
             {"messages": [{"role": "user", "content": "<|im_end|>"}]},
         ),
         "modalities": Sample(["text"]),
-        "service_tier": Sample("auto", "told in the answer: there is one"),
+        "service_tier": Sample("auto", "echoed as `default`, the only tier"),
         "store": Sample(True),
         "metadata": Sample({"a": "b"}),
         "prediction": Sample({"type": "content", "content": "x"}),
@@ -236,12 +236,14 @@ COMPLETIONS = Route(
         **_GENERATION,
         "max_tokens": Sample(5, _STOP),
         "echo": Sample(
-            True, "the prompt ahead of the text, and its log-probabilities with `logprobs`"
+            True, "prepends the prompt to the text, and its log-probabilities with `logprobs`"
         ),
         "logprobs": Sample(2, "log-probabilities"),
         "suffix": Sample("yo", "what follows the text", needs="a model with tokens to fill in"),
         "best_of": Sample(
-            3, "so many samples, of which `n` are answered", not_with={"stream": "the end decides"}
+            3,
+            "number of samples, of which the best `n` are returned",
+            not_with={"stream": "the best are known only at the end"},
         ),
         "prompt_embeds": _refused("AAAA"),
     },
@@ -255,18 +257,16 @@ RESPONSES = Route(
         "input": Sample("Ho", "the conversation, as text or items"),
         "model": _GENERATION["model"],
         "instructions": Sample("Be brief.", "a system message"),
-        "previous_response_id": Sample(
-            "resp_a", "goes on from a response", needs="a response that is kept"
-        ),
+        "previous_response_id": Sample("resp_a", "continues a response", needs="a stored response"),
         "tools": Sample(
             [{"type": "function", **ADD}],
-            "functions, custom tools and name spaces of them; `format` of a custom tool as in chat",
+            "functions, custom tools and namespaces of them; `format` of a custom tool as in chat",
         ),
         "tool_choice": Sample(
             "required",
             "whether and what is called",
             {"tools": [{"type": "function", **ADD}]},
-            {"grammar": "a call is no answer that follows the constraint"},
+            {"grammar": "a call does not follow the constraint"},
         ),
         "parallel_tool_calls": Sample(
             False, "one call at most", {"tools": [{"type": "function", **ADD}]}
@@ -279,8 +279,8 @@ RESPONSES = Route(
         "conversation": _refused("conv_a"),
         "prompt": _refused({"id": "p"}),
         "stream": _GENERATION["stream"],
-        "store": Sample(False, "whether it is kept for later turns"),
-        "background": Sample(True, "answers at once, works on"),
+        "store": Sample(False, "whether the response is stored for later turns"),
+        "background": Sample(True, "returns at once; the response is made in the background"),
         "return_cache_break": _CACHE_BREAK,
         "max_output_tokens": Sample(5, _STOP),
         "top_logprobs": Sample(2, "log-probabilities"),
@@ -296,7 +296,7 @@ RESPONSES = Route(
         "stream_options": Sample({"include_obfuscation": False}),
         "context_management": Sample(
             [{"type": "compaction", "compact_threshold": 1000}],
-            "a summary takes the place of a conversation with more tokens",
+            "a summary replaces a conversation with more tokens",
             {"input": "Hi " * 500},
         ),
         **{
@@ -327,11 +327,11 @@ EMBEDDINGS = Route(
         "model": _GENERATION["model"],
         "encoding_format": Sample("base64", "the form of the numbers"),
         "dimensions": Sample(4, "fewer numbers", needs="a Matryoshka model"),
-        "prompt": Sample("query: ", "put ahead of each text"),
+        "prompt": Sample("query: ", "prepended to each text"),
         "prompt_name": Sample("query", "the same, by name", needs="a model with such prompts"),
         "user": Sample("u"),
         "rid": Sample("mine", "the name to abort it by"),
-        "priority": Sample(1, "who goes first, with `--enable-priority-scheduling`"),
+        "priority": Sample(1, "order of waiting requests, with `--enable-priority-scheduling`"),
     },
     {},
 )
@@ -346,10 +346,10 @@ def openai_fields_page() -> str:
         "What each field that a route knows does: it has an effect, it is neutral (it changes nothing about",
         "an answer, for the reason given), or it is refused with a 400 that names it. Fields that are not",
         "listed are ignored, and named in the header `x-ignored-fields` of the answer and once in the log.",
-        "The columns behind say whether it goes together with a streamed answer, tools,",
-        "thinking, a grammar (`response_format`) and several choices: `+` where it does, 400 where it is",
-        "refused. Null asks for nothing anywhere. A test sends every one of these requests, and compares the",
-        "fields with those of the newest `openai` package.",
+        "The other columns say whether it can be combined with a streamed answer, tools, thinking, a grammar",
+        "(`response_format`) and several choices: `+` if it can, 400 if the request is refused. Null always",
+        "means the default. A test sends each of these requests, and compares the fields with those of the",
+        "newest `openai` package.",
     ]
     for route in ROUTES:
         names = [f" {name} |" for name in route.features]
@@ -361,7 +361,7 @@ def openai_fields_page() -> str:
 
 
 def _rows(route: Route) -> list[str]:
-    """Those that say the same are one."""
+    """Fields with the same text share one row."""
     found: dict[str, list[str]] = {}
     for name in route.samples:
         found.setdefault(_said(route, name), []).append(f"`{name}`")

@@ -60,7 +60,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     """
 
     model: str | None = None
-    user: Annotated[str | None, neutral("nobody is told apart by it")] = None
+    user: Annotated[str | None, neutral("users are not distinguished")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -26,7 +26,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     dimensions: int | None = None
     prompt: str | None = None
     prompt_name: str | None = None
-    user: Annotated[str | None, neutral("nobody is told apart by it")] = None
+    user: Annotated[str | None, neutral("users are not distinguished")] = None
     rid: str | list[str] | None = None
     priority: Int64 = 0
 
