@@ -35,7 +35,7 @@ NOTE = "<!-- Made by `python -m docs.generate`; do not edit. -->\n\n"
 
 def options_page() -> str:
     """Every command-line option, by section."""
-    lines = ["# Options", "", "`python -m server.launch --help` says the same in the terminal."]
+    lines = ["# Options", "", "`python -m server.launch --help` shows the same in the terminal."]
     hints = typing.get_type_hints(ServerConfig)
     for section in dataclasses.fields(ServerConfig):
         kind = hints[section.name]
@@ -85,12 +85,12 @@ def metrics_page() -> str:
         "# Metrics",
         "",
         "`GET /metrics`, with `--enable-metrics`, in Prometheus' text format; no key needed. Counters and",
-        "histograms of requests and their tokens leave out health probes and warm-up; those of HTTP",
-        "(`sglang:http_requests_total`, `http_responses_total`, `http_requests_active`) count whatever",
-        "arrives, probes, warm-up and scrapes too: their label `endpoint` tells them apart. Gauges",
+        "histograms of requests and their tokens exclude health probes and warm-up; those of HTTP",
+        "(`sglang:http_requests_total`, `http_responses_total`, `http_requests_active`) count every request,",
+        "including probes, warm-up and scrapes; the label `endpoint` distinguishes them. Gauges",
         "are read from shared memory at the moment of the scrape. A request's stages are",
         "`prefill_waiting` (from its arrival to its first prompt step), `prefill_forward` (to its first",
-        "token) and `decode_loop` (to its last). Names that begin with `vllm:` come with",
+        "token) and `decode_loop` (to its last). Names that begin with `vllm:` need",
         "`--metrics-aliases vllm`, `sglang:num_waiting_reqs` with `--metrics-aliases aibrix`.",
         "",
         "| name | type | meaning |",
@@ -107,10 +107,10 @@ def errors_page() -> str:
         "One table maps exceptions to answers. On `/v1/` and `/invocations` a body carries OpenAI's nested",
         "`error` object and the flat keys (`object`, `message`, `type`, `param`, `code`); native routes answer",
         '`{"error": {"message": ...}}` for a refused value, `{"error": "Unauthorized"}` and',
-        '`{"error": "Forbidden"}` for a key that does not suffice (as SGLang), and the flat object otherwise;',
-        'an unknown path and a wrong method have `"detail"` besides (`Not Found`, `Method Not Allowed`).',
-        "A 503 has `Retry-After`. Mistakes of the client are never 5xx, 408 or 429, since routers send those",
-        "again.",
+        '`{"error": "Forbidden"}` for a key without access (as SGLang), and the flat object otherwise;',
+        'for an unknown path or a wrong method it also has `"detail"` (`Not Found`, `Method Not Allowed`).',
+        "A 503 has `Retry-After`. Mistakes of the client are never 5xx, 408 or 429, because routers retry",
+        "those.",
         "",
         "| exception | status | meaning |",
         "|---|---|---|",
@@ -133,7 +133,7 @@ def errors_page() -> str:
 
 _GIVES = {
     "": "text; vectors with `--is-embedding`",
-    "images": "text, of images too",
+    "images": "text, from text and images",
     "vectors": "vectors",
     "scores": "scores",
 }
@@ -144,8 +144,8 @@ def models_page() -> str:
     head = [
         "# Models",
         "",
-        "What `architectures` in a folder's `config.json` may name. Weights are safetensors of float32,",
-        "bfloat16 or float16; code that comes with a model is never run. Vectors, scores: [texts.md](texts.md).",
+        "The supported values of `architectures` in a folder's `config.json`. Weights are safetensors in float32,",
+        "bfloat16 or float16; code in a model's folder is never run. Vectors, scores: [texts.md](texts.md).",
         "",
         "| architecture | family | gives | `--tp-size` | `--ep-size` |",
         "|---|---|---|---|---|",
@@ -162,7 +162,7 @@ def models_page() -> str:
     return NOTE + "\n".join([*head, *rows]) + "\n"
 
 
-# Families whose layers ranks cannot share.
+# Families whose layers cannot be split over ranks.
 _ONE_RANK: set[str] = set()
 _WITH_EXPERTS = {"mixtral", "qwen2_moe", "qwen3_moe"}
 
