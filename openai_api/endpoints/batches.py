@@ -81,22 +81,22 @@ async def cancel_batch(call: Call, context: OpenAIContext) -> Whole:
 
     Raises:
         InvalidRequest: the batch is over, or its answers are being written.
-        EngineDead: nobody works on it, as the server is stopping or its disk is full.
+        EngineDead: the batch does not run, because the server is stopping or its disk is full.
     """
     service = batch_service(context)
     record = await service.batches.get(call.path["batch_id"], TENANT.get())
     running = service.runner.running.get(record.id)
     if running is None and record.status not in OVER:
-        # An earlier server has left it, or it has ended since it was read.
+        # It is left from an earlier server, or it has ended since it was read.
         await service.runner.has_begun.wait()
         record = await service.batches.get(record.id, TENANT.get())
         running = service.runner.running.get(record.id)
-    # For a moment what runs is over already: it must not begin again.
+    # A batch that is over may still be listed as running for a moment; it must not start again.
     status = (running or record).status
     if status in (*OVER, "finalizing"):
         raise InvalidRequest(f"A batch that is {status} cannot be cancelled.")
     if running is None:
-        raise EngineDead("Nobody works on this batch just now; please try again.")
+        raise EngineDead("This batch is not running at the moment; please try again.")
     await service.runner.cancel(running)
     return Whole(await _wire(running, service, context))
 

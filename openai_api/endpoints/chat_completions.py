@@ -62,7 +62,7 @@ class _Message:
         content = "".join(self.content)
         message: dict[str, Any] = {
             "role": "assistant",
-            # OpenAI answers null where there are only calls, and a string everywhere else.
+            # OpenAI returns null if there are only calls, and a string otherwise.
             "content": None if self._calls and not content else content,
             **spelled("".join(self.reasoning) or None),
         }
@@ -78,7 +78,7 @@ class _Message:
 
 
 def _copied(call: dict[str, Any]) -> dict[str, Any]:
-    # What it calls with may grow.
+    # Later deltas append to its arguments.
     return {key: dict(value) if isinstance(value, dict) else value for key, value in call.items()}
 
 

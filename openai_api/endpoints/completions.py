@@ -57,7 +57,7 @@ from runtime.service.generation import (
     sample_rids,
 )
 
-# Characters of text that are encoded in the time of one number.
+# Encoding this many characters of text takes as long as encoding one number.
 _CHARS_PER_COST = 64
 
 
@@ -84,10 +84,10 @@ class _Plan:
     """A request, ready for the engine.
 
     Attributes:
-        inputs: prompt-major, `num_samples` for each prompt.
-        wanted_logprobs: which ones, for every choice.
-        echoes: the text to put before each choice.
-        n: choices of each prompt that are answered, the best of its samples.
+        inputs: in the order of prompts, `num_samples` for each.
+        wanted_logprobs: the requested log-probabilities, the same for every choice.
+        echoes: the text before each choice.
+        n: choices returned per prompt, the best of its samples.
     """
 
     id: str
@@ -103,7 +103,7 @@ class _Plan:
     context: OpenAIContext
 
     def logprobs(self) -> list[CompletionLogprobs | None]:
-        """One for each choice, empty; `None` where nobody asked."""
+        """An empty one for each choice; `None` if not requested."""
         pieces, spec = self.context.service.token_pieces, self.wanted_logprobs
         return [
             None if spec is None else CompletionLogprobs(pieces, spec, item.input_ids)
@@ -111,14 +111,14 @@ class _Plan:
         ]
 
     def hidden_states(self) -> list[HiddenAnswer]:
-        """One for each choice, empty; none where nobody asked."""
+        """An empty one for each choice; an empty list if not requested."""
         if not self.hidden:
             return []
         size = self.context.service.model.hidden_size
         return [HiddenAnswer(size, only_last=True) for _ in self.inputs]
 
     def answered(self, scores: SampleScores | None) -> Iterable[int]:
-        """Which samples are answered, in the order of the choices."""
+        """The indices of the returned samples, in the order of the choices."""
         if scores is None:
             return range(len(self.inputs))
         firsts = range(0, len(self.inputs), self.num_samples)
@@ -134,7 +134,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
     check_completion_request(body)
     refuse_adapter(body, context.service.served_model_name)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    # An echoed prompt may be all that is wanted: its log-probabilities.
+    # An echoed prompt may be scored without generating.
     least = 0 if body.echo else 1
     if max_tokens < least:
         raise InvalidRequest(
@@ -147,7 +147,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
     sampling = msgspec.structs.replace(sampling, n=samples)
     logprobs = completion_spec(body.logprobs, bool(body.echo))
     if body.echo and session_of(body) is not None:
-        raise InvalidRequest("echo does not go with session_params.", param="echo")
+        raise InvalidRequest("echo cannot be combined with session_params.", param="echo")
     prompts = prompts_of(body)
     answer_id, rids = _rids(body, len(prompts), samples)
     if body.suffix:
@@ -158,7 +158,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
         ids = await _encode(prompts, context)
     namespace, priority = cache_namespace(body), check_priority(body.priority)
     hidden = hidden_extras(body, context.service.features.offered)
-    # What is best is told by them.
+    # `best_of` ranks samples by their log-probabilities.
     reported = logprobs or (LogprobSpec() if samples > n else None)
     extras = [*([] if reported is None else [reported.extra()]), *hidden]
     inputs = [
@@ -168,7 +168,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
                 row=RowSpec(sampling=nth_sample(sampling, sample), extras=extras),
                 rid=rids[at * samples + sample],
                 stream=bool(body.stream),
-                # The default is ours: a prompt that leaves less room than that is still served.
+                # The default is not the client's: a prompt that leaves less room is still served.
                 explicit_max_new_tokens=body.max_tokens is not None,
                 cache_namespace=namespace,
                 priority=priority,
@@ -194,7 +194,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
 
 
 def _rids(body: CompletionRequest, num_prompts: int, n: int) -> tuple[str, list[str]]:
-    """The answer's id, and the engine's name for each choice."""
+    """The answer's id, and the request name of each choice."""
     rid = body.rid
     if not isinstance(rid, list):
         check_rid(rid)

@@ -21,8 +21,8 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
     body = await read_body(call, DECODER)
     if context.service.model.gives == "scores":
         raise InvalidRequest(
-            "This server's model scores texts and gives no vectors: use /v1/classify, /classify or "
-            "/v1/rerank."
+            "This server's model scores texts and does not give vectors: use /v1/classify, "
+            "/classify or /v1/rerank."
         )
     options = TextOptions(
         rid=body.rid,
@@ -33,13 +33,13 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
     )
     inputs = text_inputs(body.input)
     if not all(inputs):
-        # Its vector would be that of the special tokens alone; OpenAI refuses it, too.
+        # Such a vector would only reflect the special tokens; OpenAI refuses it too.
         raise InvalidRequest("input must hold no empty text and no empty list.", param="input")
     found = await embed(context.service, inputs, options)
     num_tokens = sum(each.prompt_tokens for each in found)
     answer = {
         "object": "list",
-        # A million numbers become JSON as they are sent.
+        # The numbers (up to a million) are encoded while they are sent.
         "data": JsonList(
             sum(len(each.numbers) for each in found),
             (
@@ -72,7 +72,7 @@ def text_inputs(given: str | list[str | int | list[int]]) -> list[TextInput]:
 
 
 def written(numbers: Sequence[float], encoding_format: str) -> list[float] | str:
-    """Numbers as JSON has them: a list, or their little-endian float32 bytes in base64."""
+    """Numbers in their JSON form: a list, or little-endian float32 bytes in base64."""
     if encoding_format == "float":
         return list(numbers)
     packed = array("f", numbers)

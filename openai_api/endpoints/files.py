@@ -1,4 +1,4 @@
-"""`/v1/files`: the input of batches, and what comes out of them."""
+"""`/v1/files`: the input of batches and their answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def batch_service(context: OpenAIContext) -> BatchService:
     """Files and batches of this server.
 
     Raises:
-        InvalidRequest: it was told to keep none.
+        InvalidRequest: the server was started with --file-store-mb 0.
     """
     if context.batch_service is None:
         raise InvalidRequest("This server keeps no files: --file-store-mb is 0.")

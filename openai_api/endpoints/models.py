@@ -1,4 +1,4 @@
-"""`/v1/models`: the one model that is served; answers while its weights still load."""
+"""`/v1/models`: the served model; answers while its weights are still loading."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from runtime.errors import HeadraceError
 
 
 class ModelNotFound(HeadraceError):
-    """A model's card was asked for that this server does not serve."""
+    """The request names a model that this server does not serve."""
 
     status_code = 404
     code = "model_not_found"
 
     def __init__(self, model: str) -> None:
-        """Name the missing `model`, shortened: it came from outside."""
+        """Name the missing `model`, shortened because a client sent it."""
         super().__init__(f"The model {model[:128]!r} does not exist.", param="model")
 
 
 async def list_models(call: Call, context: OpenAIContext) -> Whole:  # noqa: ARG001
-    """The list, one card long."""
+    """A list with one card."""
     return Whole({"object": "list", "data": [_card(context)]})
 
 
@@ -39,7 +39,7 @@ def _card(context: OpenAIContext) -> dict[str, Any]:
         "id": name,
         "object": "model",
         "created": context.created,
-        # Clients of SGLang look for this word.
+        # SGLang clients expect this value.
         "owned_by": "sglang",
         "root": name,
         "parent": None,

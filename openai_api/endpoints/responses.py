@@ -1,4 +1,4 @@
-"""`/v1/responses`: answer items by items; later turns go on from what is kept."""
+"""`/v1/responses`: takes and returns items; later turns continue a stored response."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PREFIX = "resp_"
 
 
 class UnknownResponse(HeadraceError):
-    """No response of this id is kept."""
+    """There is no stored response with this id."""
 
     status_code = 404
 
@@ -85,7 +85,7 @@ async def create_response(call: Call, context: OpenAIContext) -> Reply:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A conversation whose answer has been admitted, and the summary that was made of it."""
+    """A conversation whose answer is admitted, and its summary if one was made."""
 
     items: Items
     tools: OfferedTools
@@ -125,10 +125,10 @@ async def count_input_tokens(call: Call, context: OpenAIContext) -> Whole:
 async def prompt_of_response(
     request: ItemsRequest, context: OpenAIContext
 ) -> ChatCompletionRequest:
-    """The chat that makes the prompt of a request, checked.
+    """The checked chat request that makes the prompt of a request.
 
     Raises:
-        InvalidRequest: the first thing wrong.
+        InvalidRequest: for the first error.
     """
     await aside(request, refuse_unsupported_items, request)
     with _wire_names():
@@ -155,7 +155,7 @@ async def compact_response(call: Call, context: OpenAIContext) -> Whole:
 
 
 async def retrieve_response(call: Call, context: OpenAIContext) -> Reply:
-    """Answer `GET /v1/responses/{response_id}`, with `stream` as its events, from any one on.
+    """Answer `GET /v1/responses/{response_id}`; with `stream`, its events from any one on.
 
     Raises:
         InvalidRequest: the events are not kept, or the query is wrong.
@@ -206,18 +206,18 @@ def _followed(response_id: str, start: int, context: OpenAIContext) -> Streamed:
     events = context.background_responses.follow(response_id, start)
     if events is None:
         raise InvalidRequest(
-            "The events of this response are not kept: only those of responses with background and "
-            "stream are, of the newest. Ask for it without stream.",
+            "The events of this response are not kept. Only the newest responses with background "
+            "and stream have events; read it without stream.",
             param="stream",
         )
-    # Whoever reads may go: the response goes on.
+    # The response continues without its reader.
     return Streamed(events, lambda: None, end=b"")
 
 
 def _check(request: ResponseRequest, context: OpenAIContext) -> None:
     refuse_unsupported_items(request)
     if request.background and (request.store is False or context.responses is None):
-        raise InvalidRequest("background needs store: how else to ask for it?", param="store")
+        raise InvalidRequest("background needs store: the response is read later.", param="store")
 
 
 async def _conversation(
@@ -243,7 +243,7 @@ async def _before(response_id: str, context: OpenAIContext) -> list[dict[str, An
     if stored is None:
         error = InvalidRequest(
             f"Previous response with id {response_id[:64]!r} not found. This server keeps "
-            "responses with store for a day, the newest (--response-store-mb).",
+            "the newest responses with store, for a day (--response-store-mb).",
             param="previous_response_id",
         )
         error.code = "previous_response_not_found"
@@ -263,7 +263,7 @@ async def _stored(response_id: str, context: OpenAIContext) -> StoredResponse:
 
 
 async def _own(response_id: str, context: OpenAIContext) -> StoredResponse | None:
-    """What is kept under an id, if it is the caller's."""
+    """The stored response with this id, if the caller owns it."""
     if context.responses is None:
         return None
     stored = await context.responses.get(response_id)

@@ -1,4 +1,4 @@
-"""What the OpenAI routes answer, as the description of the API shows it."""
+"""Types of the OpenAI routes' answers, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FinishWord = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class PromptTokens(TypedDict):
-    """Of the prompt: with `--enable-cache-report`, and where it has images."""
+    """Details of the prompt's tokens: with `--enable-cache-report`, or if it has images."""
 
     cached_tokens: NotRequired[int]
     image_tokens: NotRequired[int]
@@ -18,13 +18,13 @@ class PromptTokens(TypedDict):
 
 
 class ReasoningTokens(TypedDict):
-    """Of the output."""
+    """Details of the output's tokens."""
 
     reasoning_tokens: int
 
 
 class Usage(TypedDict):
-    """Token counts; those of the cache with `--enable-cache-report`."""
+    """Token counts; cached tokens only with `--enable-cache-report`."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -49,27 +49,27 @@ class TopToken(TypedDict):
 
 
 class ChatToken(TopToken):
-    """A token of the answer, and the most probable ones at its place."""
+    """A token of the answer, and the most probable tokens at its position."""
 
     top_logprobs: list[TopToken]
 
 
 class ChatLogprobs(TypedDict):
-    """Of each token of a message."""
+    """Log-probabilities of each token of a message."""
 
     content: list[ChatToken]
     refusal: None
 
 
 class CalledFunction(TypedDict):
-    """Whom the model calls, with what JSON text."""
+    """The function that the model calls, and its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
 class CalledCustom(TypedDict):
-    """Which custom tool the model calls, with what text."""
+    """The custom tool that the model calls, and its input text."""
 
     name: str
     input: str
@@ -86,9 +86,9 @@ class MessageToolCall(TypedDict):
 
 
 class AssistantMessage(TypedDict):
-    """The answer; `content` is null where there are only calls.
+    """The answer; `content` is null if there are only calls.
 
-    Where there is reasoning it has two names, for clients that know one of them.
+    Reasoning is sent under two names, because clients read one or the other.
     """
 
     role: Literal["assistant"]
@@ -131,7 +131,7 @@ class FunctionDelta(TypedDict):
 
 
 class ToolCallDelta(TypedDict):
-    """A part of a call; the first one has its id. That of a custom tool comes whole."""
+    """A part of a call; the first part has the id. A custom tool's call is one part."""
 
     index: int
     id: NotRequired[str]
@@ -141,7 +141,7 @@ class ToolCallDelta(TypedDict):
 
 
 class MessageDelta(TypedDict, total=False):
-    """What is new in a message."""
+    """The new part of a message."""
 
     role: Literal["assistant"]
     content: str | None
@@ -153,7 +153,7 @@ class MessageDelta(TypedDict, total=False):
 
 
 class ChatChunkChoice(TypedDict):
-    """What is new in one of `n` answers."""
+    """The new part of one of `n` answers."""
 
     index: int
     delta: MessageDelta
@@ -185,7 +185,7 @@ class CompletionLogprobsBody(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """One of the answers, all of it or what is new."""
+    """One of the answers, whole or only its new part."""
 
     index: int
     text: str
@@ -244,7 +244,7 @@ class EmbeddingList(TypedDict):
 
 
 class ModelCard(TypedDict):
-    """A model that is served."""
+    """A served model."""
 
     id: str
     object: Literal["model"]
@@ -263,7 +263,7 @@ class ModelList(TypedDict):
 
 
 class ClassifiedText(TypedDict):
-    """The class of one input, and the probability of each."""
+    """The class of one input, and the probability of each class."""
 
     index: int
     label: str

@@ -10,7 +10,7 @@ from runtime.requests.bounds import one_of, within
 
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
-# OpenAI's bounds: what a batch is labelled with is kept, and read with every list.
+# OpenAI's bounds: the metadata of a batch is stored, and returned with every list.
 MAX_LABELS, MAX_LABEL_CHARS, MAX_LABELLED_CHARS = 16, 64, 512
 ExpirySeconds = Annotated[int, within(MIN_EXPIRY_S, MAX_EXPIRY_S)]
 
@@ -29,7 +29,7 @@ class FileForm(msgspec.Struct, kw_only=True):
 
 
 class ExpiresAfter(msgspec.Struct, kw_only=True):
-    """When files go away by themselves."""
+    """When files expire."""
 
     anchor: Literal["created_at"]
     seconds: ExpirySeconds
@@ -73,7 +73,7 @@ class FileList(TypedDict):
 
 
 class DeletedFile(TypedDict):
-    """What is left of one."""
+    """The answer to a deletion."""
 
     id: str
     object: Literal["file"]
@@ -81,7 +81,7 @@ class DeletedFile(TypedDict):
 
 
 class BatchErrorBody(TypedDict):
-    """Why the input of a batch is refused."""
+    """Why the input of a batch was refused."""
 
     code: str
     message: str
@@ -90,14 +90,14 @@ class BatchErrorBody(TypedDict):
 
 
 class BatchErrors(TypedDict):
-    """All that was found, up to a number."""
+    """The errors in the input, up to a maximum number."""
 
     object: Literal["list"]
     data: list[BatchErrorBody]
 
 
 class RequestCounts(TypedDict):
-    """Lines of a batch."""
+    """Numbers of lines of a batch."""
 
     total: int
     completed: int

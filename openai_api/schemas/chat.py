@@ -24,7 +24,7 @@ from runtime.requests.sampling_params import INT64_MAX
 from runtime.service.operation import described_as
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-# An assistant may have called tools instead of saying something, and a tool may return nothing.
+# These roles need content: an assistant may only call tools, and a tool may return nothing.
 _SPEAKERS = frozenset({"system", "developer", "user"})
 MAX_TOOLS = 1024
 MAX_PARTS = 4096
@@ -34,7 +34,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
     """One part of a message's content.
 
     Attributes:
-        image_url: of a part of that type: an address, a data URL or base64; or an object with it.
+        image_url: for a part of that type: an address, a data URL or base64, or an object with one.
     """
 
     type: str
@@ -47,7 +47,7 @@ class FunctionCall(msgspec.Struct, kw_only=True):
     """A call that the assistant made earlier.
 
     Attributes:
-        arguments: JSON text, or the object itself. Whatever else a model wrote is taken as well.
+        arguments: JSON text, or the object itself. Anything else is accepted too.
     """
 
     name: str
@@ -140,7 +140,7 @@ class NamedFunction(msgspec.Struct, kw_only=True):
 
 
 class AllowedTools(msgspec.Struct, kw_only=True):
-    """Those of the tools that may be called."""
+    """The tools that may be called."""
 
     mode: Literal["auto", "required"]
     tools: list[dict[str, Any]]
@@ -156,7 +156,7 @@ class NamedToolChoice(msgspec.Struct, kw_only=True):
 
 
 class PredictedOutput(msgspec.Struct, kw_only=True):
-    """Text that the answer may turn out to repeat."""
+    """Text that the answer is expected to repeat."""
 
     type: Literal["content"]
     content: str | list[ContentPart]
@@ -173,9 +173,9 @@ class ThinkingSwitch(msgspec.Struct, kw_only=True):
     """Whether the model thinks, in the form of GLM's, DeepSeek's and Kimi's own APIs.
 
     Attributes:
-        type: `enabled` and `disabled` switch templates that have a switch; the others leave it to
-            the template.
-        clear_thinking: whether thoughts of earlier turns are left out; a variable of GLM's.
+        type: `enabled` and `disabled` set the switch of templates that have one; with the other
+            values the template decides.
+        clear_thinking: whether thoughts of earlier turns are omitted; a variable of GLM templates.
     """
 
     type: Literal["enabled", "disabled", "auto", "adaptive"]
@@ -183,7 +183,7 @@ class ThinkingSwitch(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletionRequest(GenerationFields, kw_only=True):
-    """The body; `tools` stays as sent because the template prints it for the model to read."""
+    """The body; `tools` stays as sent, because the template prints it for the model."""
 
     messages: list[ChatMessage]
     max_tokens: Annotated[int, within(1, INT64_MAX)] | None = None
@@ -193,7 +193,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     tools: list[Annotated[dict[str, Any], described_as(Tool)]] | None = None
     tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    # The forerunners of `tools` and `tool_choice`.
+    # The predecessors of `tools` and `tool_choice`.
     functions: list[Annotated[dict[str, Any], described_as(FunctionSpec)]] | None = None
     function_call: str | NamedFunction | None = None
     reasoning_effort: str | None = None
@@ -208,7 +208,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     thinking: bool | ThinkingSwitch | None = None
-    # Each as the template reads it, mostly with `title` and `text`.
+    # Passed to the template unchanged; most have `title` and `text`.
     documents: list[dict[str, Any]] | None = None
     split_special_tokens: bool | None = None
     rid: Rid | None = None
@@ -221,7 +221,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     store: Annotated[bool | None, neutral("answers of chat are not kept")] = None
     metadata: Annotated[dict[str, str] | None, neutral("it labels answers that are kept")] = None
     prediction: Annotated[
-        PredictedOutput | None, neutral("it may hasten an answer and never changes it")
+        PredictedOutput | None, neutral("it could only speed up an answer, not change it")
     ] = None
     safety_identifier: Annotated[str | None, neutral("nothing is moderated")] = None
     prompt_cache_key: Annotated[str | None, neutral("prefixes are found by their tokens")] = None
@@ -240,15 +240,15 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
 DECODER = msgspec.json.Decoder(ChatCompletionRequest)
 
-# Read by nobody: what they ask for, this server does not do.
+# Fields without a reader: this server does not support them.
 _UNSUPPORTED = fields_of_type(ChatCompletionRequest, Any)
 
 
 def check_chat_request(request: ChatCompletionRequest) -> None:
-    """Check what needs no model: roles, tools, and features that this server lacks.
+    """Check roles, tools and unsupported features; this needs no model.
 
     Raises:
-        InvalidRequest: the first thing wrong.
+        InvalidRequest: for the first error.
     """
     if not request.messages:
         raise InvalidRequest("messages cannot be empty.", param="messages")
@@ -282,7 +282,7 @@ def check_chat_request(request: ChatCompletionRequest) -> None:
 
 
 def callable_tools(request: ChatCompletionRequest) -> list[dict[str, Any]]:
-    """Those of the tools that the model may call; where there are any, it is shown all."""
+    """The tools that the model may call. Unless this is empty, the model is shown all tools."""
     choice, tools = request.tool_choice, request.tools or []
     if choice == "none":
         return []

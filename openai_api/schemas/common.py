@@ -31,7 +31,7 @@ from runtime.requests.sampling_params import (
 )
 
 MAX_RID_CHARS = 256
-# What all requests get, whatever `service_tier` says.
+# The tier of every request, whatever its `service_tier`.
 ONLY_TIER = "default"
 MAX_SALT_CHARS = 256
 Rid = Annotated[str, at_most(chars=MAX_RID_CHARS)]
@@ -42,9 +42,9 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """What a stream reports besides text.
 
     Attributes:
-        include_usage: one more chunk at the end, without choices, with the usage.
+        include_usage: one more chunk at the end, with the usage and without choices.
         continuous_usage_stats: the usage so far in every chunk.
-        include_obfuscation: random characters in every chunk, which hide how long its text is.
+        include_obfuscation: random characters in every chunk, which hide the length of its text.
     """
 
     include_usage: bool | None = None
@@ -55,8 +55,8 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class GenerationFields(msgspec.Struct, kw_only=True):
     """Sampling, stopping and housekeeping; null always means the default.
 
-    Fields without a use here are declared so that a request which asks for something gets told,
-    instead of an answer that silently lacks it; see `refuse_unsupported`.
+    Unsupported fields are declared so that a request which uses them is refused, instead of
+    getting an answer that silently lacks a feature; see `refuse_unsupported`.
     """
 
     model: str | None = None
@@ -104,9 +104,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     structured_outputs: dict[str, Any] | None = None
     lora_path: Any = None
     session_params: SessionParams | None = None
-    custom_params: Annotated[
-        dict[str, Any] | None, neutral("no logit processors run that would read it")
-    ] = None
+    custom_params: Annotated[dict[str, Any] | None, neutral("no logit processors run here")] = None
     custom_logit_processor: Any = None
     return_hidden_states: HiddenSwitch | None = None
     return_routed_experts: Any = None
@@ -119,7 +117,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
 
 
 def refuse_unsupported(request: GenerationFields, names: Iterable[str]) -> None:
-    """Refuse fields that ask for something this server does not do; empty values ask for nothing.
+    """Refuse unsupported fields, unless their value is empty.
 
     Raises:
         InvalidRequest: the first such field.
@@ -130,20 +128,20 @@ def refuse_unsupported(request: GenerationFields, names: Iterable[str]) -> None:
 
 
 def check_stream_options(request: GenerationFields) -> None:
-    """Refuse options of a stream for an answer that is none.
+    """Refuse stream options without a stream.
 
     Raises:
-        InvalidRequest: there are some.
+        InvalidRequest: `stream_options` is set and `stream` is not.
     """
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options goes with stream only.", param="stream_options")
 
 
 def hidden_extras(request: GenerationFields, offered: frozenset[str]) -> list[ExtraSpec]:
-    """The hidden states that an answer brings: here it is one row, that of the last token.
+    """The hidden states of an answer: on these routes one row, for the last token.
 
     Raises:
-        InvalidRequest: they are asked for, and the server was not started for it.
+        InvalidRequest: they are requested, but the server was not started with them.
     """
     if not request.return_hidden_states:
         return []
@@ -152,7 +150,7 @@ def hidden_extras(request: GenerationFields, offered: frozenset[str]) -> list[Ex
 
 
 def session_of(request: GenerationFields) -> SessionParams | None:
-    """Where the prompt goes on from, if the request is part of a session."""
+    """The point from which the prompt continues, if the request is part of a session."""
     return None if request.session_params is None else request.session_params.or_none()
 
 
@@ -160,7 +158,7 @@ def refuse_adapter(request: GenerationFields, served_model_name: str) -> None:
     """Refuse `served-name:adapter`; every other model name is accepted and echoed.
 
     Raises:
-        InvalidRequest: an adapter is asked for.
+        InvalidRequest: the name is that of an adapter.
     """
     model = request.model or ""
     if model != served_model_name and model.startswith(f"{served_model_name}:"):
@@ -168,10 +166,10 @@ def refuse_adapter(request: GenerationFields, served_model_name: str) -> None:
 
 
 def check_rid(rid: str | None) -> None:
-    """Check a caller's name for its request: it shows up in logs and answers.
+    """Check a caller's name for its request; logs and answers show it.
 
     Raises:
-        InvalidRequest: empty, too long, or with characters that are not printable.
+        InvalidRequest: it is empty, too long, or has characters that are not printable ASCII.
     """
     if rid is None:
         return
@@ -182,7 +180,7 @@ def check_rid(rid: str | None) -> None:
 
 
 def cache_namespace(request: GenerationFields) -> str:
-    """The name space in which the prompt's prefix may be shared, as `/generate` names it.
+    """The namespace in which the prompt's prefix may be shared, named as in `/generate`.
 
     Raises:
         InvalidRequest: a part of it is too long.

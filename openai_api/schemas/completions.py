@@ -29,8 +29,8 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
     Attributes:
         prompt: a text, texts, token ids, or lists of token ids.
-        suffix: what follows each prompt; the model writes what stands between.
-        best_of: samples of each prompt, of which `n` are answered.
+        suffix: text after each prompt's completion; the model writes the text in between.
+        best_of: samples of each prompt, of which the best `n` are returned.
         rid: one name for the request, or one for each prompt.
     """
 
@@ -45,22 +45,22 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
 
 DECODER = msgspec.json.Decoder(CompletionRequest)
-# Read by nobody: what they ask for, this server does not do.
+# Fields without a reader: this server does not support them.
 _UNSUPPORTED = fields_of_type(CompletionRequest, Any)
 
 
 def check_completion_request(request: CompletionRequest) -> None:
-    """Refuse what this server lacks.
+    """Refuse unsupported fields and combinations.
 
     Raises:
-        InvalidRequest: the first such field.
+        InvalidRequest: for the first one.
     """
     refuse_unsupported(request, _UNSUPPORTED)
     check_stream_options(request)
     _check_best_of(request)
     if request.suffix and request.echo:
         raise InvalidRequest(
-            "echo does not go with suffix: there is no text that goes on from the prompt.",
+            "echo cannot be combined with suffix, because the text does not continue the prompt.",
             param="echo",
         )
 
@@ -75,12 +75,13 @@ def _check_best_of(request: CompletionRequest) -> None:
         )
     if best_of > n and request.stream:
         raise InvalidRequest(
-            "best_of above n cannot be streamed: the best are known in the end.", param="best_of"
+            "best_of above n cannot be streamed: only the end shows the best.",
+            param="best_of",
         )
 
 
 def num_samples(request: CompletionRequest) -> int:
-    """Samples that are made of each prompt."""
+    """How many samples each prompt gets."""
     return max(request.best_of or 1, request.n or 1)
 
 
@@ -88,7 +89,7 @@ def _kinds(prompt: list[str | int | list[int]]) -> set[type]:
     # No loop: a prompt may have a million ids, and streams share this thread.
     if prompt and type(prompt[0]) is int:
         with contextlib.suppress(TypeError):
-            # All are numbers if they can be added, which takes a third of the time.
+            # If the items can be summed, all are numbers; this takes a third of the time.
             sum(cast("list[int]", prompt))
             return {int}
     return set(map(type, prompt))
@@ -98,7 +99,7 @@ def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
     """The prompts, one by one.
 
     Raises:
-        InvalidRequest: none, too many, or kinds mixed.
+        InvalidRequest: there are none, too many, or mixed kinds.
     """
     prompt = request.prompt
     prompts: list[str | list[int]]

@@ -16,8 +16,8 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     Attributes:
         input: a text, texts, token ids, or lists of token ids.
         encoding_format: numbers as a list, or their little-endian float32 bytes in base64.
-        prompt: put ahead of each text; an empty one turns the model's default off.
-        prompt_name: the same, of those in the model's own files.
+        prompt: prepended to each text; an empty one turns the model's default off.
+        prompt_name: the name of a prompt in the model's own files, used instead of `prompt`.
     """
 
     input: str | list[str | int | list[int]]

@@ -1,4 +1,4 @@
-"""Fields that are taken and change nothing about an answer; each says why that is no loss."""
+"""Fields that are accepted and do not change an answer; each has a reason."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _KEY = "neutral"
 
 
 def neutral(why: str) -> msgspec.Meta:
-    """Mark a field as one that has no effect here, because of `why`."""
+    """Mark a field that has no effect here; `why` is the reason."""
     return msgspec.Meta(description=f"No effect here: {why}.", extra={_KEY: why})
 
 
 def neutral_fields(body: type[msgspec.Struct]) -> dict[str, str]:
-    """Why each field of `body` that is marked so has no effect, by its name."""
+    """The neutral fields of `body`, each with its reason."""
     found = {}
     for field in msgspec.structs.fields(body):
         for note in getattr(field.type, "__metadata__", ()):

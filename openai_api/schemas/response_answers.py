@@ -1,4 +1,4 @@
-"""What the Responses routes answer, as the description of the API shows it."""
+"""Types of the Responses routes' answers, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class ResponseFailure(TypedDict):
 
 
 class IncompleteDetails(TypedDict):
-    """Why a response ended before its end."""
+    """Why a response is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
 class EffortOfResponse(TypedDict):
-    """What was asked for; there are no summaries."""
+    """The requested effort; there are no summaries."""
 
     effort: str | None
     summary: None
 
 
 class FormOfText(TypedDict):
-    """What the answer had to look like."""
+    """The required form of the answer."""
 
     type: str
     name: NotRequired[str | None]
@@ -39,14 +39,14 @@ class FormOfText(TypedDict):
 
 
 class TextOfResponse(TypedDict):
-    """What was asked of the text."""
+    """The request's settings for the text."""
 
     format: FormOfText
     verbosity: str | None
 
 
 class InputDetails(TypedDict):
-    """Of the input's tokens; those of the cache with `--enable-cache-report`."""
+    """Details of the input's tokens; cached tokens only with `--enable-cache-report`."""
 
     cached_tokens: int
     cache_write_tokens: int
@@ -54,7 +54,7 @@ class InputDetails(TypedDict):
 
 
 class OutputDetails(TypedDict):
-    """Of the output's tokens."""
+    """Details of the output's tokens."""
 
     reasoning_tokens: int
 
@@ -131,7 +131,7 @@ class InputTokens(TypedDict):
 
 
 class CompactedResponse(TypedDict):
-    """A conversation made shorter: what its users said, and a `compaction` item."""
+    """A shortened conversation: its user messages and a `compaction` item."""
 
     id: str
     object: Literal["response.compaction"]
@@ -151,7 +151,7 @@ class InputItems(TypedDict):
 
 
 class DeletedResponse(TypedDict):
-    """A response that is no longer kept."""
+    """A response that is no longer stored."""
 
     id: str
     object: Literal["response"]

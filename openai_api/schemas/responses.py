@@ -30,7 +30,7 @@ from runtime.requests.sampling_params import (
 )
 
 MAX_ITEMS = 16_384
-# What agents bring along that have used OpenAI's own tools before.
+# Items that agents send if they used OpenAI's own tools before.
 HOSTED_ITEMS = (
     *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
     *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
@@ -52,8 +52,8 @@ class ContentPart(msgspec.Struct, kw_only=True):
     """A part of a message, or of what a tool returned.
 
     Attributes:
-        image_url: of an `input_image`: an address, a data URL or base64.
-        detail: a wish of OpenAI's clients; the model's own sizes hold.
+        image_url: for an `input_image`: an address, a data URL or base64.
+        detail: accepted and unused; the model's own image sizes apply.
     """
 
     type: str
@@ -64,14 +64,14 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 
 class MessageItem(msgspec.Struct, kw_only=True):
-    """A message of either side; without a `type` an item is one."""
+    """A message of any role; an item without a `type` is a message."""
 
     role: str
     content: str | list[ContentPart]
 
 
 class FunctionCallItem(msgspec.Struct, kw_only=True):
-    """A call that the model made earlier, with whatever it wrote for arguments."""
+    """A call that the model made earlier, with its arguments in any form."""
 
     call_id: str
     name: str
@@ -96,7 +96,7 @@ class CallOutputItem(msgspec.Struct, kw_only=True):
 
 
 class ShellCallItem(msgspec.Struct, kw_only=True):
-    """A command that the model had run earlier on the client's machine."""
+    """A command that the model earlier ran on the client's machine."""
 
     call_id: str
     action: ShellAction
@@ -110,7 +110,7 @@ class ShellOutputItem(msgspec.Struct, kw_only=True):
 
 
 class CompactionItem(msgspec.Struct, kw_only=True):
-    """A summary that stands for what was said before it; `/v1/responses/compact` makes it."""
+    """A summary that replaces the earlier conversation; `/v1/responses/compact` makes it."""
 
     encrypted_content: str
 
@@ -122,7 +122,7 @@ class AdditionalToolsItem(msgspec.Struct, kw_only=True):
 
 
 class HostedItem(msgspec.Struct, kw_only=True):
-    """What a tool on OpenAI's servers did: kept by clients, and left out of the prompt."""
+    """What a tool on OpenAI's servers did. Clients keep it; the prompt omits it."""
 
 
 class ReasoningPart(msgspec.Struct, kw_only=True):
@@ -132,7 +132,7 @@ class ReasoningPart(msgspec.Struct, kw_only=True):
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True):
-    """What the model thought; clients that keep it for us send `encrypted_content` back."""
+    """The model's thoughts; clients without a store send `encrypted_content` back."""
 
     summary: list[ReasoningPart] = []
     content: list[ReasoningPart] | None = None
@@ -179,7 +179,7 @@ def read_item(item: Mapping[str, Any], where: str) -> Item:
     """Give an item its type.
 
     Raises:
-        InvalidRequest: an unknown type, or a wrong field, named by its place.
+        InvalidRequest: an unknown type, or a wrong field; the message has its path.
     """
     kind = item.get("type", "message")
     known = _KINDS.get(kind) if isinstance(kind, str) else None
@@ -201,7 +201,7 @@ def tools_added_by(item: Mapping[str, Any]) -> list[Any]:
 
 
 class TextFormat(msgspec.Struct, kw_only=True):
-    """What the answer must look like."""
+    """The required form of the answer."""
 
     type: str
     name: str | None = None
@@ -217,7 +217,7 @@ class TextConfig(msgspec.Struct, kw_only=True):
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True):
-    """Effort goes to the template; there are no summaries, thoughts come as they are."""
+    """`effort` goes to the template. There are no summaries; thoughts are sent complete."""
 
     effort: str | None = None
     summary: str | None = None
@@ -225,10 +225,10 @@ class ReasoningConfig(msgspec.Struct, kw_only=True):
 
 
 class ContextManagement(msgspec.Struct, kw_only=True):
-    """When the server is to put a summary in the place of a conversation.
+    """When the server replaces a conversation with a summary.
 
     Attributes:
-        compact_threshold: tokens of its prompt; `None`: two thirds of what fits.
+        compact_threshold: tokens of the prompt; `None` means two thirds of what fits.
     """
 
     type: Literal["compaction"]
@@ -236,7 +236,7 @@ class ContextManagement(msgspec.Struct, kw_only=True):
 
 
 class ItemsRequest(msgspec.Struct, kw_only=True):
-    """The body of `/v1/responses/input_tokens`: what makes the prompt."""
+    """The body of `/v1/responses/input_tokens`: the fields that determine the prompt."""
 
     input: str | list[dict[str, Any]]
     model: str | None = None
@@ -249,9 +249,9 @@ class ItemsRequest(msgspec.Struct, kw_only=True):
     text: TextConfig | None = None
     truncation: Annotated[
         Literal["auto", "disabled"] | None,
-        neutral("auto leaves the oldest turns out of an input that is too long"),
+        neutral("auto drops the oldest turns of an input that is too long"),
     ] = None
-    # Ours, as in chat.
+    # Extensions, as in chat.
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     thinking: bool | ThinkingSwitch | None = None
@@ -274,7 +274,7 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     include: list[Includable] | None = None
     metadata: Annotated[dict[str, str] | None, neutral("a label of the response")] = None
 
-    # Labels, and settings of what never happens here: kept in the response, nothing else.
+    # Labels and settings without an effect here: the response only echoes them.
     user: Annotated[str | None, neutral("a label of the response")] = None
     safety_identifier: Annotated[str | None, neutral("a label of the response")] = None
     prompt_cache_key: Annotated[str | None, neutral("prefixes are found by their tokens")] = None
@@ -291,7 +291,7 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     ] = None
     context_management: list[ContextManagement] | None = None
 
-    # Ours, as in chat.
+    # Extensions, as in chat.
     top_k: TopKOrOff | None = None
     min_p: MinP | None = None
     stop: StopString | StopStrings | None = None
@@ -310,7 +310,7 @@ class ResponseRequest(ItemsRequest, kw_only=True):
 
 
 class CompactRequest(msgspec.Struct, kw_only=True):
-    """The body of `/v1/responses/compact`: the conversation that is to become shorter."""
+    """The body of `/v1/responses/compact`: the conversation to shorten."""
 
     input: str | list[dict[str, Any]] | None = None
     model: str | None = None
@@ -325,10 +325,10 @@ _UNSUPPORTED = fields_of_type(ResponseRequest, Any)
 
 
 def refuse_unsupported_items(request: ItemsRequest) -> None:
-    """Refuse fields that ask for something this server does not do.
+    """Refuse unsupported fields.
 
     Raises:
-        InvalidRequest: the first such field.
+        InvalidRequest: for the first such field.
     """
     for name in _UNSUPPORTED:
         if getattr(request, name, None):
