@@ -1,4 +1,4 @@
-"""The end of an answer that was aborted: an error, for only the native wire has a word for it."""
+"""An aborted answer ends in an error: only the native wire has a finish reason for it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from runtime.ipc.messages import FinishReason
 
 
 class Aborted(HeadraceError):
-    """Somebody aborted the request; to send it again is for its client to decide."""
+    """The request was aborted; its client decides whether to send it again."""
 
     status_code = 400
     code = "request_aborted"
 
 
 def ended(reason: FinishReason | None) -> FinishReason:
-    """Why an answer ended that is complete.
+    """Why a complete answer ended.
 
     Raises:
-        Aborted: it is not.
+        Aborted: the answer is not complete.
     """
     if reason is None or reason.type == "abort":
         raise Aborted((reason and reason.message) or "The request was aborted.")

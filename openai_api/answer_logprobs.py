@@ -1,7 +1,7 @@
 """Chat's `logprobs.content`: entries of the tokens that spell the answer, and of no others.
 
-The text of an output is cut three times: into tokens, into thoughts and what follows them, and by
-the parser of calls. Places in the text bring the three together.
+The text of an output is cut three times: into tokens, into thoughts and answer, and by the
+tool-call parser. Positions in the text match the three cuts to each other.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ _Token = tuple[int, LogprobRows, int]
 
 
 class AnswerLogprobs:
-    """Those of one choice; a stream takes what is known since the last event.
+    """The entries of one choice; a stream takes those that became known since the last event.
 
-    A token of which only a part is of the answer is told with that part.
+    The entry of a token that is only partly in the answer shows only that part.
     """
 
     def __init__(self, pieces: TokenPieces, decoder: TextDecoder, scan: ThoughtScan | None) -> None:
         """Start with no output.
 
         Args:
-            pieces: what single tokens stand for.
+            pieces: the text of single tokens.
             decoder: gives each token's part of the text.
-            scan: tells where thoughts are; `None` where they stay in the content.
+            scan: finds the thoughts; `None` where they stay in the content.
         """
         self._pieces = pieces
         self._decoder = decoder
         self._scan = scan
-        # As they came, and how many of the first are read: a whole answer has thousands at once.
+        # Unread tokens by chunk, and how many of the first chunk are read: a whole answer has
+        # thousands in one chunk.
         self._tokens: deque[tuple[list[int], LogprobRows]] = deque()
         self._num_read = 0
         self._num_values = 0
-        # Where the next token's text begins; tokens that were read up to a text, and that text.
+        # Where the next token's text begins; the tokens read until there was text, and that text.
         self._begin = 0
         self._group: list[_Token] = []
         self._run = ""
@@ -72,9 +73,9 @@ class AnswerLogprobs:
         self._text.keep(events)
 
     def take(self) -> dict[str, Any]:
-        """`{"content": [...]}` of the tokens that are known to be of the answer by now."""
+        """`{"content": [...]}` of the tokens now known to be in the answer."""
         if self._is_over and not self._is_streamed:
-            # A whole answer is long, and its entries are made as it is sent.
+            # A whole answer is long, so its entries are made while it is sent.
             content = _Entries(self._num_values, self._entries())
         else:
             self._is_streamed = True
@@ -84,7 +85,7 @@ class AnswerLogprobs:
         return {"content": content, "refusal": None}
 
     def _entries(self) -> Iterator[dict[str, Any] | None]:
-        """What is known by now; None now and then where many tokens are none of the answer's."""
+        """The entries known so far; None from time to time while tokens outside it are skipped."""
         num_passed = 0
         limit = sys.maxsize if self._is_over else self._text.settled
         while self._read_run():
@@ -99,10 +100,10 @@ class AnswerLogprobs:
             self._begin, self._group, self._run = end, [], ""
 
     def _read_run(self) -> bool:
-        """Read tokens until they give text; whether they do."""
+        """Read tokens until they give text; return whether they do."""
         while not self._run and (token := self._next_token()) is not None:
             self._run = self._decoder.push(token[0])
-            # A hidden token has no text of its own; another has it together with the next ones.
+            # A hidden token has no text. Any other token without text shares it with the next.
             if self._run or not self._pieces.is_special(token[0]):
                 self._group.append(token)
         if not self._run and self._is_over:
@@ -121,7 +122,7 @@ class AnswerLogprobs:
         return token_ids[at], logprobs, at
 
     def _spell(self, kept: str) -> Iterator[dict[str, Any]]:
-        """The entries of the tokens that were read, which spell `kept` together."""
+        """The entries of the tokens of this run, which together spell `kept`."""
         data = [self._pieces.data(token_id) for token_id, _, _ in self._group]
         if kept != self._run or b"".join(data) != kept.encode():
             data = _shared_out(kept, data)
@@ -137,11 +138,11 @@ class AnswerLogprobs:
 
 
 def _shared_out(text: str, data: Sequence[bytes]) -> list[bytes]:
-    """A text that is not what tokens stand for one by one, in as many parts."""
+    """Split `text` into one part per token, where it is not the tokens' own texts joined."""
     shared = []
     for each in data[:-1]:
         own = each.decode(errors="replace")
-        # Some tokenizers take blanks away.
+        # Some tokenizers strip blanks.
         taken = next((part for part in (own, own.strip()) if text.startswith(part)), "")
         shared.append(taken.encode())
         text = text[len(taken) :]
@@ -149,7 +150,7 @@ def _shared_out(text: str, data: Sequence[bytes]) -> list[bytes]:
 
 
 class _Entries(Pieces):
-    """A list of entries, one of which is made at a time."""
+    """A list of entries that are made one at a time."""
 
     def __init__(self, cost: int, entries: Iterator[dict[str, Any] | None]) -> None:
         self.cost = cost
@@ -159,7 +160,7 @@ class _Entries(Pieces):
         comma = b"["
         for entry in self._entries:
             if entry is None:
-                # A blank: it lets others have their turn.
+                # A blank, so that other tasks on the event loop can run.
                 yield b" "
                 continue
             yield comma + orjson.dumps(entry)
@@ -171,15 +172,15 @@ class _AnswerText:
     """Which parts of an output's text are the content of the answer.
 
     Attributes:
-        settled: the place before which that is known.
+        settled: the position up to which this is known.
     """
 
     def __init__(self) -> None:
         """Start with no text."""
         self.settled = 0
         self._num_read = 0
-        # Text behind the thoughts that the parser of calls has said nothing about: where each part
-        # of it begins, and the part.
+        # Text after the thoughts that the tool-call parser has not classified yet: where each part
+        # begins, and the part.
         self._open: deque[tuple[int, str]] = deque()
         self._is_behind_call = False
         self._kept: deque[tuple[int, str]] = deque()
@@ -204,7 +205,7 @@ class _AnswerText:
                 self._is_behind_call = True
 
     def kept_between(self, begin: int, end: int) -> str:
-        """What is content from one place to another; asked in order."""
+        """The content between two positions; calls must come in order."""
         found = []
         while self._kept and self._kept[0][0] < end:
             start, text = self._kept.popleft()
@@ -215,7 +216,7 @@ class _AnswerText:
         return "".join(found)
 
     def _find(self, text: str, *, is_last: bool) -> None:
-        """Find the place of content; before it there may be calls, which are none."""
+        """Find where the content stands; tool calls before it are not content."""
         whole = "".join(part for _, part in self._open)
         if whole.startswith(text) and not self._is_behind_call:
             place = 0
@@ -224,7 +225,7 @@ class _AnswerText:
         else:
             place = whole.find(text)
         if place < 0:
-            # A tag that stands in the content and that the model did not write.
+            # The content begins with a tag that the model did not write.
             text = text.removeprefix(OPEN_TAG)
             place = whole.find(text)
             if place < 0 or not text:

@@ -1,8 +1,8 @@
-"""`tool_choice` auto beside a grammar: what the model may write is an answer, or calls.
+"""`tool_choice` auto together with a grammar: the model writes an answer or calls.
 
-Calls are in the form that the tool-call parser reads. The arguments of a function with `strict`
-follow its schema, those of others are any JSON object. Where only some of the tools are allowed, a
-call that begins is of one of these.
+Calls have the form that the tool-call parser reads. The arguments of a function with `strict`
+follow its schema; those of other functions are any JSON object. Where only some of the tools are
+allowed, every call is a call of one of these.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from runtime.requests.sampling_params import GrammarSpec
 logger = logging.getLogger(__name__)
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
-# Agents send the same tools with every turn: what was made of these is kept.
+# Agents send the same tools with every turn, so the formats made from them are cached.
 _NUM_KEPT = 32
-# Bytes of tools that are looked through in a millisecond or two; more are not, on the event loop.
+# Tools of up to this many bytes are checked on the event loop, in a millisecond or two. Larger
+# ones are checked on a thread.
 _SMALL = 8 * 1024
 _CHECKING = OffloadPool("checking of tools", workers=1, max_queued=1024, timeout_s=30.0)
 
@@ -48,8 +49,8 @@ async def strict_calls(
     """Free text, and calls of allowed functions that follow the schemas of those with `strict`.
 
     Returns:
-        `None` where neither is asked for, and where it cannot be had: `strict` is then a wish, and
-        a call of another function is text.
+        `None` where the request needs neither, and where no such grammar can be made: then `strict`
+        is not enforced, and a call of another function is text.
     """
     grammars, form = context.service.client.grammars, context.parsers.call_form
     if form is None or grammars is None or not _lets_text_pass(context):
@@ -74,13 +75,13 @@ async def answer_or_calls(
     """An answer that follows `answer`, or calls and nothing else.
 
     Raises:
-        InvalidRequest: `answer` is invalid, or the two cannot be had together.
+        InvalidRequest: `answer` is invalid, or cannot be combined with calls.
     """
     form, grammars = context.parsers.call_form, context.service.client.grammars
     if form is not None and not form.stands_alone:
         form = None
     if grammars is None:
-        # Refused for its own sake, by whoever is asked to compile it.
+        # The compile step refuses it, with or without tools.
         return answer
     name = "response_format" if request.response_format is not None else answer.kind
     if form is None:
@@ -103,7 +104,7 @@ async def answer_or_calls(
     try:
         await _compile(grammars, plain)
     except InvalidRequest as error:
-        # By its own name where that is what is wrong.
+        # Where the answer's own constraint is invalid, the error names that one.
         check_grammar(answer)
         message = error.message.replace("structural_tag", f"{name} with tools", 1)
         raise InvalidRequest(message, param=name) from None
@@ -111,10 +112,10 @@ async def answer_or_calls(
 
 
 def _lets_text_pass(context: OpenAIContext) -> bool:
-    """Whether a grammar of free text would leave the model's other habits alone."""
+    """Whether a grammar of free text allows all else that the model writes."""
     parsers = context.parsers
-    # Thoughts may be told by special tokens, which are none of a grammar's free text, and without
-    # an end of text the grammar would end the output as soon as it may.
+    # Special tokens may mark thoughts, and a grammar's free text excludes them. Without an
+    # end-of-text token the grammar would end the output as soon as it can.
     thinks_freely = parsers.reasoning is None or parsers.thinking is not None
     return thinks_freely and bool(context.service.model.eos_token_ids)
 
@@ -138,12 +139,12 @@ def _format(answer: GrammarSpec) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Calls:
-    """Formats of a request's calls, as JSON.
+    """The structural-tag formats of a request's calls, as JSON.
 
     Attributes:
         among_text: with free text around them.
-        alone: one or more, and nothing else.
-        is_strict: one function at least is called by its schema.
+        alone: one or more calls, and nothing else.
+        is_strict: the arguments of at least one function follow its schema.
     """
 
     among_text: orjson.Fragment
@@ -152,7 +153,7 @@ class _Calls:
 
 
 async def _strict_calls(request: ChatCompletionRequest, form: CallForm) -> _Calls | None:
-    """Calls of a request's functions; `None` where none is to be called by its schema."""
+    """Calls of a request's functions; `None` where no function has `strict`."""
     functions = [
         {key: tool["function"].get(key) for key in ("name", "parameters", "strict")}
         for tool in callable_tools(request)
@@ -161,7 +162,7 @@ async def _strict_calls(request: ChatCompletionRequest, form: CallForm) -> _Call
         return None
     encoded = msgspec.json.encode(functions)
     if len(encoded) > MAX_JSON_BYTES:
-        # More than a grammar may have.
+        # More than the limit of a grammar.
         return None
     if len(encoded) <= _SMALL:
         calls = _calls(encoded, form)
@@ -171,17 +172,17 @@ async def _strict_calls(request: ChatCompletionRequest, form: CallForm) -> _Call
 
 
 def _plain_calls(request: ChatCompletionRequest, form: CallForm) -> _Calls:
-    """Calls that follow no schema."""
+    """Calls whose arguments are any JSON object."""
     functions = msgspec.json.encode([{"name": each} for each in tool_names(request)])
     return _calls(functions, form)
 
 
 @lru_cache(_NUM_KEPT)
 def _calls(functions: bytes, form: CallForm) -> _Calls:
-    """What calls look like.
+    """The formats of calls of `functions`.
 
     Args:
-        functions: as the request has them, at least the names, as JSON.
+        functions: JSON of the request's functions, each with at least its name.
         form: of the calls.
     """
     offered = [
@@ -220,12 +221,12 @@ def _spec(form: dict[str, Any] | orjson.Fragment, context: OpenAIContext) -> Gra
 
 
 async def _compile(grammars: GrammarCompiler, spec: GrammarSpec) -> None:
-    """Compile it now, so that what cannot be compiled is known before the request is sent.
+    """Compile it now, so that a failure is known before the request is sent.
 
     Raises:
         InvalidRequest: it cannot be compiled.
         Overloaded: the machine was too busy to find out.
     """
     _, compiled = grammars.compile(spec)
-    # Others may wait for the same grammar.
+    # Other requests may wait for the same grammar.
     await asyncio.shield(compiled)

@@ -1,4 +1,4 @@
-"""`best_of`: more samples than are asked for, of which the most probable ones are answered."""
+"""`best_of`: generate more samples than requested, and return the most probable ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class SampleScores:
         self._counts = [0] * num_samples
 
     def add(self, index: int, chunk: GenerationChunk) -> None:
-        """Take in what a sample goes on with."""
+        """Add the next chunk of a sample."""
         chosen = outputs_of(chunk).chosen[: len(chunk.token_ids)]
         self._sums[index] += sum(chosen)
         self._counts[index] += len(chosen)
 
     def best(self, samples: Sequence[int], num: int) -> list[int]:
-        """The `num` best of `samples`, the best one first; of equals the earlier one."""
+        """The `num` best of `samples`, the best one first; the earlier one wins a tie."""
         return sorted(samples, key=lambda at: -self._sums[at] / max(self._counts[at], 1))[:num]

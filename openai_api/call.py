@@ -1,4 +1,4 @@
-"""What an endpoint is asked and what it answers; who carries both is another's business."""
+"""An endpoint's request and answer, independent of the transport."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Call:
 
     Attributes:
         body: not decoded yet: JSON, or a form where the endpoint takes one.
-        path: the parts of the path that have a name.
-        query: what follows the path; of a name that comes twice, the last.
+        path: the named parts of the path.
+        query: the query string's parameters; the last value of a name that comes twice.
         content_type: of the body.
     """
 
@@ -35,7 +35,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class FileContent:
-    """The bytes of a file, open: it may be deleted while they are sent."""
+    """The bytes of an open file, so that it may be deleted while they are sent."""
 
     file: BinaryIO
     num_bytes: int
@@ -46,7 +46,7 @@ class Streamed:
     """An answer in events.
 
     Attributes:
-        events: a failure among them is told by who sends them, and so is the end.
+        events: the transport turns an exception among them into an error event, and appends `end`.
         on_end: called once, however the answer ends.
         end: the bytes that end the stream.
         media_type: of the stream.

@@ -1,4 +1,4 @@
-"""The arguments of calls, between the text that a model writes and the object that some read."""
+"""The arguments of calls: the text that a model writes, and the object that some clients read."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class WrittenArguments(dict[str, Any]):
 
 
 def told_arguments(told: object) -> dict[str, Any] | str:
-    """What a template reads of an earlier call: an object, or anything else as its text.
+    """The arguments of an earlier call as a template reads them: an object, or else their text.
 
-    A model may have written what is not an object, or its output may have ended in the middle of
-    one. That is history: it is rendered, never refused.
+    A model may have written something other than an object, or its output may have ended inside
+    one. Earlier turns are rendered as they are, never refused.
 
     Args:
-        told: the field of the request, which may be any JSON value. Nothing is an empty object.
+        told: the field of the request, which may be any JSON value. None is an empty object.
     """
     if isinstance(told, dict):
         return told
@@ -61,7 +61,7 @@ def told_text(told: object) -> str:
 
 
 def arguments_text(arguments: object) -> str:
-    """Arguments as JSON: the text that they were read from where that is known.
+    """Arguments as JSON: the original text where it is known.
 
     Raises:
         InvalidRequest: they nest too deep.
@@ -75,10 +75,10 @@ def arguments_text(arguments: object) -> str:
 
 
 class ObjectText:
-    """Arguments as clients read them that want an object: JSON, or the beginning of it.
+    """Arguments for clients that want an object: JSON, or the beginning of it.
 
-    From where a model's text stops being JSON, or nests deeper than clients read, the rest of it
-    is a string in that place.
+    Where a model's text stops being JSON, or nests deeper than clients read, the rest of the text
+    becomes a string in that place.
     """
 
     def __init__(self) -> None:
@@ -87,27 +87,27 @@ class ObjectText:
         self._rest: list[str] = []
 
     def feed(self, text: str) -> str:
-        """What can be told of more arguments."""
+        """Take more arguments; return the JSON that is certain so far."""
         end = self._value.feed(text)
         if self._value.is_broken:
             self._rest.append(text[end:])
         return text[:end]
 
     def finish(self) -> str:
-        """The arguments are over: what was held back."""
+        """End the arguments; return what was held back."""
         return self._value.ending_with("".join(self._rest)) if self._value.is_broken else ""
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """The object that `ObjectText` tells; of one that the output breaks off in, what is complete.
+    """The object that `ObjectText` writes; its complete part where the output ended inside it.
 
     Args:
-        text: of the arguments, as a tool-call parser hands it on.
+        text: the arguments, as a tool-call parser returns them.
     """
     told = ObjectText()
     try:
         found = from_json(told.feed(text) + told.finish(), allow_partial=True)
     except ValueError:
-        # Nothing yet, or half a surrogate pair: JSON, but no text.
+        # Empty, or JSON with half a surrogate pair, which is not valid text.
         return {}
     return found if isinstance(found, dict) else {}

@@ -1,4 +1,4 @@
-"""Calls as formats of structural tags: what a family writes around arguments, as a grammar."""
+"""Calls as structural-tag formats: the text that a family writes around arguments, as a grammar."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class OfferedFunction:
 
 
 def text_with_calls(form: CallForm, functions: Sequence[OfferedFunction]) -> Format:
-    """Free text, in which what a trigger begins is a call, or a series of calls.
+    """Free text, in which each trigger begins a call or a series of calls.
 
-    Where calls need no trigger at the beginning, what begins otherwise is text.
+    Where calls at the beginning need no trigger, an output with another beginning is text.
     """
     rules: dict[str, list[Format]] = {}
     for each in (form, *form.others):
@@ -61,7 +61,8 @@ def _behind_trigger(form: CallForm, functions: Sequence[OfferedFunction]) -> For
 
 def _at_start(form: CallForm, functions: Sequence[OfferedFunction]) -> Format:
     """A series without its trigger."""
-    # The blanks in one expression with what follows: llguidance does not take a beginning back.
+    # One expression covers the blanks and what follows: llguidance does not backtrack over a
+    # finished part.
     first = [
         _sequence(
             [

@@ -1,9 +1,8 @@
-"""Ids of calls: those that a model's template takes, for answers and for calls of earlier turns.
+"""Ids of calls in the form that a model's template takes, for answers and for earlier turns.
 
-Some families know any id. Templates of others refuse one that is not of their form, or the model
-was trained to count its calls by them. Ids that come from elsewhere are mapped, in the call and
-in what it returned alike. An id depends on what stands before it alone, so that prompts that begin
-alike stay alike.
+Some families take any id. Templates of others refuse an id in another form, or the model was
+trained to count its calls in them. Ids from elsewhere are mapped, both in the call and in its
+result. An id depends only on what stands before it, so prompts with a common prefix keep it.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ class IdForm(Protocol):
 
         Args:
             name: of the function.
-            index: of the call among all of the conversation.
+            index: of the call among all calls of the conversation.
         """
 
     def mapped(self, call_id: str, name: str, index: int) -> str:
-        """The id of an earlier call that has another one, or none; always the same.
+        """The id for an earlier call whose id has another form or is missing; deterministic.
 
         Args:
-            call_id: as it came; empty where there is none.
+            call_id: as the client sent it; empty where there is none.
             name: of the function.
-            index: of the call among all of the conversation.
+            index: of the call among all calls of the conversation.
         """
 
 
 class NineAlphanumerics:
-    """`a1B2c3D4e`: Mistral's, whose templates refuse others."""
+    """Mistral's form, `a1B2c3D4e`: its templates refuse others."""
 
     def fits(self, call_id: str) -> bool:
         """See `IdForm`."""
@@ -72,7 +71,7 @@ class NineAlphanumerics:
 
 
 class NameAndIndex:
-    """`functions.name:0`, where the index counts the calls of the conversation: Kimi K2's."""
+    """Kimi K2's form, `functions.name:0`: the index counts the calls of the conversation."""
 
     def fits(self, call_id: str) -> bool:
         """See `IdForm`."""
@@ -93,22 +92,22 @@ class AnswerIds:
     """The ids of an answer's calls.
 
     Attributes:
-        form: that all of them have; without one, calls have the ids that the model gives.
-        calls_before: calls of the conversation so far, which some ids count.
+        form: the form of all of them; without one, calls keep the ids that the model gives.
+        calls_before: number of calls in the conversation so far, which some ids count.
     """
 
     form: IdForm | None = None
     calls_before: int = 0
 
     def of(self, name: str, own: str | None, index: int) -> str | None:
-        """The id of the answer's call `index`, which the model calls `own`, if it says so."""
+        """The id of the answer's call `index`; `own` is the model's id for it, if it gives one."""
         if self.form is None or (own is not None and self.form.fits(own)):
             return own
         return self.form.new(name, self.calls_before + index)
 
 
 def with_ids(messages: list[Message], form: IdForm | None) -> list[Message]:
-    """Messages of a template with the ids that it takes; without a form they stay as they are."""
+    """A template's messages with ids in `form`; unchanged where `form` is None."""
     if form is None:
         return messages
     ids = _Ids(form)
@@ -120,12 +119,12 @@ def _calls(message: Message) -> list[Message]:
 
 
 class _Ids:
-    """The ids of a conversation, from its beginning on."""
+    """Maps the ids of a conversation, from its beginning on."""
 
     def __init__(self, form: IdForm) -> None:
         self._form = form
         self._num_calls = 0
-        # By what was sent, the last one of a kind.
+        # From the id that was sent to the one in our form; of equal ids, the last.
         self._mapped: dict[str, str] = {}
         self._waiting = _Waiting()
 
@@ -160,7 +159,7 @@ class _Ids:
 
 
 class _Waiting:
-    """The calls of one message that have not been answered yet."""
+    """The calls of one message whose results have not come yet."""
 
     def __init__(self) -> None:
         self._found: list[str] = []
@@ -176,7 +175,7 @@ class _Waiting:
             queue.append(place)
 
     def take(self, sent: str, name: str) -> str:
-        """The id of the call that is answered: by its id, else by its name, else the next one."""
+        """The id of the call whose result came: found by id, else by name, else the next one."""
         queues = [self._by_id[sent]] if sent else [self._by_name[name], self._in_order]
         for queue in queues:
             while queue:

@@ -1,7 +1,7 @@
 """Earlier calls in other shapes, for chat templates that do not take them as they are.
 
-Some read arguments as an object alone, some as text alone, and some know one call a message. What
-a model wrote has to be rendered by any of them.
+Some templates read arguments only as an object, some only as text, and some take one call per
+message. Each of them must be able to render what a model wrote.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from openai_api.call_arguments import arguments_text
 
 Message = dict[str, Any]
 
-# Holds arguments that are no object, where there must be one.
+# The key that holds arguments which are not an object, where a template needs an object.
 _WHOLE = "arguments"
 
 
 def call_shapes(messages: list[Message]) -> Iterator[list[Message]]:
-    """The messages as they are, then in each shape that is different and may be taken instead."""
+    """The messages as they are, then in each other shape that a template may take instead."""
     yield messages
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     if any(not _is_object(call) for call in calls):
@@ -56,7 +56,7 @@ def _changed(call: Message, change: Callable[[Any], Any]) -> Message:
 
 
 def _one_call_each(messages: list[Message]) -> list[Message]:
-    """Each call in a message of its own, what it returned behind it."""
+    """Each call in a separate message, followed by its result."""
     found: list[Message] = []
     place = 0
     while place < len(messages):
@@ -79,7 +79,7 @@ def _one_call_each(messages: list[Message]) -> list[Message]:
 
 
 def _answer_of(call: Message, returned: list[Message]) -> Message | None:
-    """Take a call's answer out of those that came; without ids they stand in the calls' order."""
+    """Remove a call's result from `returned`; results without ids are in the order of the calls."""
     for index, answer in enumerate(returned):
         if answer.get("tool_call_id") == call.get("id"):
             return returned.pop(index)

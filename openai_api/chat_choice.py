@@ -28,9 +28,9 @@ class ChatChoice:
     """A choice while it grows, and how it ended.
 
     Attributes:
-        logprobs: set when they are wanted.
-        hidden: set when hidden states are wanted.
-        calls: set when calls are told in another form than that of functions.
+        logprobs: set when they are requested.
+        hidden: set when hidden states are requested.
+        calls: set when calls are reported in another form than that of functions.
     """
 
     index: int
@@ -42,7 +42,7 @@ class ChatChoice:
     calls: CallWriter | None = None
 
     def feed(self, chunk: GenerationChunk) -> list[dict[str, Any]]:
-        """The deltas of one chunk, in OpenAI's form; each carries one kind of thing."""
+        """The deltas of one chunk, in OpenAI's form; each has one kind of content."""
         deltas = [delta for each in self.read(chunk) for delta in _deltas(each)]
         if self.calls is None:
             return deltas
@@ -63,7 +63,7 @@ class ChatChoice:
         return events
 
     def take_logprobs(self) -> dict[str, Any] | None:
-        """Those of the answer's tokens since the last call, `None` where nobody asked."""
+        """Those of the answer's tokens since the last call; `None` if not requested."""
         return None if self.logprobs is None else self.logprobs.take()
 
     def end(self) -> dict[str, Any]:
@@ -81,11 +81,11 @@ class ChatChoice:
 
 def _deltas(output: OutputEvent) -> list[dict[str, Any]]:
     if isinstance(output, EndCall):
-        # Nothing says on this wire that a call is over.
+        # This wire has no event for the end of a call.
         return []
     if isinstance(output, BeginCall):
-        # Who is called first, then with what. A null in what follows would erase what this says:
-        # the official client keeps the last `type`.
+        # First the function's name, then its arguments. A null in a later delta would erase what
+        # this one says: the official client keeps the last `type`.
         header = {
             "index": output.index,
             "id": output.id or f"call_{random_hex(12)}",

@@ -16,15 +16,15 @@ from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 async def constrained(
     request: ChatCompletionRequest, sampling: SamplingParams, context: OpenAIContext
 ) -> SamplingParams:
-    """Sampling with the grammar that the request's tools ask for as well.
+    """Sampling parameters whose grammar also covers the request's tools.
 
     Args:
         request: checked.
-        sampling: its own, with the grammar of the answer if it has one.
+        sampling: the request's, with the grammar of the answer if it has one.
         context: the server's.
 
     Raises:
-        InvalidRequest: the tools and the answer's grammar do not go together.
+        InvalidRequest: the tools and the answer's grammar cannot be combined.
     """
     grammar = sampling.grammar
     if forces_call(request):
@@ -33,7 +33,7 @@ async def constrained(
         if grammar is None:
             grammar = await strict_calls(request, context)
         elif grammar.kind != "structural_tag":
-            # A structural tag describes the whole output, its calls included.
+            # A structural tag already describes the whole output, including its calls.
             grammar = await answer_or_calls(request, grammar, context)
     return msgspec.structs.replace(sampling, grammar=grammar)
 

@@ -1,4 +1,4 @@
-"""Messages as the wire has them become messages as chat templates read them."""
+"""Convert the wire's messages to the messages that chat templates read."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class TemplateShape:
     Attributes:
         form_of: the form in which the template reads the content of a role; where it reads a
             text, the texts of parts are joined by a space.
-        knows_developer: the template has a place for that role; else it reads as `system`, its
-            forerunner, because many templates drop a role they do not know without a word.
+        knows_developer: the template renders that role; else it becomes `system`, its predecessor,
+            because many templates silently drop a role they do not know.
         sees: the model takes images.
     """
 
@@ -36,10 +36,10 @@ class TemplateShape:
 
 
 def template_messages(messages: list[ChatMessage], shape: TemplateShape) -> list[dict[str, Any]]:
-    """Convert a conversation, whose roles are checked already.
+    """Convert a conversation whose roles are already checked.
 
     Raises:
-        InvalidRequest: a part that the model or the template does not take.
+        InvalidRequest: the model or the template does not take one of the parts.
     """
     return [
         _message(message, f"messages[{index}]", shape)
@@ -49,7 +49,7 @@ def template_messages(messages: list[ChatMessage], shape: TemplateShape) -> list
 
 
 def image_items(messages: list[ChatMessage]) -> list[NamedItem]:
-    """The images of a conversation, in the order in which a template comes to them."""
+    """The images of a conversation, in the order in which a template renders them."""
     return [
         NamedItem(part.image_url, f"messages[{index}].content[{at}]")
         for index, message in enumerate(messages)

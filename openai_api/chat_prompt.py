@@ -20,7 +20,7 @@ from runtime.media.image_loader import NamedItem
 from runtime.media.placeholders import expand_text, write_expansions
 from runtime.requests.image_input import ImageInput
 
-# Longest text worth rendering where a prompt that is too long gets cut instead of refused.
+# Longest text to render where a prompt that is too long is truncated instead of refused.
 MAX_TRUNCATED_CHARS = 64 * 2**20
 _MESSAGES = "messages"
 
@@ -32,7 +32,7 @@ class ChatPrompt:
     Attributes:
         is_open: whether the text ends inside reasoning, so that the output begins there.
         may_think: whether reasoning may begin; false where the prompt has turned it off.
-        images: those of the messages, at their places in `input_ids`.
+        images: those of the messages, at their positions in `input_ids`.
     """
 
     text: str
@@ -47,7 +47,7 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
 
     Raises:
         InvalidRequest: there is no template, it refuses the messages, or the text is too long; an
-            image cannot be had, or the template has no place for it.
+            image cannot be loaded, or the template does not render images.
     """
     template, tokenizer = context.chat_template, context.service.tokenizer
     tokenizer.check_present()
@@ -64,7 +64,7 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
         )
     limits = context.service.client.limits
     if len(request.messages) > limits.context_len and not limits.allow_auto_truncate:
-        # Found out here, not after minutes of rendering: every message takes a token or more.
+        # Refused here, not after minutes of rendering: every message takes a token or more.
         raise TooLong(
             f"The {len(request.messages)} messages are longer than the model's context length "
             f"({limits.context_len} tokens).",
@@ -107,7 +107,7 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
     if marks is not None:
         input_ids, text = await marks.encode(text, limits), marks.taken_from(text)
     else:
-        # The template writes BOS and the like itself: added again, a model would see them twice.
+        # The template writes BOS and the like itself. Added again, they would be there twice.
         (input_ids,) = await encode_prompts(tokenizer, [text], limits, add_special_tokens=False)
     input_ids, images = await _with_images(input_ids, items, context)
     is_open = _is_open(text, request, context)
@@ -116,11 +116,11 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
 
 
 async def encode_raw(text: str, items: Sequence[NamedItem], context: OpenAIContext) -> ChatPrompt:
-    """A prompt that is written already, with a placeholder for each of its images.
+    """A prompt that is already rendered, with a placeholder for each of its images.
 
     Raises:
-        InvalidRequest: the text is too long, an image cannot be had, or there are other
-            placeholders than images.
+        InvalidRequest: the text is too long, an image cannot be loaded, or placeholders and images
+            do not match.
     """
     context.service.tokenizer.check_present()
     text = _with_expansions(text, items, context)
@@ -132,7 +132,7 @@ async def encode_raw(text: str, items: Sequence[NamedItem], context: OpenAIConte
 
 
 def _with_expansions(text: str, items: Sequence[NamedItem], context: OpenAIContext) -> str:
-    """The text as it is to be tokenized where it has images; nothing is loaded yet."""
+    """The text to tokenize, with its images' placeholders expanded; no image is loaded yet."""
     if not items:
         return text
     images = context.service.images
@@ -227,7 +227,7 @@ def _is_open(text: str, request: ChatCompletionRequest, context: OpenAIContext) 
     open_tag = parser.markers[0]
     if text.rstrip().endswith(open_tag):
         return True
-    # Elsewhere in the prompt a tag may be a quotation; in a message to continue it is the model's.
+    # Elsewhere in the prompt a tag may be a quotation. In a message to continue it is the model's.
     last = request.messages[-1].content
     return (
         bool(request.continue_final_message)

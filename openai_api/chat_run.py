@@ -1,4 +1,4 @@
-"""A conversation on its way: a checked request becomes streams of the engine and their choices."""
+"""A running conversation: a checked request becomes engine streams, and a choice for each."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from runtime.service.generation import Generation, generate, new_id, sample_rids
 from runtime.text.decoders import TextDecoder
 from runtime.text.thoughts import ThoughtScan
 
-# As many of the prompt's last tokens as the detokenizer looks at.
+# The number of the prompt's last tokens that the detokenizer reads.
 _PROMPT_TAIL = 8
 
 
@@ -61,9 +61,9 @@ class ChatRun:
     """The samples of one answer, admitted and not read yet.
 
     Attributes:
-        id: of the answer; aborting it reaches all samples.
-        choices: one for each sample, empty still.
-        generation: what the engine makes, a stream for each choice.
+        id: of the answer; aborting it aborts all samples.
+        choices: one for each sample, still empty.
+        generation: the engine's output, a stream for each choice.
     """
 
     id: str
@@ -84,13 +84,13 @@ async def open_chat(
     Args:
         body: as decoded.
         context: the server's.
-        id_prefix: of an id that the caller does not choose.
-        prompt: in place of the messages', where these are not to be rendered.
-        cuts_output: more tokens than fit behind the prompt may be asked for; the answer then ends
-            with the context.
+        id_prefix: of a generated id.
+        prompt: used instead of rendering the messages.
+        cuts_output: the request may ask for more tokens than fit after the prompt; the answer then
+            ends at the context length.
 
     Raises:
-        InvalidRequest: the first thing wrong.
+        InvalidRequest: the first error found.
     """
     forms = await aside(body, settled, body)
     check_rid(body.rid)
@@ -180,7 +180,7 @@ def _sampling(
     body: ChatCompletionRequest, max_tokens: int | None, context: OpenAIContext
 ) -> SamplingParams:
     defaults = {**context.model_defaults, **context.service.sampling_defaults}
-    # Hidden special tokens would hide the markers that clients, or our parsers, look for.
+    # Hiding special tokens would hide the markers that clients or our parsers look for.
     if tool_names(body) or (_separates(body) and context.parsers.hidden_markers):
         body.skip_special_tokens = False
     return sampling_of(body, max_tokens, defaults, context.service.client.limits.vocab_size)
@@ -196,7 +196,7 @@ def _thought_texts(
     prompt: ChatPrompt,
     context: OpenAIContext,
 ) -> ThoughtTexts | None:
-    """What tells the thoughts of the answer; `None` where they stay in its content."""
+    """What marks the thoughts of the answer; `None` where they stay in its content."""
     kind = context.parsers.splitting(
         separate_reasoning=_separates(body), forces_call=forces_call(body)
     )

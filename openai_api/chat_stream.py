@@ -23,13 +23,13 @@ async def chat_events(
     options: StreamOptions | None,
     context: OpenAIContext,
 ) -> AsyncGenerator[Chunk, None]:
-    """Role chunks, deltas as they come, then the ends of all choices, then the usage if asked.
+    """Role chunks, deltas as they come, the ends of all choices, then the usage if requested.
 
     Args:
         head: id, created and model, the same in every chunk.
-        choices: one per sample, empty still.
+        choices: one per sample, still empty.
         chunks: the engine's, each with its choice's index.
-        options: what to report besides.
+        options: what else to report.
         context: the server's.
     """
     options = options or StreamOptions()
@@ -91,7 +91,7 @@ async def chat_events(
 def _logprobs(
     choice: ChatChoice, deltas: Sequence[dict[str, Any]]
 ) -> Iterator[dict[str, Any] | None]:
-    """Those that go with each delta: all with the first text, what is known later with the next."""
+    """The logprobs of each delta: the first delta with text has all that are known, others none."""
     is_told = False
     for delta in deltas:
         is_first = bool(delta.get("content")) and not is_told

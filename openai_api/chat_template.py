@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Templates hold the interpreter: more threads would only take turns with the event loop.
+# Templates hold the GIL: more threads would only compete with the event loop.
 _RENDERING = OffloadPool(
     "rendering of the chat template", workers=2, max_queued=16_384, timeout_s=120.0
 )
 
-# Rendered on the event loop: so many characters, where a value that is no text counts for some of
-# them, and within this time.
+# Up to this many characters are rendered on the event loop, within this time. A value that is not
+# text counts as `_CHARS_PER_VALUE` characters.
 _INLINE_CHARS = 32 * 1024
 _CHARS_PER_VALUE = 128
 _INLINE_S = 0.005
@@ -63,16 +63,16 @@ RESERVED = frozenset(
         "strftime_now",
     }
 )
-# As the models that answer so were trained to be asked.
+# The words of the prompt that such models were trained with.
 _YES_OR_NO = 'can only be "yes" or "no"'
-# Names that `--chat-template` knows.
+# Names that `--chat-template` takes.
 NAMED_TEMPLATES = {
     "chatml": "chatml.jinja",
     "llama-3": "llama_3.jinja",
     "gemma": "gemma.jinja",
     "qwen3-reranker": "qwen3_reranker.jinja",
 }
-# A probe's prompt, with all that a template says of itself.
+# Limit of a probe's prompt, with all the text that a template adds.
 _PROBE_CHARS = 200_000
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -83,13 +83,13 @@ class _Compiled:
     Attributes:
         variables: names that the text reads from outside.
         can_read_parts: whether it may read a message's content in parts.
-        knows_developer: whether it has a place for the developer role.
+        knows_developer: whether it renders the developer role.
         written: its text constants, in the order of the source.
         doubt: why it is rendered in another process; `None` where it is harmless.
     """
 
     def __init__(self, source: str, name: str) -> None:
-        # Before it is compiled, which evaluates what is constant.
+        # Checked before it is compiled: compiling evaluates constant expressions.
         tree = parse_template(source, name)
         self.can_read_parts = can_read_parts(tree)
         self.written = "".join(_texts(tree))
@@ -145,7 +145,7 @@ class ChatTemplate:
             timeout_s: how long rendering in this process may take.
 
         Raises:
-            StartupError: a text is no Jinja template.
+            StartupError: a text is not a Jinja template.
         """
         texts = {"default": source} if isinstance(source, str) else dict(source)
         if not texts:
@@ -162,10 +162,10 @@ class ChatTemplate:
         """The form in which the content of `role` is read."""
         forms = self._forms[with_tools]
         if not forms:
-            # It can read no parts, or refuses all that it was tried with.
+            # It cannot read parts, or refuses every probe.
             reads_parts = self.choose(with_tools=with_tools).can_read_parts
             return ContentForm.EITHER if reads_parts else ContentForm.TEXT
-        # A role that it has no place for is read as a user's, if at all.
+        # A role that it does not render is read as a user's, if at all.
         return forms.get(role) or forms.get("user", ContentForm.EITHER)
 
     def describe_content(self) -> str:
@@ -192,7 +192,7 @@ class ChatTemplate:
 
     @property
     def asks_yes_or_no(self) -> bool:
-        """Whether it asks how a document answers a query, so that a yes or a no follows."""
+        """Whether it asks if a document answers a query, so that yes or no follows."""
         return "document" in self.text and _YES_OR_NO in self.text
 
     def choose(self, *, with_tools: bool) -> _Compiled:
@@ -203,7 +203,7 @@ class ChatTemplate:
 
     @property
     def shows_tools(self) -> bool:
-        """Whether it has a place for tools."""
+        """Whether it renders tools."""
         return "tools" in self.choose(with_tools=True).variables
 
     @property
@@ -213,14 +213,14 @@ class ChatTemplate:
 
     @property
     def written_by_all(self) -> str:
-        """The same of all templates that a model has."""
+        """The same for all templates of the model."""
         return "\n".join(compiled.written for compiled in self._compiled.values())
 
     async def render_async(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        """`render`, in a thread where it may take long: streams that share the event loop go on.
+        """`render`, on a thread where it may take long, so that streams on the event loop go on.
 
-        A hop to a thread takes longer than most renders. What is small is begun here, and begun
-        again there in the rare case that it is slow all the same: loops inside of loops.
+        A hop to a thread takes longer than most renders. A small render starts here. In the rare
+        case that it is slow nevertheless (nested loops), it starts again on a thread.
         """
         tools, marks = options.get("tools"), options.get("marks")
         given = (messages, tools, options.get("variables"))
@@ -251,11 +251,11 @@ class ChatTemplate:
             add_generation_prompt: end with the opening of the assistant's turn.
             continue_final_message: end inside the last message instead.
             max_chars: longest text that makes sense for the model.
-            marks: put into what the request brings; the text then holds them.
+            marks: put into the request's texts; the rendered text then contains them.
             timeout_s: how long it may take; the template's own limit when absent.
 
         Raises:
-            InvalidRequest: the template refuses these messages, or a variable is the server's.
+            InvalidRequest: the template refuses these messages, or a variable is reserved.
             RenderTimeout: it took too long.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
@@ -289,18 +289,18 @@ def _first_rendered(
     max_chars: int,
     timeout_s: float,
 ) -> str | None:
-    """What a template makes of the first shape of calls and tools that it takes.
+    """Render the first shape of calls and tools that a template takes.
 
     Raises:
-        InvalidRequest: it takes none; its words on the first one.
-        RenderTimeout: there was no time for all of them.
+        InvalidRequest: it takes none; the message is that for the first shape.
+        RenderTimeout: the time was too short to try all of them.
     """
     refusal: InvalidRequest | None = None
     deadline = time.monotonic() + timeout_s
     for messages in call_shapes(values["messages"]):
         for shown in _tool_shapes(tools):
             if refusal is not None and time.monotonic() > deadline:
-                # Tried again in a thread where this was no more than the event loop's time.
+                # Where only the event loop's time was used up, a thread tries again.
                 raise RenderTimeout(refusal.message, param=refusal.param)
             given = {**values, "messages": messages, "tools": shown}
             try:
@@ -318,12 +318,12 @@ def _first_rendered(
 
 
 def _tool_shapes(tools: list[dict[str, Any]] | None) -> list[list[dict[str, Any]] | None]:
-    """Tools in OpenAI's wrapping, and bare functions, which some templates were written for."""
+    """Tools in OpenAI's wrapping, then as bare functions, which some templates expect."""
     return [tools, [tool.get("function", tool) for tool in tools]] if tools else [tools]
 
 
 def _is_small(value: object) -> bool:
-    """Whether to render `value`, of dicts, lists and texts, takes a fraction of a millisecond."""
+    """Whether rendering `value` (dicts, lists and texts) takes a fraction of a millisecond."""
     num_chars = 0
     stack = [value]
     while stack:
@@ -342,7 +342,7 @@ def allowed_variables(given: Mapping[str, Any], read: set[str]) -> dict[str, Any
     """The request's variables that the template reads.
 
     Raises:
-        InvalidRequest: one that is the server's to set, or documents that are no objects.
+        InvalidRequest: a variable is reserved for the server, or documents are not objects.
     """
     documents = given.get("documents") or []
     if not (isinstance(documents, list) and all(isinstance(each, dict) for each in documents)):
@@ -379,7 +379,7 @@ def _cut_at_tag(text: str) -> str:
             param="continue_final_message",
         )
     kept = text[:at]
-    # A template that trims its messages has moved the tag's own space: then trim like it does.
+    # A template that trims its messages has removed the tag's space, so the text is trimmed too.
     return kept if text.startswith(_CONTINUE_TAG, at) else kept.rstrip()
 
 
@@ -409,7 +409,7 @@ def load_chat_template(
         `None` when the model has none: then only `/v1/completions` and `/generate` serve it.
 
     Raises:
-        StartupError: the option names no file and is no template either.
+        StartupError: the option is neither a file nor a name nor a template.
     """
     if option is None:
         return ChatTemplate(own, special_tokens) if own else None
@@ -423,7 +423,7 @@ def load_chat_template(
     except (OSError, UnicodeDecodeError):
         raise StartupError(
             f"--chat-template {option}: no such file, none of {', '.join(NAMED_TEMPLATES)}, and "
-            "the text is no Jinja template."
+            "the text is not a Jinja template."
         ) from None
     if option.endswith(".json"):
         try:

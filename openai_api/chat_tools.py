@@ -1,8 +1,8 @@
-"""The forms of tools that chat takes become one, and calls are told in the form that was asked.
+"""Convert all forms of tools that chat takes to one, and calls back to the requested form.
 
-Everything behind knows functions in `tools` alone. What differs is converted on the way in, in the
-request, and on the way out, in deltas: `functions` and `function_call`, which came before tools;
-tools of type `custom`; a `tool_choice` of type `allowed_tools`.
+The rest of the code knows only functions in `tools`. Other forms are converted in the request and
+converted back in the deltas: `functions` and `function_call`, the predecessors of tools; tools of
+type `custom`; a `tool_choice` of type `allowed_tools`.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ Delta = dict[str, Any]
 
 @dataclass(frozen=True)
 class CallForms:
-    """How the calls of an answer are told.
+    """How the calls of an answer are reported.
 
     Attributes:
         customs: names of the tools that are called with text.
-        is_old: there is one call, in `function_call`.
+        is_old: the answer has at most one call, in `function_call`.
     """
 
     customs: frozenset[str] = frozenset()
     is_old: bool = False
 
     def writer(self) -> CallWriter | None:
-        """What rewrites the deltas of one choice; None where they stay as they are."""
+        """The writer that converts the deltas of one choice; None where they stay as they are."""
         return CallWriter(self) if self.customs or self.is_old else None
 
 
 def settle_tools(request: ChatCompletionRequest) -> CallForms:
-    """Leave only functions in `tools` and `tool_choice`, and calls like these.
+    """Convert `tools`, `tool_choice` and earlier calls so that only functions are left.
 
     Raises:
-        InvalidRequest: a form that is malformed, or two that exclude each other.
+        InvalidRequest: a form is malformed, or two forms exclude each other.
     """
     for index, message in enumerate(request.messages):
         _settle_message(message, f"messages[{index}]")
@@ -66,7 +66,7 @@ def settle_tools(request: ChatCompletionRequest) -> CallForms:
 
 def _settle_message(message: ChatMessage, where: str) -> None:
     if message.role.lower() == "function":
-        # Templates of today know results of tools, and drop a role that they do not know.
+        # Current templates render the role `tool`, and drop roles that they do not know.
         message.role = "tool"
     if message.function_call is not None:
         call = ToolCall(type="function", function=message.function_call)
@@ -103,7 +103,7 @@ def _replace_functions(request: ChatCompletionRequest) -> None:
         if isinstance(choice, NamedFunction)
         else choice
     )
-    # There is room for one.
+    # `function_call` has room for one call.
     request.parallel_tool_calls = False
     request.functions = request.function_call = None
 
@@ -156,7 +156,7 @@ def _settled_allowed(request: ChatCompletionRequest, allowed: AllowedTools) -> N
             )
     if not names:
         raise InvalidRequest("tool_choice.allowed_tools has no tools.", param="tool_choice")
-    # The prompt shows all of them still: what the prefix cache holds of it is good for every turn.
+    # The prompt still shows all tools, so the prefix cache matches it on every turn.
     tools = [tool for name, tool in offered.items() if name in names]
     return NamedToolChoice(
         type="allowed_tools", allowed_tools=AllowedTools(mode=allowed.mode, tools=tools)
@@ -178,11 +178,11 @@ class CallWriter:
     _arguments: list[str] = field(default_factory=list)
 
     def rewritten(self, deltas: list[Delta], *, over: bool) -> list[Delta]:
-        """The deltas in the form that was asked for.
+        """The deltas in the requested form.
 
         Args:
-            deltas: of tool calls, in the form of functions.
-            over: nothing follows.
+            deltas: with tool calls in the form of functions.
+            over: no more deltas follow.
         """
         found: list[Delta] = []
         for delta in deltas:
@@ -201,7 +201,7 @@ class CallWriter:
                 self._open = delta
         if self._open is None:
             return [*found, delta]
-        # What JSON holds is known once it is complete.
+        # The text inside the JSON is known only once the JSON is complete.
         self._arguments.append(part["function"]["arguments"])
         return found
 

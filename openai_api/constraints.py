@@ -1,7 +1,7 @@
-"""What an answer must look like, in every way that a request may say it; one constraint a request.
+"""The constraint on an answer, from each field that can set one; one constraint per request.
 
-Fields of other servers mean what they mean there. What this server would not do is refused: an
-answer that ignores its constraint is worse than an error.
+Fields of other servers mean what they mean there. Unsupported ones are refused: an answer that
+ignores its constraint is worse than an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runtime.requests.sampling_params import GrammarKind, GrammarSpec
 _HINT = "response_format says what an answer must look like"
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
-# A field's value and its name, for errors; `None` where it asks for nothing.
+# Takes a field's value, and its name for errors; `None` where it sets no constraint.
 _Reader = Callable[[Any, str], GrammarSpec | None]
 
 
@@ -69,7 +69,7 @@ def _not_done(value: Any, name: str) -> None:
 
 
 def _ignored(value: Any, name: str) -> None:
-    """Which library makes the grammar: the answer is the same."""
+    """Ignore a field that chooses the grammar library: the answer is the same."""
 
 
 _FIELDS: dict[str, _Reader] = {
@@ -109,7 +109,7 @@ def requested_constraint(request: GenerationFields) -> GrammarSpec | None:
     """The constraint of a body; `None` for free text.
 
     Raises:
-        InvalidRequest: several, one that is malformed, or one that this server does not do.
+        InvalidRequest: there are several, or one is malformed or unsupported.
     """
     return _only_one({name: getattr(request, name) for name in _FIELDS}, _FIELDS, "")
 
@@ -120,7 +120,7 @@ def _only_one(
     found: dict[str, GrammarSpec] = {}
     for key, value in given.items():
         name = prefix + key[:64]
-        # An empty text has always meant none.
+        # An empty text means no constraint.
         if value is None or value == "":
             continue
         if key not in readers:

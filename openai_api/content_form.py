@@ -1,9 +1,9 @@
-"""In which form a chat template reads a message's content: a text, a list of parts, or either.
+"""The form in which a chat template reads a message's content: text, a list of parts, or either.
 
 Many templates take both. Some loop over parts and drop a plain text without an error; some print
 a list as Python writes it. Some differ by role. vLLM looks for loops in the syntax tree and decides
-once for all roles; here the tree only tells whether the template can read parts at all, and each
-role is then rendered in both forms.
+once for all roles. Here the tree only shows whether the template can read parts at all; each role
+is then rendered in both forms.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Content = str | list[dict[str, Any]]
 Render = Callable[[list[Message], list[dict[str, Any]] | None], str | None]
 
 _MARK = "zqcontentzq"
-# How Python and JSON write a part, as opposed to its text.
+# A part printed as Python or JSON instead of its text.
 _WRITTEN_OUT = re.compile(rf"""['"]text['"]\s*:\s*['"]{_MARK}""")
-# The nine characters that Mistral's templates ask for.
+# Mistral's templates require an id of nine characters.
 _CALL = {
     "id": "abcdefghi",
     "type": "function",
@@ -51,7 +51,7 @@ Forms = Mapping[str, ContentForm]
 
 
 def in_form(content: Content, form: ContentForm) -> Content:
-    """`content` as `form` has it; a list stays one unless all of its parts are texts."""
+    """`content` converted to `form`; a list stays a list unless all of its parts are texts."""
     if form is ContentForm.PARTS and isinstance(content, str):
         return [{"type": "text", "text": content}]
     if form is not ContentForm.TEXT or isinstance(content, str):
@@ -64,7 +64,7 @@ def _all_texts(parts: list[dict[str, Any]]) -> bool:
 
 
 def can_read_parts(tree: nodes.Template) -> bool:
-    """Whether a template names the key `text`, which all that read parts do."""
+    """Whether a template uses the key `text`, as every template that reads parts does."""
     if any(node.attr == "text" for node in tree.find_all(nodes.Getattr)):
         return True
     # As a key, or in `selectattr("type", "equalto", "text")` and `map(attribute="text")`.
@@ -75,15 +75,15 @@ def find_forms(render: Render, *, with_tools: bool) -> dict[str, ContentForm]:
     """Render each role's content in both forms.
 
     Args:
-        render: of the template.
+        render: renders the template.
         with_tools: whether the conversations offer a tool.
 
     Returns:
-        A form for each role whose content the template showed.
+        The form for each role whose content appeared in the prompt.
     """
     tools = [_TOOL] if with_tools else None
     forms: dict[str, ContentForm] = {}
-    # The user's form first: the conversations for the other roles have a user in them.
+    # The user's form first: the conversations for the other roles contain a user message.
     for role in ("user", "assistant", "system", "developer", "tool", "function"):
         for before, after in _around(role, forms):
             shown = [
@@ -110,7 +110,7 @@ def _said(role: str, form: ContentForm) -> Message:
 
 
 def _around(role: str, forms: Forms) -> Iterator[tuple[list[Message], list[Message]]]:
-    """What may stand before and behind a message of `role`; the likeliest to be taken first."""
+    """Messages to put before and after one of `role`; those most likely to be accepted first."""
 
     def filler(of: str, text: str) -> Message:
         return {"role": of, "content": in_form(text, forms.get(of, ContentForm.EITHER))}

@@ -1,4 +1,4 @@
-"""Parts of a message that other wires' texts and images become."""
+"""Message parts made from other wires' texts and images."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Content = str | list[ContentPart]
 
 
 def text_part(text: str) -> ContentPart:
-    """A text among other parts."""
+    """A text part."""
     return ContentPart(type="text", text=text)
 
 
 def image_part(url: str | None, where: str, *, sees: bool) -> ContentPart:
-    """An image among other parts.
+    """An image part.
 
     Args:
         url: an address, a data URL or base64; `None` where the request names none.
@@ -23,7 +23,7 @@ def image_part(url: str | None, where: str, *, sees: bool) -> ContentPart:
         sees: whether the model takes images.
 
     Raises:
-        InvalidRequest: the model takes none, or there is no address.
+        InvalidRequest: the model takes no images, or the address is missing.
     """
     if not sees:
         raise InvalidRequest(f"{where}: {NO_VISION}.", param=where)
@@ -33,12 +33,12 @@ def image_part(url: str | None, where: str, *, sees: bool) -> ContentPart:
 
 
 def inline_image(data: str) -> str:
-    """The address of an image in base64; its kind is told by its content alone."""
+    """The data URL of an image in base64; only its content shows its format."""
     return f"data:image/any;base64,{data}"
 
 
 def joined(parts: list[ContentPart]) -> Content:
-    """A message's content: one text, a line for each part, unless images are among them."""
+    """A message's content: one text with a line for each part, or the parts if one is an image."""
     if all(part.text is not None for part in parts):
         return "\n".join(part.text or "" for part in parts)
     return parts

@@ -1,4 +1,4 @@
-"""Tools that are called with plain text: for a model, functions with one argument."""
+"""Tools that are called with plain text: the model sees functions with one argument."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def custom_function(
     """The function that stands for such a tool.
 
     Args:
-        name: of both.
+        name: of the tool and the function.
         description: for the model to read.
-        grammar: that the text should follow; the model reads it as well. A regular expression is
-            part of the function's schema, so that it is followed wherever schemas are.
+        grammar: the text should follow it; the model reads it too. A regular expression becomes
+            part of the function's schema, so it is enforced wherever schemas are.
     """
     function: dict[str, Any] = {"name": name}
     parts = [part for part in (description, grammar and grammar.definition) if part]
@@ -40,7 +40,7 @@ def custom_function(
 
 
 def _whole(pattern: str) -> str:
-    """The pattern of texts that match from their beginning to their end."""
+    """`pattern` anchored so that the whole text must match."""
     inner = pattern.removeprefix("^")
     if inner.endswith("$") and not inner.endswith("\\$"):
         inner = inner[:-1]
@@ -53,15 +53,15 @@ def arguments_of(text: str) -> dict[str, str]:
 
 
 def text_of(arguments: str) -> str:
-    """The text that the function is called with; all of its JSON where it has another form.
+    """The text that the function is called with; all of `arguments` where the form differs.
 
     Args:
-        arguments: JSON, or the beginning of it where the output broke off.
+        arguments: JSON, or the beginning of it where the output ended early.
     """
     try:
         given = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
-        # Half a surrogate pair: JSON, but no text.
+        # JSON with half a surrogate pair, which is not valid text.
         return arguments
     text = given.get(_INPUT) if isinstance(given, dict) else None
     return text if isinstance(text, str) else arguments

@@ -1,4 +1,4 @@
-"""`tool_choice` that forces a call: a grammar makes the model write calls and nothing else.
+"""A `tool_choice` that forces a call: a grammar makes the model write calls and nothing else.
 
 The output is a JSON array of `{"name", "parameters"}` objects, whatever form the model was trained
 to write calls in, so no tool-call parser is needed.
@@ -27,10 +27,10 @@ def forces_call(request: ChatCompletionRequest) -> bool:
 
 
 def call_constraint(request: ChatCompletionRequest) -> GrammarSpec:
-    """What the output of a checked request that forces a call must look like.
+    """The grammar for the output of a checked request that forces a call.
 
     Raises:
-        InvalidRequest: a function's parameters are no schema that can be followed.
+        InvalidRequest: a function's parameters are not a schema that a grammar can follow.
     """
     choice = request.tool_choice
     named = choice.function if isinstance(choice, NamedToolChoice) else None
@@ -43,7 +43,7 @@ def call_constraint(request: ChatCompletionRequest) -> GrammarSpec:
             continue
         parameters = function.get("parameters") or _ANY_OBJECT
         check_schema(parameters, f"tools[{index}].function.parameters")
-        # References begin at the root: each schema gets a place there, and they are told of it.
+        # References begin at the root: each schema moves to `$defs`, and its references with it.
         shared[f"tool{index}"] = _moved(parameters, f"#/$defs/tool{index}")
         calls.append(
             {
