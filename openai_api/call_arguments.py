@@ -87,7 +87,7 @@ class ObjectText:
         self._rest: list[str] = []
 
     def feed(self, text: str) -> str:
-        """Take more arguments; return the JSON that is certain so far."""
+        """Take more of the arguments; return the part of it that is JSON."""
         end = self._value.feed(text)
         if self._value.is_broken:
             self._rest.append(text[end:])

@@ -1,6 +1,7 @@
-"""`suffix` of a completion: prompts that ask for what stands between two texts.
+"""`suffix` of a completion: prompts that ask for the text between a prefix and a suffix.
 
-Models trained for it know tokens that set the texts apart: the tokenizer's tell the form.
+Models trained for it have special tokens that separate the parts. The tokenizer's added tokens
+show which form a model uses.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import SamplingParams
 from runtime.text.tokenizer import Tokenizer
 
-# In front of a text, it keeps tokenizers from writing a space there; none makes one token of both.
+# Put before a text, it keeps tokenizers from adding a space there. No tokenizer merges it with the
+# text.
 _GUARD = "☺"
-# A vertical line of full width, which is easily taken for another.
+# A full-width vertical bar, which looks like the ASCII one.
 _BAR = "\uff5c"
 
 
 @dataclass(frozen=True)
 class InfillForm:
-    """How a family of models is asked: the three tokens, each ahead of its part.
+    """The infill prompt of a family of models: three tokens, each before its part.
 
     Attributes:
-        prefix, suffix, middle: texts of the tokens; the middle is what the model writes.
-        ends: tokens that end it as the model's own end of text does, where the tokenizer has them.
-        joins_suffix: the suffix gets no space in front where the tokenizer writes one.
+        prefix, suffix, middle: texts of the tokens; the model writes the middle.
+        ends: tokens that end the middle, besides the model's end of text; the tokenizer may lack
+            some.
+        joins_suffix: the suffix is encoded without the space that the tokenizer adds before text.
     """
 
     prefix: str
@@ -62,10 +65,10 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Infill:
-    """A form in the ids of a tokenizer.
+    """A form as token ids of a tokenizer.
 
     Attributes:
-        begin: what the tokenizer puts ahead of every prompt.
+        begin: ids that the tokenizer puts before every prompt.
         stop_ids: tokens that end the middle.
     """
 
@@ -79,7 +82,7 @@ class Infill:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Infill | None:
-        """The form that the tokenizer has the tokens of; None where it has none."""
+        """The first form whose tokens the tokenizer has; None if there is none."""
         if tokenizer.is_missing:
             return None
         ids = {
@@ -100,12 +103,12 @@ class Infill:
     async def encode(
         self, prompts: Sequence[str | list[int]], suffix: str, limits: EngineLimits
     ) -> list[list[int]]:
-        """Token ids that ask for what stands between each prompt and `suffix`.
+        """Token ids that ask for the text between each prompt and `suffix`.
 
         Raises:
-            InvalidRequest: the texts are too long together, or one holds half a surrogate pair.
+            InvalidRequest: the texts together are too long, or one has half a surrogate pair.
             TooLong: a prompt is longer than the context or the KV pool.
-            Overloaded: too many other requests wait for the same.
+            Overloaded: too many requests wait for the tokenizer.
         """
         guard = _GUARD if self.form.joins_suffix else ""
         texts = [*prompts, guard + suffix]
@@ -118,7 +121,7 @@ class Infill:
         return [[*self.begin, self.prefix_id, *part, *end] for part in parts]
 
     def ending(self, sampling: SamplingParams) -> SamplingParams:
-        """`sampling` that also ends where the middle does."""
+        """`sampling` with the tokens that end the middle added to its stop tokens."""
         stops = sorted({*sampling.stop_token_ids, *self.stop_ids})
         return msgspec.structs.replace(sampling, stop_token_ids=stops)
 
@@ -131,8 +134,8 @@ def required_infill(infill: Infill | None) -> Infill:
     """
     if infill is None:
         raise InvalidRequest(
-            "suffix needs a model that was trained to fill in: this tokenizer has not the tokens "
-            f"for it ({', '.join(FORMS)}).",
+            "suffix needs a model that was trained to fill in the middle: this tokenizer does not "
+            f"have the tokens of any known form ({', '.join(FORMS)}).",
             param="suffix",
         )
     return infill

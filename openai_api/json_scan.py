@@ -7,7 +7,7 @@ import math
 import re
 from enum import Enum, auto
 
-# What clients decode: some have limits not far above it.
+# Deepest JSON for clients: some have limits not far above it.
 MAX_DEPTH = 128
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -16,7 +16,7 @@ _DIGITS = re.compile(r"[0-9]*")
 _LITERALS = {"t": "rue", "f": "alse", "n": "ull"}
 _ESCAPED = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
-# A number's next part by the part before it and the character; digits after digits are skipped.
+# The next state in a number, by its state and character; digits that follow digits are skipped.
 _NUMBER = {
     "sign": {"0": "zero", "d": "int"},
     "zero": {".": "point", "e": "e"},
@@ -48,12 +48,12 @@ class JsonValue:
 
     Attributes:
         is_done: the value is complete.
-        is_broken: what came is not JSON, or is deeper than wanted.
-        open: the closing brackets of what is open.
+        is_broken: the text is not JSON, or nests deeper than allowed.
+        open: the closing brackets still to come, the innermost last.
     """
 
     def __init__(self, max_depth: float = math.inf) -> None:
-        """Expect a value, perhaps after whitespace, of at most so many brackets in each other."""
+        """Expect a value, perhaps after whitespace, with up to `max_depth` nested brackets."""
         self.is_done = False
         self.is_broken = False
         self._max_depth = max_depth
@@ -61,7 +61,7 @@ class JsonValue:
         self.open: list[str] = []
         self._is_key = False
         self._number = ""
-        # Of a literal, or so many hexadecimal digits of an escape.
+        # The rest of a literal, or one character for each missing hex digit of an escape.
         self._rest = ""
 
     @property
@@ -70,10 +70,11 @@ class JsonValue:
         return self._place in (_Place.STRING, _Place.ESCAPE)
 
     def ending_with(self, rest: str) -> str:
-        """What makes a broken value whole: a string of `rest` stands where it stopped being JSON.
+        """The text that completes a broken value: `rest` becomes a string where JSON ended.
 
         Args:
-            rest: from where reading ended on. Brackets at its end that close the value do so.
+            rest: the text from where reading ended. Brackets at its end that close the value are
+                not part of the string.
         """
         text = json.dumps(_without(rest, self.open), ensure_ascii=False)
         more = f", {text}"
@@ -204,7 +205,7 @@ class JsonValue:
         if following is None:
             if self._number not in _NUMBER_ENDS:
                 return self._break(place)
-            # The character behind a number says that it is over.
+            # The character after a number shows that the number is complete.
             self._end_value()
             return place
         self._number = following

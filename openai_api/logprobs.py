@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's words: chat's `content` entries and the lists of completions."""
+"""Log-probabilities in OpenAI's form: chat's `content` entries and the lists of completions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def chat_spec(wanted: bool | None, top: int | None) -> LogprobSpec | None:
 
 
 def completion_spec(wanted: int | bool | None, echo: bool) -> LogprobSpec | None:
-    """What `logprobs` of a completion asks for; with `echo` of the prompt too.
+    """What `logprobs` of a completion asks for; with `echo`, the prompt is included.
 
     Raises:
         InvalidRequest: not a number, or out of range.
@@ -49,7 +49,7 @@ def completion_spec(wanted: int | bool | None, echo: bool) -> LogprobSpec | None
 
 
 def chat_token(token_id: int, value: float, pieces: TokenPieces) -> dict[str, Any]:
-    """A token in chat's words."""
+    """A token in chat's form."""
     data = pieces.data(token_id)
     return {"token": data.decode(errors="replace"), "bytes": [*data], "logprob": value}
 
@@ -58,7 +58,7 @@ _Rows = list[tuple[list[int], LogprobRows]]
 
 
 def _each(rows: _Rows, make: Callable[[int, LogprobRows, int], Any]) -> Iterator[Any]:
-    """What `make` gives for each token: called with its id, its rows and its place in them."""
+    """The result of `make` for each token, called with its id, its rows and its index in them."""
     for token_ids, logprobs in rows:
         for at in range(len(logprobs)):
             yield make(token_ids[at], logprobs, at)
@@ -66,10 +66,10 @@ def _each(rows: _Rows, make: Callable[[int, LogprobRows, int], Any]) -> Iterator
 
 @dataclass
 class CompletionLogprobs:
-    """The lists of one choice's `logprobs`; a stream takes what has come since the last event.
+    """The lists of one choice's `logprobs`; a stream takes those since the last event.
 
     Attributes:
-        num_values: numbers that were added.
+        num_values: how many numbers were added.
     """
 
     pieces: TokenPieces
@@ -82,7 +82,7 @@ class CompletionLogprobs:
 
     def add(self, chunk: GenerationChunk) -> None:
         """Take in a chunk: the echoed prompt first, then its tokens."""
-        # Of a prompt that is only scored, the token behind it is no part of the answer.
+        # Where a prompt is only scored, the token after it is not part of the answer.
         inputs, outputs = inputs_of(chunk), outputs_of(chunk)[: len(chunk.token_ids)]
         self.num_values += (len(inputs) + len(outputs)) * (1 + self.spec.top_num)
         if self.spec.start_len >= 0 and not self._num_prompt_done:
@@ -97,7 +97,7 @@ class CompletionLogprobs:
         )
 
     def take(self) -> dict[str, Any]:
-        """The lists so far; they begin anew."""
+        """The lists since the last call."""
         first, self._first = self._first, []
         rows, self._rows = self._rows, []
         text, num_top = self.pieces.spelled, self.spec.top_num
@@ -107,7 +107,7 @@ class CompletionLogprobs:
             found: dict[str, float] = {}
             for value, each in zip(*logprobs.top_columns(at), strict=True):
                 key = text(each)
-                # Tokens may read the same: the most probable one has the text as its key.
+                # Tokens may have the same text: it is the key of the most probable one.
                 found[key if key not in found else f"token_id:{each}"] = value
             return found
 

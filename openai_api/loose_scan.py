@@ -1,4 +1,4 @@
-"""The end of a JSON value that has stopped being JSON, in text that arrives in pieces."""
+"""Finds the end of a value that has stopped being JSON, in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ _CLOSERS = {"{": "}", "[": "]"}
 
 
 class LooseRest:
-    """Follows what is left of a value by its quotes and brackets alone.
+    """Follows the rest of a value by its quotes and brackets alone.
 
-    It ends where the last bracket closes, or at a text that cannot be a part of it.
+    The value ends where the last bracket closes, or before one of the texts `ends`, which cannot
+    be part of it.
 
     Attributes:
         is_done: the end was found.
-        is_at_end: it was such a text, which is not read.
-        is_held: what is left of the text may be the beginning of one.
+        is_at_end: the value ended before one of `ends`, which is not read.
+        is_held: the unread text may be the beginning of one of `ends`.
     """
 
     def __init__(self, value: JsonValue, ends: Sequence[str]) -> None:
-        """Go on where `value`, which has begun with a bracket, is broken; look for `ends`."""
+        """Go on where `value` is broken, which began with a bracket; look for `ends`."""
         self.is_done = self.is_at_end = self.is_held = False
         self._open = list(value.open)
         self._num_open = {closer: self._open.count(closer) for closer in _CLOSERS.values()}
@@ -37,8 +38,8 @@ class LooseRest:
         """Read `text` from `begin` on.
 
         Returns:
-            Where reading ended: at the end of `text`, behind the value, or before a text of `ends`
-            or what may be the beginning of one.
+            Where reading ended: at the end of `text`, after the value, or before one of `ends` or
+            its possible beginning.
         """
         place, end = begin, len(text)
         self.is_held = False
@@ -72,7 +73,7 @@ class LooseRest:
             self._open.append(_CLOSERS[char])
             self._num_open[_CLOSERS[char]] += 1
         elif self._num_open.get(char):
-            # What was opened within, and not closed, ends with it.
+            # It also closes the brackets inside that were not closed.
             while (closed := self._open.pop()) != char:
                 self._num_open[closed] -= 1
             self._num_open[char] -= 1

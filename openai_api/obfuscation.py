@@ -1,4 +1,4 @@
-"""Random characters in the chunks of a stream: their sizes do not tell how long its texts are."""
+"""Random characters in a stream's chunks, so that their sizes do not reveal the texts' lengths."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import orjson
 
-# What is said fills steps of this many bytes: tokens are shorter.
+# Chunks are padded to multiples of this many bytes: tokens are shorter.
 _STEP = 32
 
 
 def obfuscation_of(said: Any) -> str:
-    """What makes a chunk that says `said`, JSON, as long as others."""
-    # Numbers that come in pieces are no text.
+    """The padding of a chunk whose content is `said`, a JSON value."""
+    # Lists that are encoded in pieces do not count: they are numbers, not text.
     missing = -len(orjson.dumps(said, default=lambda _: None)) % _STEP
     return secrets.token_urlsafe(_STEP)[:missing]

@@ -1,4 +1,4 @@
-"""What the OpenAI routes know: the service, and what only this wire needs."""
+"""The context of the OpenAI routes: the service, and what only this wire needs."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class OpenAIContext:
     Attributes:
         service: what all APIs share.
         chat_template: `None` when the model has none: chat is then refused with advice.
-        model_defaults: sampling keys that the model's own files name, for chat only; those of
-            the operator go before them.
-        parser_names: what the options of both parsers stand for.
-        created: Unix time shown as the model's age.
-        responses: what later turns of `/v1/responses` go on from; None where nothing is kept.
-        background_responses: those that are made while nobody waits.
+        model_defaults: sampling defaults from the model's files, for chat only; the operator's
+            take precedence.
+        parser_names: the parsers that both options resolve to.
+        created: Unix time reported as the model's creation time.
+        responses: stored responses, which later turns continue; None where they are not kept.
+        background_responses: responses that run in the background.
         batch_service: files and batches; None where they are not kept.
     """
 
@@ -56,18 +56,18 @@ class OpenAIContext:
 
     @cached_property
     def id_form(self) -> IdForm | None:
-        """The form of calls' ids; None where any will do."""
+        """The form of calls' ids; None where the model takes any."""
         return id_form_of(self.parsers.tools, self.chat_template)
 
     @cached_property
     def split_tokens(self) -> SplitTokens:
-        """The tokens that `split_special_tokens` splits; found when they are first asked for."""
+        """The tokens that `split_special_tokens` splits; found on first use."""
         written = "" if self.chat_template is None else self.chat_template.written_by_all
         return SplitTokens(self.service.tokenizer, written)
 
     @cached_property
     def infill(self) -> Infill | None:
-        """How `suffix` asks this model; None where it was not trained for it."""
+        """The prompt form that `suffix` uses; None where the model was not trained for it."""
         return Infill.of(self.service.tokenizer)
 
 

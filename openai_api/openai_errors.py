@@ -1,4 +1,4 @@
-"""Errors as the OpenAI wire tells them: one body that two kinds of client can read.
+"""Errors on the OpenAI wire: one body that two kinds of client can read.
 
 OpenAI's clients read the nested `error` object; SGLang's read the flat keys beside it.
 """
@@ -37,7 +37,7 @@ class OpenAIErrorBody(TypedDict):
 
 
 class StreamedErrorDetail(TypedDict):
-    """The error of a stream, for both kinds of client; `code` is OpenAI's word."""
+    """The error of a stream, for both kinds of client; `code` is OpenAI's."""
 
     object: Literal["error"]
     message: str
@@ -47,7 +47,7 @@ class StreamedErrorDetail(TypedDict):
 
 
 class StreamedErrorBody(TypedDict):
-    """The event that ends a stream which had begun."""
+    """The error event that ends a stream."""
 
     object: Literal["error"]
     message: str
@@ -59,7 +59,7 @@ class StreamedErrorBody(TypedDict):
 
 @dataclass(frozen=True)
 class _Kind:
-    """How one status is called: nested in OpenAI's words, flat in SGLang's."""
+    """The names of one status: OpenAI's in the nested object, SGLang's in the flat keys."""
 
     nested: str
     flat: str
@@ -83,7 +83,7 @@ KINDS: Mapping[int, _Kind] = {
 def error_event(error: Exception) -> bytes:
     """The error as an event of a stream that has already begun with status 200."""
     body = error_body(describe_error(error))
-    # Inside a stream both kinds of client look under `error`: OpenAI's keys win there.
+    # In a stream both kinds of client read `error`, so OpenAI's keys win there.
     detail: StreamedErrorDetail = {"object": body["object"], **body["error"]}
     streamed: StreamedErrorBody = {**body, "error": detail}
     return b"data: " + orjson.dumps(streamed) + b"\n\n"

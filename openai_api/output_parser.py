@@ -1,6 +1,6 @@
-"""A model's output, cut into reasoning, text and tool calls: the same machine for every answer.
+"""Splits a model's output into reasoning, text and tool calls, with one machine for every answer.
 
-A stream feeds it piece by piece, a plain answer feeds it once: both come out the same.
+A stream feeds it piece by piece, a whole answer feeds it once: the result is the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ContentText:
 
 @dataclass(frozen=True)
 class BeginCall:
-    """A tool call begins; `index` counts them, and `id` is the model's own where it gives one."""
+    """A tool call begins; `index` counts the calls, `id` is the model's own where it gives one."""
 
     index: int
     name: str
@@ -46,7 +46,7 @@ class MoreArguments:
 
 @dataclass(frozen=True)
 class EndCall:
-    """A call is over; unless it is complete, its arguments are cut off or not JSON."""
+    """A call ends; where it is not complete, its arguments are cut off or not JSON."""
 
     index: int
     is_complete: bool
@@ -57,7 +57,7 @@ OutputEvent = ReasoningText | ContentText | BeginCall | MoreArguments | EndCall
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call as a whole; its events in one."""
+    """A whole tool call: its events combined."""
 
     index: int
     name: str
@@ -66,7 +66,7 @@ class Call:
 
 
 class OutputParser:
-    """Reasoning first, then tool calls in what is left; each is optional."""
+    """Splits off reasoning first, then finds tool calls in the rest; each is optional."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class OutputParser:
 
         Args:
             reasoning: splits the reasoning off.
-            tools: finds calls in what is left.
-            stream_reasoning: if false, reasoning comes out in one piece when it is over.
+            tools: finds calls in the rest.
+            stream_reasoning: if false, reasoning comes in one piece when it ends.
             ids: of the calls; the model's own when absent.
         """
         self._reasoning = reasoning
@@ -93,7 +93,7 @@ class OutputParser:
 
     @property
     def splits_thoughts(self) -> bool:
-        """Whether thoughts are told apart; else they stay in the content."""
+        """Whether thoughts are split off; else they stay in the content."""
         return self._reasoning is not None and self._reasoning.splits
 
     @property
@@ -108,7 +108,7 @@ class OutputParser:
         return self._split(self._reasoning.feed(text), over=not self._reasoning.is_reasoning)
 
     def finish(self) -> list[OutputEvent]:
-        """The output is over: what was held back."""
+        """End the output; return what was held back."""
         events: list[OutputEvent] = []
         if self._reasoning is not None:
             events = self._split(self._reasoning.finish(), over=True)
@@ -155,7 +155,7 @@ class OutputParser:
 
 
 class WholeCalls:
-    """Puts the events of each call together, for wires that tell calls as a whole."""
+    """Combines the events of each call, for wires that send whole calls."""
 
     def __init__(self) -> None:
         """Begin outside a call."""
@@ -163,7 +163,7 @@ class WholeCalls:
         self._arguments: list[str] = []
 
     def feed(self, events: Iterable[OutputEvent]) -> Iterator[ReasoningText | ContentText | Call]:
-        """The same with a `Call` where one ends."""
+        """The same events, with one `Call` at the end of each call instead of the call's events."""
         for event in events:
             if isinstance(event, BeginCall):
                 self._name, self._arguments = event.name, []

@@ -30,10 +30,10 @@ class _Recognisable(Protocol):
 
 @dataclass(frozen=True)
 class ParserNames:
-    """The names of both parsers; `None` for none.
+    """The names of both parsers; `None` for no parser.
 
     Attributes:
-        described: what the name `DESCRIBED` stands for.
+        described: the parsers that the name `DESCRIBED` means.
     """
 
     reasoning: str | None
@@ -42,7 +42,7 @@ class ParserNames:
 
     @property
     def as_options(self) -> dict[str, str]:
-        """What both options stand for, by their names."""
+        """The parser that each option resolves to, by the option's name."""
         return {
             "reasoning_parser": self.reasoning or NO_PARSER,
             "tool_call_parser": self.tools or NO_PARSER,
@@ -55,12 +55,12 @@ def choose_parsers(
     template: ChatTemplate | None,
     response_template: Mapping[str, Any],
 ) -> ParserNames:
-    """Settle both options, and log which parsers these are and why.
+    """Resolve both options, and log the chosen parsers with the reasons.
 
     Args:
         reasoning: `--reasoning-parser`: a name, `auto` (as `None` is) or `none`.
         tools: `--tool-call-parser`, likewise.
-        template: that writes the prompts.
+        template: the chat template in use.
         response_template: of the model's tokenizer_config.json, unchecked.
     """
     described = Described(
@@ -93,9 +93,9 @@ def choose_parsers(
 
 
 def id_form_of(tools: type[ToolParser] | None, template: ChatTemplate | None) -> IdForm | None:
-    """The form that calls' ids have: of the parser in use, else of the one that a template shows.
+    """The form of calls' ids: that of the parser in use, else of the one the template shows.
 
-    The template wants its ids also where calls are forced, or read by a parser of another family.
+    The template needs its ids even where calls are forced or read by another family's parser.
     """
     if tools is not None and tools.id_form is not None:
         return tools.id_form

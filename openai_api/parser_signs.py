@@ -1,4 +1,4 @@
-"""How a parser is recognised from what a model's files say; each parser declares its own signs."""
+"""Recognise a parser from a model's files; each parser declares its own signs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Signs:
     """What shows that a model writes in the form that a parser reads.
 
     Attributes:
-        template: texts that the chat template holds as constants, all of them. Empty: it is not
-            recognised there. Of several parsers the one with the most signs is meant.
-        response: entries of the parser's field in `response_template` of tokenizer_config.json,
-            all of them.
+        template: the chat template must contain all these texts as constants. Empty: the parser is
+            not recognised there. Of several matching parsers, the one with the most signs is used.
+        response: the parser's field in `response_template` of tokenizer_config.json must have all
+            these entries.
     """
 
     template: tuple[str, ...] = ()
@@ -23,7 +23,7 @@ class Signs:
 
 
 def fields_of(template: Mapping[str, Any], names: Iterable[str]) -> list[Mapping[str, Any]]:
-    """Those fields of a checkpoint's `response_template`, unchecked, that have one of `names`."""
+    """The fields in a checkpoint's `response_template` with one of `names`, unchecked."""
     described = template.get("fields")
     if not isinstance(described, dict):
         return []
@@ -33,7 +33,7 @@ def fields_of(template: Mapping[str, Any], names: Iterable[str]) -> list[Mapping
 def by_response_template(
     candidates: Mapping[str, Signs], fields: Iterable[Mapping[str, Any]]
 ) -> str | None:
-    """The first candidate that one of the fields with its kind of output describes."""
+    """The first candidate whose `response` signs are all in one of the fields."""
     found = list(fields)
     for name, signs in candidates.items():
         if signs.response and any(
@@ -45,7 +45,7 @@ def by_response_template(
 
 
 def by_chat_template(candidates: Mapping[str, Signs], written: str) -> str | None:
-    """The candidate with the most signs among the texts of a chat template."""
+    """The candidate with the most signs, all of which are in the chat template's texts."""
     fitting = {
         name: len(signs.template)
         for name, signs in candidates.items()

@@ -34,17 +34,17 @@ class Described:
 
 @dataclass(frozen=True)
 class ThinkingTokens:
-    """What marks thoughts, as the tokenizer writes it.
+    """The token ids that mark thoughts.
 
     Attributes:
-        open_ids: begin them; empty where others could stand for the same text.
-        lead_ids: begin an answer without them.
-        close_id: ends them.
-        implied_ids: end them as well, and belong to what follows.
-        call_ids: do so where calls may come.
-        forced_ids: end them where their budget is used up.
-        bridge_ids: between their end and an answer.
-        reopen_ids: begin them again.
+        open_ids: begin thoughts; empty where other ids could spell the same text.
+        lead_ids: begin an answer without thoughts.
+        close_id: ends thoughts.
+        implied_ids: also end thoughts, and belong to what follows.
+        call_ids: like `implied_ids`, where calls are allowed.
+        forced_ids: end thoughts whose budget is used up.
+        bridge_ids: stand between the end of thoughts and an answer.
+        reopen_ids: begin thoughts again.
     """
 
     open_ids: tuple[int, ...]
@@ -57,13 +57,13 @@ class ThinkingTokens:
     reopen_ids: tuple[int, ...]
 
     def where(self, *, may_call: bool) -> ThinkingTokens:
-        """The same for a request whose answer may or may not have calls in the model's form."""
+        """The ids for a request, by whether its answer may have calls in the model's form."""
         implied = (*self.implied_ids, *(self.call_ids if may_call else ()))
         return dataclasses.replace(self, implied_ids=implied, call_ids=())
 
     @classmethod
     def of(cls, kind: type[ReasoningParser], tokenizer: Tokenizer) -> ThinkingTokens | None:
-        """`None` where the end may be written in other tokens, by what stands around it."""
+        """Encode the texts of `kind`; `None` where the close tag is not a single token."""
 
         def ids(text: str) -> tuple[int, ...]:
             return tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -75,7 +75,7 @@ class ThinkingTokens:
         if len(close) != 1:
             return None
         return cls(
-            # Behind a header's mark there is one way to go on; before an answer there are many.
+            # After a header's mark only these ids spell the tag. An answer may begin with others.
             open_ids=opening if lead or len(opening) == 1 else (),
             lead_ids=lead,
             close_id=close[0],
@@ -89,13 +89,13 @@ class ThinkingTokens:
 
 @dataclass(frozen=True)
 class ParserSet:
-    """The chosen classes and what the tokenizer says about their markers.
+    """The chosen classes, and how the tokenizer encodes their markers.
 
     Attributes:
-        thinking: how tokens tell what is reasoning; `None` where they do not.
-        hidden_markers: a reasoning marker is a special token, so hiding those would hide it too.
-        call_form: that a grammar can follow; `None` without a tool parser that has one.
-        special_calls: what calls are written with are special tokens, in part at least.
+        thinking: the tokens that mark reasoning; `None` where tokens cannot show it.
+        hidden_markers: a reasoning marker is a special token, so it is hidden with the others.
+        call_form: the form of calls for grammars; `None` without a tool parser that has one.
+        special_calls: at least some of the markers of calls are special tokens.
     """
 
     reasoning: type[ReasoningParser] | None = None
@@ -113,7 +113,7 @@ class ParserSet:
         tokenizer: Tokenizer | None,
         described: Described | None = None,
     ) -> ParserSet:
-        """Look both names up; `DESCRIBED` is what `described` has.
+        """Look up both names; `DESCRIBED` means the parser in `described`.
 
         Raises:
             StartupError: an unknown name; the message lists the known ones.
@@ -142,8 +142,8 @@ class ParserSet:
     def splitting(
         self, *, separate_reasoning: bool, forces_call: bool
     ) -> type[ReasoningParser] | None:
-        """What splits the thoughts of an answer off, if anything; see `make`."""
-        # A forced call begins where thoughts end, so that is looked for in any case.
+        """The parser that splits off the thoughts of an answer, if any; see `make`."""
+        # A forced call begins where thoughts end, so it always needs the parser.
         return self.reasoning if separate_reasoning or forces_call else None
 
     def make(
@@ -162,12 +162,12 @@ class ParserSet:
 
         Args:
             prompt_is_open: the prompt ends inside reasoning.
-            separate_reasoning: reasoning comes apart from the content.
+            separate_reasoning: reasoning is separate from the content.
             stream_reasoning: it comes piece by piece.
             functions: that may be called.
-            max_calls: most calls.
+            max_calls: the most calls.
             forces_call: the output is a forced call.
-            may_call: the model may call in a form of its own.
+            may_call: the model may call in its own form.
             ids: of the calls; the model's own when absent.
         """
         reasoning = None

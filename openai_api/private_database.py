@@ -1,4 +1,4 @@
-"""SQLite files that hold what clients said: for the server's own user."""
+"""SQLite files with clients' data, which only the server's own user can read."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open or make a database that threads take turns with; each statement is kept at once.
+    """Open or create a database that threads use in turn; each statement commits at once.
 
     Raises:
-        OSError: the file cannot be made.
-        sqlite3.Error: it is no database.
+        OSError: the file cannot be created.
+        sqlite3.Error: the file is not a database.
     """
-    # What SQLite puts beside it has the rights of this one.
+    # SQLite gives the files beside it the same permissions.
     os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
     connection.execute("PRAGMA journal_mode=WAL")

@@ -1,4 +1,4 @@
-"""Parameters of a route's query: texts, read as what they stand for."""
+"""Parse parameters of a route's query string."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def flag_in(query: Mapping[str, str], name: str) -> bool:
 
 
 def word_in(query: Mapping[str, str], name: str, allowed: Sequence[str]) -> str | None:
-    """A parameter that is one of some words; None where it is absent.
+    """A parameter that is one of `allowed`; None where it is absent.
 
     Raises:
-        InvalidRequest: it is another one.
+        InvalidRequest: it is not one of them.
     """
     found = query.get(name)
     if found is not None and found not in allowed:
@@ -34,12 +34,12 @@ def number_in(query: Mapping[str, str], name: str, least: int, most: int) -> int
     """A parameter that is a whole number; None where it is absent.
 
     Raises:
-        InvalidRequest: it is no number, or out of bounds.
+        InvalidRequest: it is not a number, or out of bounds.
     """
     found = query.get(name)
     if found is None:
         return None
-    # No more digits than a number within any bounds has.
+    # More digits are out of any bounds.
     number = int(found) if found.isascii() and found.isdecimal() and len(found) < 20 else -1
     if not least <= number <= most:
         raise InvalidRequest(

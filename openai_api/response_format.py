@@ -1,4 +1,4 @@
-"""`response_format`: OpenAI's way to say what an answer must look like."""
+"""`response_format`: OpenAI's constraint on an answer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _has_schema(response_format: dict[str, Any]) -> bool:
 
 
 def _schema(response_format: dict[str, Any]) -> Any:
-    # Some clients leave out the level that holds the name.
+    # Some clients omit the level that has the name.
     described = response_format.get("json_schema", response_format)
     schema = described.get("schema") if isinstance(described, dict) else None
     if not isinstance(schema, dict | bool):
@@ -56,7 +56,7 @@ def json_text(value: Any, name: str) -> str:
     """JSON of a part of a body.
 
     Raises:
-        InvalidRequest: with `name`; it holds what JSON cannot say, such as half a surrogate pair.
+        InvalidRequest: `value` cannot be JSON, such as half a surrogate pair; names the field.
     """
     try:
         return orjson.dumps(value).decode()

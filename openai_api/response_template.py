@@ -1,9 +1,10 @@
-"""Parsers made from a checkpoint's own `response_template`, for forms that no parser is named for.
+"""Parsers made from a checkpoint's own `response_template`, for forms without a named parser.
 
 The field of `tokenizer_config.json` describes how a model writes its answers: for each part the
-texts or patterns that open and close it, how its content is written, and where in that a call's
-name and arguments are. What is a table for one of our machines becomes one; what is not, such as
-a pattern that is more than texts around one name, is left to the chat template.
+texts or patterns that open and close it, the form of its content, and where the content has a
+call's name and arguments. A description that fits the tables of `JsonCalls`, `TaggedCalls` or
+`ThinkTags` becomes a parser. For others, such as a pattern that is more than texts around one name,
+the chat template decides.
 Source: `transformers.utils.chat_parsing`, whose format this is.
 """
 
@@ -23,7 +24,7 @@ from openai_api.tool_parsers.tagged_calls import TaggedCalls
 from openai_api.tool_parsers.tool_parser import ToolParser
 
 _MAX_PATTERN = 512
-# Parts of the patterns that can be read: no choices, nothing within a group but one class.
+# Parts of the supported patterns: no alternatives, and only one character class within a group.
 _PART = re.compile(
     r"""(?P<space>(?:\\s|\\n|\\t|\n|[ ])[*+?]\??|\\s|\\n|\n)
     |(?P<any>(?:\.|\\[wS]|\[[^\]]*\])[*+]\??)
@@ -36,11 +37,11 @@ _NAME = r"(?P<name>[^\s<>\"'{}]+)"
 
 @dataclass(frozen=True)
 class _Pattern:
-    """A pattern as texts, with the names of the groups among them.
+    """A pattern as texts, with the names of the groups between them.
 
     Attributes:
-        parts: texts, and `None` where anything may stand.
-        groups: places in `parts` before which a group stands, by its name; never the first.
+        parts: texts, and `None` where any text may stand.
+        groups: by a group's name, the index in `parts` of the part after it; never 0.
     """
 
     parts: list[str | None] = field(default_factory=list)
@@ -51,7 +52,7 @@ class _Pattern:
 
 
 def described_tools(fields: Iterable[Mapping[str, Any]]) -> type[ToolParser] | None:
-    """The parser of calls that the first readable field describes."""
+    """The tool-call parser that the first supported field describes."""
     for described in fields:
         found = _json_calls(described) or _tagged_calls(described)
         if found is not None:
@@ -60,7 +61,7 @@ def described_tools(fields: Iterable[Mapping[str, Any]]) -> type[ToolParser] | N
 
 
 def described_reasoning(fields: Iterable[Mapping[str, Any]]) -> type[ReasoningParser] | None:
-    """The parser of reasoning that the first readable field describes."""
+    """The reasoning parser that the first supported field describes."""
     for described in fields:
         opens, closes = _texts(described.get("open")), _texts(described.get("close"))
         if described.get("content", "text") != "text" or not closes or "open_pattern" in described:
@@ -85,7 +86,7 @@ def _json_calls(described: Mapping[str, Any]) -> type[ToolParser] | None:
     if described.get("content") != "json" or described.get("content_args"):
         return None
     name, arguments = _places(described)
-    # Of a list each call's own keys are named, else those of the content.
+    # In a list the paths are relative to each call, else to the content.
     is_list = described.get("transform_each") is True
     root = "" if is_list else "content."
     opens: tuple[str, ...] = tuple(_texts(described.get("open")))
@@ -126,7 +127,7 @@ def _tagged_calls(described: Mapping[str, Any]) -> type[ToolParser] | None:
     table = {
         "opens": opens,
         "header": re.compile(rf"\s*{before}\s*{_NAME}\s*"),
-        # Where nothing ends the name, an argument or the end of the call does.
+        # Without a text after the name, the next tag ends it: an argument's or the call's end.
         "name_end": behind_name[0] if behind_name else "<",
         "keeps_name_end": keeps_name_end,
         "key_open": "".join(inside.texts(0, key)),
@@ -151,7 +152,7 @@ def _header(opening: _Pattern) -> tuple[tuple[str, ...], re.Pattern[str]]:
 
 
 def _places(described: Mapping[str, Any]) -> tuple[str, str]:
-    """Where a call's name and its arguments come from: captures, or keys of the content."""
+    """The sources of a call's name and arguments: captured groups, or keys of the content."""
     transform = described.get("transform", "{content}")
     if isinstance(transform, Mapping):
         transform = transform.get("function", transform)
@@ -171,7 +172,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _pattern_texts(pattern: object) -> list[str] | None:
-    """The texts of a pattern that is nothing else; none for no pattern."""
+    """The texts of a pattern without groups or wildcards; an empty list without a pattern."""
     if pattern is None:
         return []
     read = _read(pattern)
@@ -181,7 +182,7 @@ def _pattern_texts(pattern: object) -> list[str] | None:
 
 
 def _read(pattern: object) -> _Pattern | None:
-    """Read a pattern; `None` where it is more than texts, blanks, and groups among them."""
+    """Read a pattern; `None` where it has more than texts, blanks and groups."""
     if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN:
         return None
     read, place, joins = _Pattern(), 0, False

@@ -65,7 +65,7 @@ class Endpoint:
 
     Attributes:
         handler: string path of a `Handler`.
-        documented: what it takes and answers, for the OpenAPI document.
+        documented: its request and responses, for the OpenAPI document.
     """
 
     method: str
@@ -76,7 +76,7 @@ class Endpoint:
 
     @property
     def takes_json(self) -> bool:
-        """Whether it has a body, and that is JSON."""
+        """Whether it has a JSON body."""
         said: Operation = self.documented[OPERATION_KEY]
         return said.body is not None and said.media == JSON
 
@@ -87,7 +87,7 @@ _PURPOSE = Query("purpose", Literal["batch", "batch_output"], "of the files")
 
 def _paged(most: int) -> tuple[Query, ...]:
     return (
-        Query("after", str, "id of the last item of the page before"),
+        Query("after", str, "id of the last item of the previous page"),
         Query("limit", Annotated[int, msgspec.Meta(ge=1, le=most)], "most items"),
     )
 
@@ -107,7 +107,7 @@ ENDPOINTS = (
         "Answer a conversation",
         _CHAT,
     ),
-    # Where SageMaker sends what its clients ask.
+    # SageMaker forwards its clients' requests here.
     Endpoint(
         "POST",
         "/invocations",
@@ -130,14 +130,14 @@ ENDPOINTS = (
         "POST",
         "/v1/embeddings",
         "openai_api.endpoints.embeddings:create_embeddings",
-        "Vectors of texts",
+        "Embed texts",
         operation(EmbeddingRequest, ok=json_of(EmbeddingList)),
     ),
     Endpoint(
         "POST",
         "/v1/responses",
         "openai_api.endpoints.responses:create_response",
-        "Answer items by items",
+        "Create a response to input items",
         operation(ResponseRequest, ok={**json_of(ResponseObject), **events_of(ResponseEvent)}),
     ),
     Endpoint(
@@ -151,19 +151,19 @@ ENDPOINTS = (
         "POST",
         "/v1/responses/compact",
         "openai_api.endpoints.responses:compact_response",
-        "Make a conversation shorter",
+        "Compact a conversation",
         operation(CompactRequest, ok=json_of(CompactedResponse)),
     ),
     Endpoint(
         "GET",
         "/v1/responses/{response_id:response_id}",
         "openai_api.endpoints.responses:retrieve_response",
-        "A response that is kept",
+        "Retrieve a stored response",
         operation(
             ok={**json_of(ResponseObject), **events_of(ResponseEvent)},
             refuses=(400, 404),
             query=(
-                Query("stream", bool, "As events, for one with background and stream."),
+                Query("stream", bool, "Stream its events; it was made with background and stream."),
                 Query("starting_after", int, "Number of the last event that was read."),
             ),
         ),
@@ -172,21 +172,21 @@ ENDPOINTS = (
         "DELETE",
         "/v1/responses/{response_id:response_id}",
         "openai_api.endpoints.responses:delete_response",
-        "Forget a response",
+        "Delete a response",
         operation(ok=json_of(DeletedResponse), refuses=(404,)),
     ),
     Endpoint(
         "GET",
         "/v1/responses/{response_id:response_id}/input_items",
         "openai_api.endpoints.responses:list_input_items",
-        "What a response answered",
+        "List the input items of a response",
         operation(
             ok=json_of(InputItems),
             refuses=(400, 404),
             query=(
                 Query("limit", Annotated[int, within(1, MAX_LIMIT)], "Items of a page."),
                 Query("order", Literal["asc", "desc"], "The newest first unless asc."),
-                Query("after", str, "The id of the last item of the page before."),
+                Query("after", str, "The id of the last item of the previous page."),
             ),
         ),
     ),
@@ -194,7 +194,7 @@ ENDPOINTS = (
         "POST",
         "/v1/responses/{response_id:response_id}/cancel",
         "openai_api.endpoints.responses:cancel_response",
-        "End a response in the background",
+        "Cancel a background response",
         operation(ok=json_of(ResponseObject), refuses=(404,)),
     ),
     Endpoint(
@@ -226,21 +226,21 @@ ENDPOINTS = (
         "GET",
         "/v1/files/{file_id:file_id}/content",
         "openai_api.endpoints.files:file_content",
-        "The bytes of a file",
+        "Download a file",
         operation(ok={"application/octet-stream": (str,)}, refuses=(400, 404)),
     ),
     Endpoint(
         "DELETE",
         "/v1/files/{file_id:file_id}",
         "openai_api.endpoints.files:delete_file",
-        "Forget a file",
+        "Delete a file",
         operation(ok=json_of(DeletedFile), refuses=(400, 404)),
     ),
     Endpoint(
         "POST",
         "/v1/batches",
         "openai_api.endpoints.batches:create_batch",
-        "Answer the requests in a file",
+        "Create a batch from the requests in a file",
         operation(BatchRequest, ok=json_of(BatchObject), refuses=(400, 404)),
     ),
     Endpoint(
@@ -261,7 +261,7 @@ ENDPOINTS = (
         "POST",
         "/v1/batches/{batch_id:batch_id}/cancel",
         "openai_api.endpoints.batches:cancel_batch",
-        "Answer no more of a batch",
+        "Cancel a batch",
         operation(ok=json_of(BatchObject), refuses=(400, 404)),
     ),
     Endpoint(
@@ -275,7 +275,7 @@ ENDPOINTS = (
         "POST",
         "/v1/classify",
         "openai_api.endpoints.classify:create_classification",
-        "Classes of texts",
+        "Classify texts",
         operation(ClassifyRequest, ok=json_of(Classification)),
     ),
     Endpoint(

@@ -1,4 +1,4 @@
-"""OpenAI's names for sampling become the engine's; errors speak the names that the client used."""
+"""Convert OpenAI's sampling names to the engine's; errors use the names that the client sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.requests.sampling_params import (
     resolve_sampling,
 )
 
-# Of `generation_config.json`, these are a matter of taste in sampling; the rest is the caller's.
+# Keys of `generation_config.json` that set defaults; the others are left to the caller.
 MODEL_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 _SAME_NAMES = (
@@ -41,7 +41,7 @@ _SAME_NAMES = (
 
 
 def model_sampling_defaults(generation_defaults: Mapping[str, float | int]) -> dict[str, object]:
-    """The model's own taste, for requests that say nothing; keys it does not set are absent."""
+    """The model's own sampling defaults; keys it does not set are absent."""
     return {
         key: generation_defaults[key] for key in MODEL_DEFAULT_KEYS if key in generation_defaults
     }
@@ -57,18 +57,18 @@ def sampling_of(
 
     Args:
         request: the body.
-        max_tokens: what the request says, or `None` for as much as fits.
-        defaults: native names, for keys that the request leaves out.
+        max_tokens: the request's limit, or `None` for as many as fit.
+        defaults: by native name, for keys that the request omits.
         vocab_size: width of the logits.
 
     Raises:
         InvalidRequest: a value out of bounds.
     """
     for name in ("logit_bias", "stop_token_ids"):
-        # Counted before each entry is looked at: streams share this thread.
+        # Counted before the entries are read: streams share this thread.
         if len(getattr(request, name) or ()) > vocab_size:
             raise InvalidRequest(f"{name} has more entries than there are tokens.", param=name)
-    # The reference's own API refuses 0; the clients of every other mean "off" by it.
+    # SGLang's own API refuses 0, but clients of all other servers mean "off" by it.
     top_k = -1 if request.top_k == 0 else request.top_k
     constraint = requested_constraint(request)
     asked: dict[str, Any] = {} if constraint is None else {constraint.kind: constraint.text}
@@ -88,8 +88,8 @@ def wire_names(max_tokens: str, top: str) -> Iterator[None]:
     """Rename the engine's fields to OpenAI's in the errors of the block.
 
     Args:
-        max_tokens: what the endpoint calls the output's limit.
-        top: what it calls the number of log-probabilities of each token.
+        max_tokens: the endpoint's name for the output limit.
+        top: its name for the number of log-probabilities per token.
     """
     names = {
         "max_new_tokens": max_tokens,

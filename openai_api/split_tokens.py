@@ -1,9 +1,9 @@
-"""Special tokens in the texts of a chat as text: they are spelled, and end no turn.
+"""Special tokens in a chat's messages become plain text, so they cannot end a turn.
 
-A rendered prompt does not tell who wrote its `<|im_end|>`: the template, or somebody in a message.
-So the request's texts are marked before they are rendered: behind the first character of each
-special token a random number is put. The tokenizer gets the rendered text in pieces, cut at the
-marks, and finds no such token in a piece but those that the template wrote.
+A rendered prompt does not show whether the template or a message wrote its `<|im_end|>`. So the
+request's texts are marked before they are rendered: a random number goes after the first character
+of each special token. The rendered text is cut at the marks, and the tokenizer gets the pieces. The
+only special tokens in them are those that the template wrote.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from runtime.client.tokenization import encode_pieces
 from runtime.errors import InvalidRequest
 from runtime.text.tokenizer import Tokenizer
 
-# Whose words are not the application's: a user's, and what a tool read somewhere.
+# Roles whose text the application does not write: a user's, and the results of tools.
 _OUTSIDERS = frozenset({"user", "tool", "function"})
-# Digits, because a template may change the case; so many that nobody guesses them.
+# A mark is digits, because a template may change the case; too many to guess.
 _MARK_DIGITS = 24
 
 
 class SplitTokens:
-    """What a model's tokenizer and template take for more than text.
+    """The tokens that a model's tokenizer and template treat as more than text.
 
     Attributes:
         tokenizer: of the model.
-        of_all: finds the special tokens, which no message may hold.
-        of_outsiders: finds also the other added tokens that the template writes, such as
-            `<tool_response>`. What an assistant answered earlier holds them rightly.
-        ids: of all these tokens but the one for unknown characters.
+        of_all: finds the special tokens, which no message may contain.
+        of_outsiders: also finds the other added tokens that the template writes, such as
+            `<tool_response>`. Earlier answers of an assistant may contain these.
+        ids: of all these tokens, except the one for unknown characters.
     """
 
     def __init__(self, tokenizer: Tokenizer, written: str) -> None:
@@ -45,7 +45,7 @@ class SplitTokens:
         self.tokenizer = tokenizer
         self.of_all = _TokenFinder(special)
         self.of_outsiders = _TokenFinder(special | tags)
-        # Any text may become the token for what is unknown.
+        # Any text may become the token for unknown characters.
         unknown = tokenizer.encode("\U0010fffd", add_special_tokens=False)
         self.ids = frozenset(texts[text] for text in special | tags) - {*unknown}
 
@@ -54,12 +54,12 @@ class Marks:
     """The marks of one request."""
 
     def __init__(self, tokens: SplitTokens) -> None:
-        """Draw a number that nobody can have written into the request."""
+        """Draw a random number, which the request cannot contain."""
         self._tokens = tokens
         self._mark = "".join(secrets.choice("0123456789") for _ in range(_MARK_DIGITS))
 
     def put_into_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Messages as the template reads them, marked; their roles are the server's words."""
+        """A template's messages with marks in all texts except roles, which the server sets."""
         marked = []
         for message in messages:
             is_outside = message["role"] in _OUTSIDERS
@@ -72,15 +72,15 @@ class Marks:
         return _marked(value, self._tokens.of_all, self._mark)
 
     def taken_from(self, text: str) -> str:
-        """A rendered text as it is without marks."""
+        """A rendered text without its marks."""
         return text.replace(self._mark, "")
 
     async def encode(self, text: str, limits: EngineLimits) -> list[int]:
-        """Token ids of a rendered text, whose marks are left out.
+        """Token ids of a rendered text without its marks.
 
         Raises:
             InvalidRequest: the tokenizer finds a special token that the template did not write,
-                for instance because it takes another spelling for the same.
+                for instance because it also accepts another spelling.
             TooLong: more tokens than the context or the KV pool holds.
         """
         tokens = self._tokens
@@ -95,7 +95,7 @@ class Marks:
 
 
 class _TokenFinder:
-    """Finds the beginnings of tokens in a text, in a time that grows with its length alone."""
+    """Finds the beginnings of tokens in a text, in time proportional to its length."""
 
     def __init__(self, tokens: Collection[str]) -> None:
         self._prefixes = {token[:length] for token in tokens for length in range(1, len(token))}
@@ -109,7 +109,7 @@ class _TokenFinder:
     def mark(self, text: str, mark: str) -> str:
         if self._pattern is None:
             return text
-        # What ends in the beginning of a token could become one with the text behind it.
+        # A text that ends with the beginning of a token could become one with the text after it.
         tail = max(len(text) - self._longest + 1, 0)
         ends = [at for at in range(tail, len(text)) if text[at:] in self._prefixes]
         for at in reversed(ends):
@@ -128,9 +128,9 @@ def _marked(value: Any, finder: _TokenFinder, mark: str) -> Any:
 
 
 def _either(words: Iterable[str]) -> str:
-    """A pattern of all words that looks at each character of a text once.
+    """A pattern of all words that reads each character of a text once.
 
-    Plain alternatives would be tried one after the other; some tokenizers have hundreds.
+    Plain alternatives would be tried one after another; some tokenizers have hundreds.
     """
     branches: dict[str, list[str]] = {}
     for word in words:

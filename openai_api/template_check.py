@@ -1,12 +1,12 @@
-"""Which chat templates are harmless, so that they can be rendered in the front itself.
+"""Find chat templates that are harmless, so that the front itself can render them.
 
-A list of what is known: constructs whose cost grows with the request's values and with the text
-that is written, no faster. One that uses anything else need not be hostile; it is rendered in a
-process that can be ended. The rules that are not obvious keep three things out:
+An allowlist of constructs whose cost grows no faster than the request's values and the written
+text. A template that uses anything else need not be hostile; it is rendered in a process that can
+be killed. The rules that are not obvious exclude three things:
 
-- operations that are cheap to write and dear to run: powers, padding, repetition, `slice`;
-- containers that grow inside the template, since one of them may hold the same text many times;
-- calls of what is not known by its name.
+- operations that are short to write and expensive to run: powers, padding, repetition, `slice`;
+- containers that grow inside the template, because one may hold the same text many times;
+- calls of functions that are not known by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jinja2 import nodes
 from openai_api.template_kinds import NUMBER_FILTERS, TEXT_FILTERS, TEXT_METHODS, Kind, Kinds
 
 MAX_LOOP_DEPTH = 4
-# Of a number in an argument, or the length of a text there.
+# Largest number in an argument, and longest text there.
 _MAX_ARGUMENT = 100
 _MAX_FACTOR = 1000
 
@@ -50,7 +50,7 @@ _METHODS = TEXT_METHODS | _words(
     "isdigit isalpha isspace isupper islower items keys values get"
 )
 _FUNCTIONS = _words("namespace raise_exception strftime_now")
-# What a macro is given beside its parameters.
+# Names that a macro gets besides its parameters.
 _HIDDEN = _words("varargs kwargs caller self super")
 
 
@@ -78,7 +78,7 @@ class _Check:
     def __init__(self, tree: nodes.Template) -> None:
         self._tree = tree
         self._kinds = Kinds(tree)
-        # By position: a macro calls only those before it, so none calls itself.
+        # Numbered by position: a macro calls only earlier ones, so recursion is impossible.
         self._macros: dict[str, int] = {}
 
     def run(self) -> None:
@@ -92,7 +92,7 @@ class _Check:
     def _walk(
         self, node: nodes.Node, parent: nodes.Node | None, depth: int, num_callable: int
     ) -> None:
-        """Check `node`, inside of `depth` loops, where the first macros may be called."""
+        """Check `node` inside `depth` loops; the first `num_callable` macros may be called."""
         self._check(node, parent, num_callable)
         if isinstance(node, nodes.For):
             depth += 1
@@ -121,9 +121,9 @@ class _Check:
                 what = "a list, tuple or dict of values"
             case nodes.Add() | nodes.Mul() | nodes.Mod():
                 is_known = self._is_known_operation(node)
-                what = f"{node.operator} between what may be anything"
+                what = f"{node.operator} between values of unknown type"
             case nodes.CallBlock(call=nodes.Call(node=nodes.ExtensionAttribute())):
-                # `{% generation %}`, the only one of ours.
+                # `{% generation %}`, our only extension.
                 is_known, what = True, ""
             case _:
                 is_known = isinstance(node, (nodes.For, *_PLAIN))
@@ -134,13 +134,13 @@ class _Check:
     def _is_known_operation(self, node: nodes.Add | nodes.Mul | nodes.Mod) -> bool:
         left, right = self._kinds.of(node.left), self._kinds.of(node.right)
         if isinstance(node, nodes.Add):
-            # Not two lists, so nothing but the text grows.
+            # Not two lists, so only text grows.
             return bool({left, right} & {Kind.TEXT, Kind.NUMBER})
         if isinstance(node, nodes.Mod):
             return left is Kind.NUMBER or isinstance(node.left, nodes.Const)
         factors = [each.value for each in (node.left, node.right) if isinstance(each, nodes.Const)]
         is_bounded = any(not isinstance(f, str) and abs(f) <= _MAX_FACTOR for f in factors)
-        # How long a repeated text gets is checked before it is made.
+        # The length of a repeated text is checked before it is made.
         return Kind.TEXT in (left, right) or (left is right is Kind.NUMBER and is_bounded)
 
     def _is_known_call(self, node: nodes.Call, num_callable: int) -> tuple[bool, str]:
@@ -155,7 +155,7 @@ class _Check:
                 if name == "strftime_now":
                     is_known = is_known and _is_time_format(node)
                 return is_known, f"the function {name}"
-        return False, "a call of what has no name"
+        return False, "a call of something without a name"
 
 
 def _is_known_filter(node: nodes.Filter) -> bool:
@@ -188,7 +188,7 @@ def _is_constant(node: nodes.Node) -> bool:
 
 
 def _is_small(node: nodes.Node) -> bool:
-    """Whether a value is written out, without long texts and large numbers."""
+    """Whether a value is a constant without long texts and large numbers."""
     if not isinstance(node, nodes.Const):
         return _is_constant(node) and all(map(_is_small, node.iter_child_nodes()))
     size = len(node.value) if isinstance(node.value, str) else node.value or 0
@@ -196,10 +196,10 @@ def _is_small(node: nodes.Node) -> bool:
 
 
 def _is_used_at_once(node: nodes.Node, parent: nodes.Node | None) -> bool:
-    """Whether a container of values is gone before another can hold it."""
+    """Whether a container of values is discarded before another can hold it."""
     match parent:
         case nodes.List() | nodes.Dict() | nodes.Pair():
-            # Part of one that was looked at before. A tuple may be taken apart.
+            # Part of a container that was checked before. A tuple may be unpacked.
             return True
         case nodes.Operand():
             return parent.op in ("in", "notin")

@@ -1,4 +1,4 @@
-"""What the expressions of a chat template are for certain: text, a number, or anything."""
+"""The certain type of a chat template's expressions: text, a number, or unknown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_LEVELS = 50
 
 
 class Kind(enum.Enum):
-    """What an expression is; `NEVER` while nothing is known of what is assigned."""
+    """The type of an expression; `NEVER` while no assigned value is known yet."""
 
     NEVER = 0
     TEXT = 1
@@ -47,7 +47,7 @@ class Kinds:
             if isinstance(assign.target, nodes.Name) and _makes_namespace(assign.node)
         ]
         self._namespaces = {name for name in made if made.count(name) == stores.count(name)}
-        # Of namespaces, whichever it is: what is ever assigned to an attribute of this name.
+        # By an attribute's name, the kind of all values assigned to it in any namespace.
         self._attributes: dict[str, Kind] = {}
         self._learn_attributes(tree, assigns)
 
@@ -74,7 +74,7 @@ class Kinds:
                 has_changed = has_changed or self._attributes[name] is not before
 
     def of(self, node: nodes.Node | None, level: int = 0) -> Kind:  # noqa: C901  # a table
-        """What `node` is whenever it has a value at all; `level` counts the calls of itself."""
+        """The kind of `node` whenever it has a value; `level` is the depth of the recursion."""
         if level > _MAX_LEVELS:
             return Kind.UNKNOWN
         match node:
@@ -107,7 +107,7 @@ class Kinds:
                 return _either(self.of(node.left, level + 1), self.of(node.right, level + 1))
             case nodes.Add():
                 kinds = {self.of(node.left, level + 1), self.of(node.right, level + 1)}
-                # To a text only a text can be added, to a number only a number.
+                # Only text can be added to text, and only a number to a number.
                 return min(kinds, key=lambda kind: kind.value)
         return Kind.UNKNOWN
 

@@ -1,4 +1,4 @@
-"""A process that renders chat templates not known to be harmless, each in its own fork."""
+"""A process that renders chat templates not known to be harmless, each in a separate fork."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from runtime.errors import HeadraceError, InvalidRequest, Overloaded, TooLong
 from runtime.ipc.fork_server import ForkServer, serve
 from runtime.ipc.limited_forks import ForkEnd, ForkLimits
 
-# By the clock a render may take longer than by its processor time: the machine may be busy.
+# A render's wall time may exceed its processor time: the machine may be busy.
 LIMITS = ForkLimits(timeout_s=20.0, cpu_s=RENDER_TIMEOUT_S, memory_bytes=2**29)
 MAX_PARALLEL = 2
 
 
 class Job(msgspec.Struct):
-    """A template's text and what to render it with; without `values` it is only compiled."""
+    """A template's text and the values to render; without `values` it is only compiled."""
 
     source: str
     name: str
@@ -26,14 +26,14 @@ class Job(msgspec.Struct):
 
 
 class Rendered(msgspec.Struct, omit_defaults=True):
-    """What came of a job.
+    """The result of a job.
 
     Attributes:
-        text: the prompt; `None` where the template tripped over a value.
-        error: why there is none.
-        error_kind: `refused`, `too_long`, `busy`, or `startup` where the text is no template.
+        text: the prompt; `None` where the template failed on a value's type.
+        error: why there is no prompt.
+        error_kind: `refused`, `too_long`, `busy`, or `startup` where the text is not a template.
         variables: names that the text reads from outside.
-        compiled: the job, where it was only compiled and could be.
+        compiled: the job, where it was only compiled and this succeeded.
     """
 
     text: str | None = None
@@ -57,10 +57,10 @@ _rendered = msgspec.msgpack.Decoder(Rendered)
 
 
 class TemplateProcess:
-    """Starts the process with the first job, and again when it has died; for any thread."""
+    """Starts the process with the first job, and again when it has died; thread-safe."""
 
     def __init__(self) -> None:
-        """Prepare; nothing starts yet."""
+        """Do not start the process yet."""
         self._server = ForkServer("openai_api.template_process", "rendering chat templates")
 
     @property
@@ -69,11 +69,11 @@ class TemplateProcess:
         return self._server.pid
 
     def ask(self, job: Job) -> Rendered:
-        """Have one job done; blocks.
+        """Run one job; blocks.
 
         Raises:
-            EngineDead: the process died, and so did the one after it.
-            InvalidRequest: the values are not such as JSON has.
+            EngineDead: the process died, and so did its replacement.
+            InvalidRequest: the values cannot be JSON.
             Overloaded: the machine is too busy.
         """
         try:
@@ -95,13 +95,13 @@ def raise_error(rendered: Rendered) -> None:
 
 
 class _Renderer:
-    """What the process does; forks inherit the templates that were compiled before them."""
+    """The work of the process; forks inherit the templates compiled before them."""
 
     def __init__(self) -> None:
         self._templates: dict[str, CompiledTemplate] = {}
 
     def work(self, payload: bytes) -> bytes:
-        """In a fork."""
+        """Run a job in a fork."""
         return _encode(self._render(_job.decode(payload)))
 
     def _render(self, job: Job) -> Rendered:
@@ -118,7 +118,7 @@ class _Renderer:
             return Rendered(error=error.message, error_kind="startup")
 
     def answer(self, end: ForkEnd) -> bytes:
-        """What the front hears of a fork."""
+        """The reply to the front, from the end of a fork."""
         if end.got_no_processor:
             error = "The machine was too busy to render the chat template; please try again."
             return _encode(Rendered(error=error, error_kind="busy"))
@@ -129,7 +129,7 @@ class _Renderer:
             )
             return _encode(Rendered(error=error, error_kind="refused"))
         if (job := _rendered.decode(end.answer).compiled) is not None:
-            # A fork could compile it within its limits, so this process can. Later ones have it.
+            # A fork compiled it within its limits, so this process can, and later forks inherit it.
             self._templates[job.source] = CompiledTemplate(job.source, job.name)
         return end.answer
 

@@ -1,4 +1,4 @@
-"""One chat template, compiled, and what came of a render: text, a refusal, or neither."""
+"""One compiled chat template. A render gives text, a refusal, or neither."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ RENDER_TIMEOUT_S = 5.0
 
 
 class RenderTimeout(InvalidRequest):
-    """A render was not done in its time."""
+    """A render exceeded its time."""
 
 
-# What a request is told, by what the template's sandbox raised.
+# The request's error, by the exception of the template's sandbox.
 _KINDS: tuple[tuple[type[Exception], type[InvalidRequest]], ...] = (
     (TemplateTooLong, TooLong),
     (TemplateTooSlow, RenderTimeout),
@@ -34,10 +34,10 @@ _OTHER = InvalidRequest
 
 
 def parse_template(source: str, name: str) -> nodes.Template:
-    """The syntax tree of a template's text; nothing of it is evaluated.
+    """The syntax tree of a template's text; nothing in it is evaluated.
 
     Raises:
-        StartupError: the text is no Jinja template.
+        StartupError: the text is not a Jinja template.
     """
     try:
         return make_environment().parse(source)
@@ -60,10 +60,10 @@ class CompiledTemplate:
     """
 
     def __init__(self, source: str, name: str) -> None:
-        """Compile, which evaluates what is constant in the text.
+        """Compile, which evaluates constant expressions in the text.
 
         Raises:
-            StartupError: the text is no Jinja template.
+            StartupError: the text is not a Jinja template.
         """
         environment = make_environment()
         tree = parse_template(source, name)
@@ -81,8 +81,8 @@ class CompiledTemplate:
         """Write the prompt, of at most `max_chars`, within `timeout_s`.
 
         Returns:
-            `None` for failures that are no words to the user: a template that trips over the type
-            of a value.
+            `None` where the failure has no message for the user: the template fails on the type of
+            a value.
 
         Raises:
             InvalidRequest: the template refuses these values, or they cost too much.

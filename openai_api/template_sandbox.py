@@ -1,7 +1,7 @@
 """Jinja as transformers sets it up, with bounds: a template can neither hang nor flood the server.
 
-A template comes with a model, so it is code from outside; and what it does depends on values that
-a request brings. Every loop, call and string operation therefore draws on the budget of its render.
+A template comes with a model, so it is untrusted code, and its cost depends on the request's
+values. Every loop, call and string operation therefore draws on the budget of its render.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"}
 
 
 class TemplateTooCostly(jinja2.TemplateError):
-    """A render used up what it may use."""
+    """A render used up its budget."""
 
 
 class TemplateTooLong(TemplateTooCostly):
@@ -42,11 +42,11 @@ class TemplateTooLong(TemplateTooCostly):
 
 
 class TemplateTooSlow(TemplateTooCostly):
-    """A render was not done in its time."""
+    """A render exceeded its time."""
 
 
 class Budget:
-    """What one render may use: characters of output and seconds."""
+    """The budget of one render: characters of output, and seconds."""
 
     def __init__(self, max_chars: int, timeout_s: float) -> None:
         """Start the clock."""
@@ -59,17 +59,17 @@ class Budget:
             raise TemplateTooSlow("the chat template took too long to render")
 
     def check_size(self, num_chars: int) -> None:
-        """Raise for a text, or a list, longer than the output may be."""
+        """Raise if a text or a list is longer than the output may be."""
         if num_chars > self.max_chars:
             raise TemplateTooLong(
                 "the text it renders is longer than the model's context length allows"
             )
 
     def check_value(self, value: Any, indent: int = 0) -> None:
-        """Raise for a value whose text, as JSON indented by so much a level, would be too long.
+        """Raise if a value, as JSON with `indent` characters per level, would be too long.
 
-        A value may hold the same part many times, and be deep: with an indentation its text is
-        longer than all that it is made of.
+        A value may hold the same part many times and nest deep: with indentation its JSON is longer
+        than the sum of its parts.
         """
         num_chars = 0
         stack = [(value, 1)]
@@ -167,7 +167,7 @@ class _Bounds(NodeTransformer):
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks text for training; here only its body counts."""
+    """`{% generation %}` marks text for training; here only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja's own declaration
 
@@ -184,7 +184,7 @@ class _GenerationBlock(Extension):
 
 
 class _TemplateNamespace(Namespace):
-    # As transformers does: no way to reach Python's internals through a namespace's attributes.
+    # As in transformers: a namespace's attributes give no access to Python's internals.
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
             raise jinja2.TemplateError("namespace attributes must not begin with an underscore")
@@ -244,7 +244,7 @@ def _tojson(
 ) -> str:
     width = len(indent) if isinstance(indent, str) else int(indent or 0)
     _budget_of(context).check_value(value, max(width, 0))
-    # Jinja's own escapes HTML, which no model was trained on.
+    # Jinja's own `tojson` escapes HTML, which no model was trained on.
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -279,7 +279,7 @@ def compile_bounded(environment: jinja2.Environment, tree: nodes.Template) -> ji
     """Compile a parsed template so that its loops and joins draw on the render's budget."""
     bounded = _Bounds(environment).visit(tree)
     code = environment.compile(bounded)
-    # A plain dictionary: each render copies it, which takes long of the chain that Jinja makes.
+    # A plain dictionary: each render copies it, and a copy of Jinja's ChainMap takes long.
     return environment.template_class.from_code(environment, code, dict(environment.globals))
 
 
@@ -288,7 +288,7 @@ def render_bounded(template: jinja2.Template, values: dict[str, Any], budget: Bu
 
     Raises:
         TemplateTooCostly: out of time or characters.
-        jinja2.TemplateError: the template's own complaint.
+        jinja2.TemplateError: raised by the template itself.
     """
     pieces: list[str] = []
     num_chars = 0

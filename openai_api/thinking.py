@@ -1,4 +1,4 @@
-"""Thoughts as tokens: where they begin and end for the scheduler, and what that makes possible."""
+"""The tokens that begin and end thoughts, for the scheduler: thinking budgets and grammars."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.requests.sampling_params import SamplingParams, ThinkingSpec
 
 
 def keeps_budget(request: ChatCompletionRequest, context: OpenAIContext) -> bool:
-    """Whether thoughts may have a budget beside the request's tools."""
+    """Whether thoughts can have a budget together with the request's tools."""
     kind, tokens = context.parsers.reasoning, context.parsers.thinking
     if kind is None or tokens is None:
         return False
@@ -25,7 +25,7 @@ def keeps_budget(request: ChatCompletionRequest, context: OpenAIContext) -> bool
 
 @dataclass(frozen=True)
 class _Wish:
-    """Who needs to know where thoughts end, by the name of the field that asks for it."""
+    """The field of the request that needs to know where thoughts end."""
 
     field: str
     budget: int | None
@@ -37,16 +37,16 @@ def with_thoughts(
     prompt: ChatPrompt,
     context: OpenAIContext,
 ) -> SamplingParams:
-    """Let a grammar hold for the answer only, and thoughts have their budget.
+    """Apply a grammar to the answer only, and limit thoughts to their budget.
 
     Args:
         sampling: with the grammar of the answer, if it has one.
         body: the request.
-        prompt: made of it.
+        prompt: made from the request.
         context: the server's.
 
     Raises:
-        InvalidRequest: the model's thoughts cannot be told by tokens, or a negative budget.
+        InvalidRequest: tokens do not show the model's thoughts, or the budget is negative.
     """
     if body.max_thinking_tokens is not None and body.max_thinking_tokens < 0:
         raise InvalidRequest(
@@ -61,8 +61,8 @@ def with_thoughts(
         if wish.budget is None:
             return sampling
         raise InvalidRequest(
-            "max_thinking_tokens: this server splits no thoughts off, for which it needs a parser "
-            "(--reasoning-parser).",
+            "max_thinking_tokens: this server does not separate reasoning from the answer, which "
+            "needs a parser (--reasoning-parser).",
             param="max_thinking_tokens",
         )
     begins_inside = kind(prompt_is_open=prompt.is_open).is_reasoning
@@ -70,22 +70,22 @@ def with_thoughts(
         if not begins_inside and not kind.lead and wish.budget is None:
             return sampling
         raise InvalidRequest(
-            f"{wish.field}: this model's end of reasoning is not one token, so a prompt is needed "
-            "that turns reasoning off.",
+            f"{wish.field}: this model's end of reasoning is not one token, so the prompt must "
+            "turn reasoning off.",
             param=wish.field,
         )
     if kind.bridge and sampling.grammar is not None and sampling.grammar.shows_special:
-        # Thoughts are messages among others, and text to a grammar of calls: one may come first.
+        # Thoughts are messages like others, and text to a grammar of calls: a call may come first.
         if wish.budget is None:
             return sampling
         raise InvalidRequest(
-            "max_thinking_tokens does not go with strict or allowed_tools for this model, which "
-            "may call without thoughts before.",
+            "max_thinking_tokens cannot be combined with strict or allowed_tools for this model, "
+            "which may call a function without reasoning first.",
             param="max_thinking_tokens",
         )
     if not begins_inside and not _may_begin(tokens, body, prompt):
         return sampling
-    # Tools may be called from elsewhere than the place of an answer.
+    # With tools, the model may write a call instead of an answer after its thoughts.
     leads_on = sampling.grammar is not None or not tool_names(body)
     bridge = tokens.bridge_ids if leads_on else ()
     tokens = tokens.where(may_call=may_call(body, sampling))
@@ -102,19 +102,19 @@ def with_thoughts(
 
 
 def may_call(body: ChatCompletionRequest, sampling: SamplingParams) -> bool:
-    """Whether calls may come in the model's own form, and so from inside its thoughts, too.
+    """Whether calls may come in the model's own form, and so also from inside its thoughts.
 
-    Of the grammars, structural tags alone describe such calls; they begin with the token that ends
-    the thoughts.
+    Structural tags are the only grammars that describe such calls; they begin with the token that
+    ends the thoughts.
     """
     grammar = sampling.grammar
     return bool(tool_names(body)) and (grammar is None or grammar.kind == "structural_tag")
 
 
 def _may_begin(tokens: ThinkingTokens, body: ChatCompletionRequest, prompt: ChatPrompt) -> bool:
-    """Whether an output that does not begin inside thoughts may begin with some."""
+    """Whether an output that does not begin inside thoughts may begin with thoughts."""
     if tokens.lead_ids:
-        # Whatever the prompt says, the model chooses, unless its answer has begun already.
+        # The model chooses, independent of the prompt, unless its answer has already begun.
         return not body.continue_final_message
     return bool(tokens.open_ids) and prompt.may_think
 

@@ -1,4 +1,4 @@
-"""How many tokens of an output are thoughts, where the text alone tells."""
+"""Counts the tokens of thoughts in an output, where only the text shows them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from runtime.text.thoughts import ThoughtScan
 
 
 class ThoughtCount:
-    """Counts the tokens that begin among the thoughts, those that end them included.
+    """Counts the tokens that begin in thoughts, including those that end them.
 
-    Text may come later than its tokens: these are counted once the text has told what they are.
+    Text may come later than its tokens: they are counted once their text shows what they are.
     """
 
     def __init__(self, scan: ThoughtScan, decoder: TextDecoder) -> None:
@@ -20,12 +20,12 @@ class ThoughtCount:
         self._scan = scan
         self._decoder = decoder
         self._waiting: deque[int] = deque()
-        # Where in the text the next token that waits begins, and how far the text has been read.
+        # Where in the text the first waiting token begins, and how far the text has been read.
         self._begin = 0
         self._num_read = 0
 
     def add(self, chunk: GenerationChunk) -> int:
-        """Take in a chunk: the tokens of thoughts that are known now."""
+        """Take a chunk; return how many more tokens are now known to be thoughts."""
         if self._scan.is_over and not self._waiting:
             return 0
         self._waiting += chunk.token_ids
@@ -36,7 +36,7 @@ class ThoughtCount:
         for part in parts:
             self._num_read += len(part.text)
             if part.is_answer and self._scan.is_over:
-                # None of what follows is a thought.
+                # Nothing after this is a thought.
                 self._waiting.clear()
             while self._waiting and self._begin < self._num_read:
                 count += part.kind == "thought"

@@ -17,12 +17,13 @@ class TokenCount:
     """Counts of one choice, kept while it grows.
 
     Attributes:
-        thinking: how tokens tell what is reasoning; `None` when they do not.
-        by_text: counts it where no single token ends it; `None` where one does, or there is none.
-        reasoning: tokens of it up to and including the one that ends it, or all so far.
-        has_reasoned: whether there was reasoning at all; else nothing counts as such.
+        thinking: the tokens that mark reasoning; `None` where tokens do not show it.
+        by_text: counts reasoning that no single token ends; `None` where one does, or without
+            reasoning.
+        reasoning: tokens of reasoning, including the one that ends it, or all so far.
+        has_reasoned: whether there was any reasoning; else `reasoning` is not reported.
         images: placeholder tokens of the prompt's images.
-        cache_break: where the prompt left what was cached, if that was asked for.
+        cache_break: where the prompt diverged from the cache, if requested.
     """
 
     thinking: ThinkingTokens | None = None
@@ -38,7 +39,7 @@ class TokenCount:
     _last: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Begin inside, unless what begins reasoning again begins it the first time, too."""
+        """Begin inside reasoning, unless `reopen_ids` also begin it the first time."""
         self._is_inside = self.thinking is None or not self.thinking.reopen_ids
 
     def add(self, chunk: GenerationChunk) -> None:
@@ -64,7 +65,7 @@ class TokenCount:
 
 
 def break_of(count: TokenCount) -> dict[str, CacheBreak]:
-    """What is told of the cache beside counts."""
+    """The cache break as a key of the usage, if it was requested."""
     return {} if count.cache_break is None else {"cache_break": count.cache_break}
 
 
@@ -75,7 +76,7 @@ def usage_of(
 
     Args:
         counts: one per choice, those of one prompt next to each other.
-        report_cache: whether cached prompt tokens are told.
+        report_cache: whether to report cached prompt tokens.
         samples_per_prompt: choices of each prompt.
     """
     choices = list(counts)

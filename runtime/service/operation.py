@@ -1,4 +1,4 @@
-"""What a route takes and answers, said where it is registered; `server.openapi` writes it down."""
+"""What a route takes and answers, declared at registration; `server.openapi` makes the document."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 OPERATION_KEY = "x-operation"
-# Where the document keeps schemas.
+# Where the OpenAPI document has its schemas.
 REFERENCE = "#/components/schemas/{name}"
 
-# Media type to the types of what may be sent in it; without one the body is empty.
+# From media type to the types that may be sent in it; without one the body is empty.
 Content = Mapping[str, tuple[Any, ...]]
 EMPTY: Content = {}
 JSON, FORM = "application/json", "multipart/form-data"
@@ -31,7 +31,7 @@ def text() -> Content:
 def events_of(*kinds: Any) -> Content:
     """Server-sent events; each one's data is JSON of one of `kinds`.
 
-    Where they have no names, one more says `[DONE]`.
+    Where the events have no names, a last event has the data `[DONE]`.
     """
     return {"text/event-stream": kinds}
 
@@ -42,9 +42,9 @@ def lines_of(*kinds: Any) -> Content:
 
 
 def described_as(*kinds: type[msgspec.Struct]) -> msgspec.Meta:
-    """What is decoded as an object and checked later as one of `kinds`.
+    """Describe a field that is decoded as an object and checked later as one of `kinds`.
 
-    The operation mentions them.
+    The operation lists them in `mentions`.
     """
     references = [{"$ref": REFERENCE.format(name=kind.__name__)} for kind in kinds]
     one = references[0] if len(references) == 1 else {"anyOf": references}
@@ -92,15 +92,15 @@ def operation(
     """What goes into a route's `openapi_extra`.
 
     Args:
-        body: the struct that decodes the request's JSON, or that says what is in its form.
-        media: what the body is.
-        ok: what comes with status 200; None where that never comes.
-        others: what comes with another status, beside an error's usual body.
-        refuses: statuses of errors; those that the access level, a body or a failure of ours bring
-            along need no mention.
+        body: the struct that decodes the request's JSON, or that describes its form.
+        media: the body's media type.
+        ok: the content with status 200; None where the route never answers 200.
+        others: the content with other statuses, besides the usual error body.
+        refuses: statuses of errors, except those implied by the access level, a body or an
+            internal error.
         query: parameters.
-        mentions: what parts of the body are described as; see `described_as`.
-        body_may_be_absent: whether no body is as good as `{}`.
+        mentions: the types that parts of the body are described as; see `described_as`.
+        body_may_be_absent: whether a missing body means `{}`.
     """
     answers = {**({} if ok is None else {200: ok}), **(others or {})}
     return {
