@@ -63,7 +63,7 @@ class ThinkingTokens:
 
     @classmethod
     def of(cls, kind: type[ReasoningParser], tokenizer: Tokenizer) -> ThinkingTokens | None:
-        """Encode the texts of `kind`; `None` where the close tag is not a single token."""
+        """The ids of `kind`; `None` if its close tag is several ids, which vary with context."""
 
         def ids(text: str) -> tuple[int, ...]:
             return tuple(tokenizer.encode(text, add_special_tokens=False))

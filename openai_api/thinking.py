@@ -114,7 +114,7 @@ def may_call(body: ChatCompletionRequest, sampling: SamplingParams) -> bool:
 def _may_begin(tokens: ThinkingTokens, body: ChatCompletionRequest, prompt: ChatPrompt) -> bool:
     """Whether an output that does not begin inside thoughts may begin with thoughts."""
     if tokens.lead_ids:
-        # The model chooses, independent of the prompt, unless its answer has already begun.
+        # The model chooses, whatever the prompt says, unless its answer has already begun.
         return not body.continue_final_message
     return bool(tokens.open_ids) and prompt.may_think
 

@@ -1,6 +1,6 @@
-"""gpt-oss: messages in channels. What is in `analysis` is reasoning, the rest is the answer.
+"""gpt-oss: messages in channels. The channel `analysis` is reasoning, the rest is the answer.
 
-A message to a function leaves with its header, for the parser of calls; other headers are dropped.
+A message to a function keeps its header, for the tool-call parser; other headers are dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BODY_TAGS = (START, CHANNEL, END, CALL, RETURN)
 
 
 class HarmonyChannels:
-    """Reasons before an answer as a rule, and may go on between messages."""
+    """Usually reasons before an answer, and may reason again between messages."""
 
     open_tag = f"{_ANALYSIS}{MESSAGE}"
     close_tag = END
@@ -40,7 +40,7 @@ class HarmonyChannels:
         """Wait for the first message."""
         self.has_reasoned = self.is_reasoning = False
         self._body = UntilTag(*_BODY_TAGS, keep_space=True)
-        # Of the message: whether it reasons, and whether its header was handed on.
+        # Whether the message is reasoning, and whether its header was kept.
         self._reasons = False
         self._is_call = False
         self._header: list[str] | None = None
@@ -48,7 +48,7 @@ class HarmonyChannels:
         self._until_message = UntilTag(MESSAGE, keep_space=True)
 
     def feed(self, text: str) -> list[SplitText]:
-        """Take more output: what it adds, in its order."""
+        """Take more output; return what it adds, in order."""
         parts: list[SplitText] = []
         place = 0
         while place < len(text):
@@ -59,7 +59,7 @@ class HarmonyChannels:
         return parts
 
     def finish(self) -> list[SplitText]:
-        """The output is over: what was held back."""
+        """End the output; return what was held back."""
         if self._header is None:
             return [self._part(self._body.finish())]
         header, self._header = [*self._header, self._until_message.finish()], None

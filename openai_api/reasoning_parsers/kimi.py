@@ -1,4 +1,4 @@
-"""Reasoning of Kimi's models: marks of its own, later the usual tags."""
+"""Reasoning of Kimi's models: special marks at first, later the usual tags."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KimiThinking(ThinkTags):
 
 
 class KimiK2Thinking(ThinkTags):
-    """The usual tags; a section of calls ends reasoning, too."""
+    """The usual tags; a section of calls also ends reasoning."""
 
     signs = Signs(template=("</think>", SECTION))
     call_opens = (SECTION,)

@@ -1,4 +1,4 @@
-"""What a reasoning parser is: one state machine, fed with pieces, for streams and whole texts."""
+"""The reasoning parser protocol: one state machine, fed in pieces, for streams and whole texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runtime.requests.sampling_params import ThoughtTexts
 
 
 class SplitText(NamedTuple):
-    """More of the reasoning, and more of the answer behind it."""
+    """More of the reasoning, and more of the answer after it."""
 
     reasoning: str
     content: str
@@ -21,16 +21,15 @@ class ReasoningParser(Protocol):
     Attributes:
         open_tag: the text that begins reasoning.
         close_tag: the text that ends reasoning.
-        lead: the text that an answer without reasoning begins with; empty where nothing must
-            stand there.
-        ends_before: texts of what follows that end reasoning whose own close tag is left out.
-        call_opens: texts that begin calls, and end reasoning in that way where calls may come.
+        lead: the text that an answer without reasoning must begin with; may be empty.
+        ends_before: texts that end reasoning without its close tag, and belong to what follows.
+        call_opens: texts that begin calls; where calls are allowed, they end reasoning likewise.
         forced_end: the text that ends reasoning whose budget is used up.
-        bridge: the text between that and an answer; empty where nothing must stand there.
-        reopen_tag: the text that begins reasoning again after `close_tag`; empty: nothing does.
+        bridge: the text that must stand between the end of reasoning and an answer; may be empty.
+        reopen_tag: the text that begins reasoning again after `close_tag`; empty if no text does.
         markers: texts that must stay visible in the output for the parser to work.
-        splits: thoughts are told apart from the answer.
-        signs: what shows that a model reasons so.
+        splits: thoughts are split off from the answer.
+        signs: the signs that a model uses this form of reasoning.
         has_reasoned: whether reasoning has begun.
         is_reasoning: whether the output fed so far ends inside reasoning.
     """
@@ -53,19 +52,19 @@ class ReasoningParser(Protocol):
         """Say whether the prompt itself ends inside reasoning, and whether calls may come."""
 
     def feed(self, text: str) -> list[SplitText]:
-        """Take more output: what it adds, in its order."""
+        """Take more output; return what it adds, in order."""
 
     def finish(self) -> list[SplitText]:
-        """The output is over: what was held back."""
+        """End the output; return what was held back."""
 
 
 def implied_ends(kind: type[ReasoningParser], *, may_call: bool) -> tuple[str, ...]:
-    """Texts that end reasoning without its close tag, for texts and for tokens alike.
+    """Texts that end reasoning without its close tag, for scans of text and of tokens.
 
     Args:
-        kind: how the model reasons.
-        may_call: whether it may call tools in a form of its own; where it may not, what looks like
-            a call is a thought.
+        kind: the model's reasoning parser.
+        may_call: whether it may call tools in its own form; if not, text that looks like a call is
+            a thought.
     """
     return (*kind.ends_before, *(kind.call_opens if may_call else ()))
 
@@ -73,12 +72,12 @@ def implied_ends(kind: type[ReasoningParser], *, may_call: bool) -> tuple[str, .
 def thought_texts(
     kind: type[ReasoningParser], *, prompt_is_open: bool, may_call: bool
 ) -> ThoughtTexts:
-    """What `kind` looks for, for those who need its places in the text.
+    """The texts that `kind` looks for, for a `ThoughtScan` that finds thoughts in the output.
 
     Args:
-        kind: how the model reasons.
+        kind: the model's reasoning parser.
         prompt_is_open: whether the prompt itself ends inside reasoning.
-        may_call: whether it may call tools in a form of its own.
+        may_call: whether it may call tools in its own form.
     """
     if kind.reopen_tag:
         # Messages, each with a header that says what it is.

@@ -15,7 +15,7 @@ class ThinkTags:
     """Splits at the tags; whitespace around the tags belongs to neither part.
 
     Output that does not begin with the open tag is an answer from its first character, unless the
-    prompt ended with the open tag: so a model that skips reasoning loses nothing.
+    prompt ended with the open tag. So a model that skips reasoning loses no text.
     """
 
     open_tag = OPEN_TAG
@@ -28,7 +28,7 @@ class ThinkTags:
     reopen_tag = ""
     splits = True
     markers: tuple[str, ...] = (OPEN_TAG, CLOSE_TAG)
-    # Some templates cut earlier reasoning off and never write the open tag.
+    # Some templates remove earlier reasoning and never write the open tag.
     signs = Signs(template=(CLOSE_TAG,), response={"open": OPEN_TAG, "content": "text"})
 
     def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:
@@ -40,13 +40,13 @@ class ThinkTags:
         self._until_close = UntilTag(self.close_tag, *implied_ends(type(self), may_call=may_call))
 
     def feed(self, text: str) -> list[SplitText]:
-        """Take more output: what it adds, in its order."""
+        """Take more output; return what it adds, in order."""
         if self._start is not None:
             text = self._decide_start(text)
         return [self._split(text)]
 
     def finish(self) -> list[SplitText]:
-        """The output is over: what was held back."""
+        """End the output; return what was held back."""
         undecided, self._start = self._start or "", None
         self._skip_space = self._skip_space or (bool(undecided) and self.is_reasoning)
         reasoning, content = self._split(undecided)
@@ -78,7 +78,7 @@ class ThinkTags:
             return SplitText(reasoning, "")
         self.is_reasoning = False
         if self._until_close.found != self.close_tag:
-            # What the answer begins with is its own.
+            # The text that ended reasoning belongs to the answer.
             return SplitText(reasoning, self._until_close.found + text[end:])
         self._skip_space = True
         return SplitText(reasoning, self._without_space(text[end:]))
@@ -93,9 +93,9 @@ class ThinkTags:
 
 
 class AlwaysThinking(ThinkTags):
-    """For models that always reason first and may leave out the open tag."""
+    """For models that always reason first and may omit the open tag."""
 
-    # No template tells that: where it opens reasoning itself, `ThinkTags` sees it in the prompt.
+    # No template shows this: where one opens reasoning itself, `ThinkTags` sees it in the prompt.
     signs = Signs()
 
     def __init__(
@@ -104,12 +104,12 @@ class AlwaysThinking(ThinkTags):
         prompt_is_open: bool,  # noqa: ARG002  # the models' habit wins
         may_call: bool = True,
     ) -> None:
-        """Start inside reasoning whatever the prompt says."""
+        """Start inside reasoning, whatever the prompt says."""
         super().__init__(prompt_is_open=True, may_call=may_call)
 
 
 class AppendThink:
-    """MiniMax's `minimax-append-think`: the open tag of the prompt is put back, and nothing split.
+    """MiniMax's `minimax-append-think`: restores the prompt's open tag, and splits nothing.
 
     For clients that look for the tags in the content themselves.
     """
@@ -127,14 +127,14 @@ class AppendThink:
     signs = Signs()
 
     def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:  # noqa: ARG002  # these models always reason
-        """Start inside reasoning, which nothing reports as such."""
+        """Start inside reasoning, which is reported as content."""
         self.has_reasoned = False
         self.is_reasoning = True
         self._has_begun = False
         self._until_close = UntilTag(CLOSE_TAG, keep_space=True)
 
     def feed(self, text: str) -> list[SplitText]:
-        """Take more output: all of it is content."""
+        """Take more output; all of it is content."""
         if not text:
             return []
         if self.is_reasoning and self._until_close.feed(text)[1] is not None:
@@ -144,5 +144,5 @@ class AppendThink:
         return [SplitText("", opening + text)]
 
     def finish(self) -> list[SplitText]:
-        """The output is over: nothing was held back."""
+        """End the output; nothing was held back."""
         return []

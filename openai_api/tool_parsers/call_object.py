@@ -1,4 +1,4 @@
-"""The JSON of a call: an object with its name and its arguments, or the arguments alone."""
+"""The JSON of a call: an object with a name and arguments, or the arguments alone."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class _Place(Enum):
 
 
 class _Arguments:
-    """The arguments of a call that has begun: they leave as they come, JSON or not.
+    """The arguments of a call that has begun: they are passed on as they come, JSON or not.
 
     Attributes:
-        is_done: they are over, and so is the call.
-        is_at_end: because of a text behind every call of the family.
-        is_held: what is left of the text may be the beginning of such a text.
+        is_done: the arguments, and with them the call, are over.
+        is_at_end: they ended at one of `ends`, the texts that follow every call of the family.
+        is_held: the unread text may be the beginning of one of `ends`.
     """
 
     def __init__(self, writer: CallWriter, ends: Sequence[str]) -> None:
@@ -47,12 +47,13 @@ class _Arguments:
         self._rest: LooseRest | None = None
 
     def feed(self, text: str, begin: int) -> int:
-        """Read `text` from `begin` on, at first a brace; where reading ended."""
+        """Read `text` from `begin` on, at first a brace; return where reading ended."""
         end = begin
         if self._rest is None:
             end = self._value.feed(text, begin)
             if self._value.is_broken:
-                # What a model wrote is told all the same: cut off, it would be no JSON either.
+                # Broken arguments are passed on all the same: cut off, they would not be JSON
+                # either.
                 self._rest = LooseRest(self._value, self._ends)
         if self._rest is not None:
             end = self._rest.feed(text, end)
@@ -67,18 +68,18 @@ class _Arguments:
 class CallObject:
     """An object such as `{"name": "f", "arguments": {...}}`.
 
-    Where the name comes first, as models write it, the call begins with its arguments, and these
-    leave as they come; else it leaves as a whole.
+    Where the name comes first, as models usually write it, the call begins at its arguments, which
+    are passed on as they come. Otherwise the call is passed on as a whole.
 
     Attributes:
         is_done: the object is complete.
-        is_broken: it is no call, or none any more.
-        is_held: what is left of the text may be the beginning of one of `ends`.
-        read: what was read while no call has begun; empty once one has.
+        is_broken: it is not a call, or no longer one.
+        is_held: the unread text may be the beginning of one of `ends`.
+        read: the text read so far; empty once a call has begun.
     """
 
     def __init__(self, writer: CallWriter, ends: Sequence[str] = ()) -> None:
-        """Tell the call to `writer`; `ends` are texts behind every call."""
+        """Write the call to `writer`; `ends` are texts that follow every call."""
         self.is_done = self.is_broken = self.is_held = False
         self.read: list[str] = []
         self._writer = writer
@@ -89,12 +90,12 @@ class CallObject:
         self._value = JsonValue()
         self._key = ""
         self._name: str | None = None
-        # The text of the key or value that is being read, and arguments that wait for their name.
+        # The text of the current key or value, and arguments that came before the name.
         self._text: list[str] = []
         self._arguments: str | None = None
 
     def feed(self, text: str, begin: int) -> int:
-        """Read `text` from `begin` on; where reading ended, as `JsonValue.feed`."""
+        """Read `text` from `begin` on; return where reading ended, as `JsonValue.feed`."""
         place, end = begin, len(text)
         self.is_held = False
         while place < end and not (self.is_done or self.is_broken or self.is_held):
@@ -107,7 +108,7 @@ class CallObject:
         return place
 
     def finish(self) -> None:
-        """The output is over: what has begun ends, complete or not."""
+        """End the output; a call that is open ends, incomplete."""
         if self._writer.is_open:
             self._writer.end(is_complete=False)
 
@@ -135,7 +136,7 @@ class CallObject:
                 is_call = self._key in ARGUMENT_KEYS and char == "{" and self._name is not None
                 if is_call and not self._has_begun:
                     assert self._name is not None
-                    # Offered: else reading has stopped at the name.
+                    # The function is offered: otherwise reading stopped at the name.
                     self._has_begun = self._writer.begin(self._name)
                     self._told = _Arguments(self._writer, self._ends)
                 return place
@@ -146,7 +147,7 @@ class CallObject:
                 self._close()
                 return place + 1
         if self._has_begun:
-            # Its arguments are complete: what is wrong behind them changes nothing.
+            # The arguments are complete, so an error after them does not matter.
             self.is_done = True
         else:
             self.is_broken = True
@@ -201,10 +202,10 @@ class CallObject:
 
 
 class CallArgumentsObject:
-    """The arguments of a call that has begun, alone; a `CallObject` otherwise."""
+    """Like `CallObject`, for a call that has begun and whose object is the arguments alone."""
 
     def __init__(self, writer: CallWriter, ends: Sequence[str] = ()) -> None:
-        """Tell them to `writer`; see `CallObject`."""
+        """Write them to `writer`; see `CallObject`."""
         self.is_done = self.is_broken = self.is_held = False
         self.read: list[str] = []
         self._writer = writer
@@ -217,7 +218,7 @@ class CallArgumentsObject:
         return end
 
     def finish(self) -> None:
-        """The output is over."""
+        """End the output."""
         if self._writer.is_open:
             self._writer.end(is_complete=False)
 

@@ -1,4 +1,4 @@
-"""What a tool-call parser has read, collected as the parts that it hands on."""
+"""Collects what a tool-call parser has read, as the parts that it returns."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ logger = logging.getLogger(__name__)
 
 
 class CallWriter:
-    """Collects texts and calls; calls beyond the most that are wanted are dropped.
+    """Collects texts and calls; calls beyond `max_calls` are dropped.
 
     Attributes:
         functions: that the request offers.
         has_called: whether a call has begun.
-        is_open: whether one has begun and not ended.
+        is_open: whether a call has begun and not ended.
     """
 
     def __init__(self, functions: Functions, max_calls: int | None) -> None:
@@ -40,17 +40,17 @@ class CallWriter:
             self._parts.append(text)
 
     def offers(self, name: str | None) -> bool:
-        """Whether the request offers such a function; what it does not is logged."""
+        """Whether the request offers this function; logs the first that it does not."""
         if name in self.functions:
             return True
         if not self._has_warned:
-            # Once: an output may hold a hundred thousand of them.
+            # Logged once: an output may contain a hundred thousand such calls.
             self._has_warned = True
             logger.warning("The model called a function that the request does not offer")
         return False
 
     def begin(self, name: str, call_id: str | None = None) -> bool:
-        """Begin a call; false, and nothing happens, when the request offers no such function."""
+        """Begin a call; return false, and do nothing, if the request does not offer it."""
         if not self.offers(name):
             return False
         self._is_dropped = self._left == 0
@@ -71,7 +71,7 @@ class CallWriter:
         self._put(CallEnd(is_complete))
 
     def call(self, name: str, arguments: str) -> bool:
-        """A complete call at once; false when it is not offered."""
+        """Write a complete call; return false if the request does not offer it."""
         if not self.begin(name):
             return False
         self.arguments(arguments)
@@ -79,7 +79,7 @@ class CallWriter:
         return True
 
     def take(self) -> list[ToolPart]:
-        """The parts since the last time."""
+        """The parts since the last call of this method."""
         parts, self._parts = self._parts, []
         return parts
 

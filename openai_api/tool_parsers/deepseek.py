@@ -21,7 +21,7 @@ _NAME = r"(?P<name>[^\s<`{}]+)"
 
 
 def _section(begin: Callable[[str], str], end: str, separator: str) -> CallForm:
-    """Calls in a section, and one alone where a model leaves that out."""
+    """Calls in a section, and single calls where a model omits the section."""
     return CallForm(
         SECTION,
         lambda name: CALL + begin(name),
@@ -33,7 +33,7 @@ def _section(begin: Callable[[str], str], end: str, separator: str) -> CallForm:
 
 
 class DeepSeekV3Parser(JsonCalls):
-    """V3 and R1: the name on a line of its own, the arguments in a fence."""
+    """V3 and R1: the name on a separate line, the arguments in a fence."""
 
     markers = (SECTION, SECTION_END, CALL, CALL_END, SEPARATOR)
     signs = Signs(template=(SECTION, CALL, SEPARATOR, _FENCE))

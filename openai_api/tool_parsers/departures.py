@@ -1,25 +1,26 @@
-"""Expressions of texts that begin like none of some words: what no call is."""
+"""Regular expressions for texts that begin with none of some words, so they are not calls."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Whitespace of JSON, and what Python takes for whitespace: for classes of characters.
+# JSON's whitespace, and all that Python treats as whitespace, for use in character classes.
 BLANK = r" \t\n\r"
 ANY_BLANK = (
     r" \t\n\r\x0b\x0c\x1c-\x1f" + "\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 )
 _SPECIAL = frozenset("\\^$.|?*+()[]{}-/")
-# Characters that are looked at in one group: nesting all of them would be too deep.
+# Characters per group: one group per character would nest too deep.
 _RUN = 8
 
 
 def departing(words: Mapping[str, str]) -> str:
-    """A regular expression of a text up to the first character that leads away from all words.
+    """A regular expression for a text up to the first character that differs from all words.
 
     Args:
-        words: to what follows behind each, which is empty where a text must not begin so; none
-            begins with another. Backslashes, with which a word could be spelled, lead nowhere.
+        words: from each word to the expression that may follow it, empty where a text must not
+            begin with the word. No word begins with another. A backslash never matches: it could
+            begin an escape that spells a word.
     """
     common = _common(list(words))[:_RUN]
     ways = [f"{literal(common[:at])}[^{literal(char)}\\\\]" for at, char in enumerate(common)]
@@ -35,13 +36,13 @@ def departing(words: Mapping[str, str]) -> str:
 
 
 def _beyond(read: str, words: Mapping[str, str]) -> list[str]:
-    """What may come behind a part of words, if anything."""
+    """The alternatives after `read`, a common part of words, if any."""
     behind = words[""] if "" in words else departing(words)
     return [f"{literal(read)}({behind})"] if behind else []
 
 
 def _common(words: list[str]) -> str:
-    """What all words begin with."""
+    """The common prefix of all words."""
     first, last = min(words), max(words)
     differing = (
         at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other
@@ -50,5 +51,5 @@ def _common(words: list[str]) -> str:
 
 
 def literal(text: str) -> str:
-    """A text as a regular expression of nothing else."""
+    """A regular expression that matches only this text."""
     return "".join(f"\\{char}" if char in _SPECIAL else char for char in text)

@@ -1,4 +1,4 @@
-"""gpt-oss: a call is a harmony message to `functions.NAME`, in the commentary channel as a rule."""
+"""gpt-oss: a call is a harmony message to `functions.NAME`, usually in the commentary channel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALL = "<|call|>"
 RETURN = "<|return|>"
 RECIPIENT = "to="
 _FUNCTION = f"{RECIPIENT}functions."
-# The channel where the recipient stands before it, and the type of what follows.
+# The channel, where it comes after the recipient, and the content type.
 _HEADER_END = (
     rf"( ?{re.escape(CHANNEL)}(commentary|analysis))?"
     rf"( ?{re.escape(CONSTRAIN)}(json|code)| json| code)?{re.escape(MESSAGE)}"
@@ -25,11 +25,11 @@ _HEADER_END = (
 
 
 class GptOssParser(JsonCalls):
-    """The recipient stands before the channel or behind it; what tells the type is skipped."""
+    """The recipient comes before or after the channel; the content type is skipped."""
 
     markers = (START, CHANNEL, MESSAGE, CALL, END, RETURN)
     signs = Signs(template=(f"{CHANNEL}commentary", "functions.", MESSAGE, CALL))
-    # What stands before the recipient is one message's header like any other.
+    # The text before the recipient is also how other messages' headers begin.
     call_form = CallForm(_FUNCTION, lambda name: name, "", between=_HEADER_END, stands_alone=False)
     opens = (START, CHANNEL)
     header = re.compile(

@@ -17,7 +17,7 @@ def _begin(name: str) -> str:
 
 
 class HermesParser(JsonCalls):
-    """One object in each pair of tags; whitespace around a call is dropped."""
+    """One object per pair of tags; whitespace around a call is dropped."""
 
     markers = (OPEN_TAG, CLOSE_TAG)
     signs = Signs(

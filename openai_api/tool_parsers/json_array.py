@@ -1,4 +1,4 @@
-"""A JSON array of `{"name", "parameters"}` objects: what a forced call is written as."""
+"""A JSON array of `{"name", "parameters"}` objects: the form of forced calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from openai_api.tool_parsers.json_calls import JsonCalls
 
 
 class JsonArrayParser(JsonCalls):
-    """A grammar makes the model write so; no model does by itself."""
+    """A grammar enforces this form; no model writes it unprompted."""
 
     signs = Signs()
     bare = "[{"

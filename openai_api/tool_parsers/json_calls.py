@@ -1,4 +1,4 @@
-"""Calls whose arguments are JSON: the machine that most families' parsers are a table for."""
+"""Calls whose arguments are JSON: most families' parsers are tables for this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from openai_api.tool_parsers.call_writer import CallWriter
 from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolPart
 from runtime.text.tag_scan import UntilTag
 
-# Characters between the beginning of a call and its arguments: tags, a name, perhaps an id.
+# Most characters between the beginning of a call and its arguments: tags, a name, perhaps an id.
 MAX_HEADER = 512
 
 _SPACE = re.compile(r"\s*")
@@ -24,11 +24,11 @@ class JsonCalls:
         opens: tags, one of which begins a call or a series of calls.
         header: matches what may stand between such a tag and the brace, with groups `name` and
             perhaps `id`; `None` where the name is always in the object.
-        header_end: ends every header, so that what follows is looked at no further where that is
-            none. Empty: only the brace tells.
+        header_end: ends every header. It decides early that a text is not a call. Empty: only the
+            brace decides.
         tails: texts that may follow a call, and belong to it.
-        separators: texts between a call and one that follows without a tag.
-        bare: characters with which an output may begin in the place of a tag.
+        separators: texts between a call and a next one without a tag.
+        bare: characters that may begin an output with calls instead of a tag.
         has_array: whether several objects may stand in brackets.
     """
 
@@ -48,19 +48,20 @@ class JsonCalls:
         self._writer = CallWriter(functions, max_calls)
         self._outside = UntilTag(*self.opens) if self.opens else None
         self._behind = sorted((*self.opens, *self.tails, *self.separators), key=len, reverse=True)
-        # Behind every call, and in no argument: for what is not JSON brackets tell little.
+        # Texts that follow calls and never occur in arguments: in text that is not JSON, brackets
+        # are not enough to find the end.
         self._ends = [tag for tag in (*self.opens, *self.tails) if tag in self.markers]
         self._object: CallObject | CallArgumentsObject | None = None
         self._in_array = False
-        # Read, and not yet known to be of a call: space and tags, then the header.
+        # Text read and not yet known to belong to a call: space and tags, then the header.
         self._lead: list[str] = []
         self._header: list[str] = []
-        # The end of the last piece, where it may be the beginning of a text behind a call.
+        # The end of the last piece, where a text that follows calls may begin.
         self._held = ""
         self._state = self._at_start if self.bare else self._in_text
 
     def feed(self, text: str) -> list[ToolPart]:
-        """Take more output: texts and parts of calls in their order."""
+        """Take more output; return texts and parts of calls, in order."""
         if self._held:
             text, self._held = self._held + text, ""
         place = 0
@@ -69,7 +70,7 @@ class JsonCalls:
         return self._writer.take()
 
     def finish(self) -> list[ToolPart]:
-        """The output is over: what was held back, and the end of a call that is open."""
+        """End the output; return what was held back, and the end of an open call."""
         if self._object is not None:
             if self._writer.is_open:
                 self._writer.arguments(self._held)
@@ -84,7 +85,7 @@ class JsonCalls:
         self._lead, self._header, self._held, self._object = [], [], "", None
         return self._writer.take()
 
-    # ---- states: each reads from a place, and says where it ended ----
+    # ---- states: each reads from a place, and returns where it ended ----
 
     def _at_start(self, text: str, place: int) -> int:
         place = self._skip_space(text, place)
@@ -141,7 +142,7 @@ class JsonCalls:
         return place + len(piece)
 
     def _at_arguments(self, text: str, place: int) -> int:
-        """Behind a header: a brace follows, or it was none."""
+        """After a header: a brace follows, or it was not a header."""
         assert self.header is not None
         space = _SPACE.match(text, place)
         assert space is not None
@@ -211,7 +212,7 @@ class JsonCalls:
         return space.end()
 
     def _give_back(self) -> None:
-        """What was read is text after all."""
+        """Write as text what was read: it is not a call."""
         self._writer.text("".join([*self._lead, *self._header]))
         self._lead, self._header, self._in_array = [], [], False
         self._state = self._in_text

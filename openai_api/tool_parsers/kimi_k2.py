@@ -1,4 +1,4 @@
-"""Kimi K2's calls: a section of them, each with an id that holds the function's name."""
+"""Kimi K2's calls: a section of calls, each with an id that contains the function's name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INDEX = rf"[0-9]{{1,4}}{re.escape(ARGUMENTS)}"
 
 
 class KimiK2Parser(JsonCalls):
-    """`functions.NAME:INDEX`, where the index counts the calls of the conversation, is the id."""
+    """The id is `functions.NAME:INDEX`; the index counts the calls of the conversation."""
 
     markers = (SECTION, SECTION_END, CALL, CALL_END, ARGUMENTS)
     signs = Signs(template=(SECTION, CALL, ARGUMENTS))

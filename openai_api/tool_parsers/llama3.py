@@ -1,4 +1,4 @@
-"""`{"name": ..., "parameters": {...}}`, perhaps behind `<|python_tag|>`: Llama 3.1, 3.2, 3.3."""
+"""`{"name": ..., "parameters": {...}}`, perhaps after `<|python_tag|>`: Llama 3.1, 3.2, 3.3."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from openai_api.tool_parsers.json_calls import JsonCalls
 from openai_api.tool_parsers.tool_parser import CallForm
 
 PYTHON_TAG = "<|python_tag|>"
-# Keys of a call that may come first in it: an answer that begins so could still become one.
+# Other keys that may come first in a call: an answer that begins with one could become a call.
 _FIRST_KEYS = ("arguments", "parameters", "id", "type")
 
 
@@ -21,7 +21,7 @@ def _begin(name: str) -> str:
 
 
 def _no_call(names: Sequence[str]) -> str:
-    """An output without a brace at its beginning, or whose object has another key or name first."""
+    """An output that begins without a brace, or whose object begins with another key or name."""
     key = {'name"': _behind_name(names), **{f'{key}"': "" for key in _FIRST_KEYS}}
     inside = rf'[^"{BLANK}]|"({departing(key)})'
     return rf"[{BLANK}]*([^{{{ANY_BLANK}]|\{{[{BLANK}]*({inside}))"
@@ -33,11 +33,11 @@ def _behind_name(names: Sequence[str]) -> str:
 
 
 class Llama3Parser(JsonCalls):
-    """Where an output begins with a brace it may be a call; later only behind the tag."""
+    """A brace may begin a call at the start of the output; later only the tag does."""
 
     markers = (PYTHON_TAG,)
     signs = Signs(template=('{"name": "', '"parameters": '))
-    # Without its first character: the one that tells what no call is may have been that.
+    # The trigger lacks the tag's first character, which `no_call` may already have matched.
     call_form = CallForm(
         PYTHON_TAG[1:],
         _begin,

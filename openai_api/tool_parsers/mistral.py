@@ -1,4 +1,4 @@
-"""`[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`, and `[TOOL_CALLS]name[ARGS]{...}` since."""
+"""`[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`, later `[TOOL_CALLS]name[ARGS]{...}`."""
 
 from __future__ import annotations
 

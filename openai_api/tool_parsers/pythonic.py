@@ -1,4 +1,4 @@
-"""`[f(a=1), g(b="x")]`: a list of Python calls, read and never run. Llama 4, ToolACE and others."""
+"""`[f(a=1), g(b="x")]`: a list of Python calls, parsed, never run. Llama 4, ToolACE and others."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from openai_api.parser_signs import Signs
 from openai_api.tool_parsers.call_writer import CallWriter
 from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolPart
 
-# Characters of one call: Python's parser takes a few milliseconds for so many.
+# Most characters of one call: Python's parser takes a few milliseconds for these.
 MAX_CALL = 64 * 1024
-# Brackets within brackets: far below where Python's parser gives up.
+# Most nested brackets: far below the limit of Python's parser.
 _MAX_BRACKETS = 64
 
 _SPACE = re.compile(r"\s*")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-# Other characters behind a backslash are a warning in Python, and stand for both.
+# Before another character Python keeps the backslash, and warns.
 _ESCAPES = frozenset("\\'\"abfnrtvxuUN\n0123")
 _DULL = re.compile(r"""[^"'()\[\]{}\\]+""")
 _PLAIN = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
@@ -31,7 +31,7 @@ _NAMES = {"true": True, "false": False, "null": None}
 
 
 class PythonicParser:
-    """An output that begins with a bracket may be calls; each leaves when it is complete."""
+    """An output that begins with a bracket may be calls; each is passed on when it is complete."""
 
     markers = ("<|python_start|>", "<|python_end|>")
     signs = Signs(template=("[func_name1(params_name1=params_value1",))
@@ -42,7 +42,7 @@ class PythonicParser:
         """Accept calls of these functions only, and at most `max_calls` of them."""
         self._writer = CallWriter(functions, max_calls)
         self._start, self._end = self.markers
-        # Read, and not yet known to be of a call.
+        # Text read and not yet known to belong to a call.
         self._read: list[str] = []
         self._num_read = 0
         self._held = ""
@@ -52,7 +52,7 @@ class PythonicParser:
         self._state = self._at_start
 
     def feed(self, text: str) -> list[ToolPart]:
-        """Take more output: texts and parts of calls in their order."""
+        """Take more output; return texts and parts of calls, in order."""
         if self._held:
             text, self._held = self._held + text, ""
         place = 0
@@ -61,14 +61,14 @@ class PythonicParser:
         return self._writer.take()
 
     def finish(self) -> list[ToolPart]:
-        """The output is over: what was held back."""
+        """End the output; return what was held back."""
         rest = "".join([*self._read, self._held])
         if not (self._writer.has_called and rest.isspace()):
             self._writer.text(rest)
         self._read, self._held = [], ""
         return self._writer.take()
 
-    # ---- states: each reads from a place, and says where it ended ----
+    # ---- states: each reads from a place, and returns where it ended ----
 
     def _in_text(self, text: str, place: int) -> int:
         self._writer.text(text[place:])
@@ -96,7 +96,7 @@ class PythonicParser:
         self._state = self._in_call
 
     def _in_call(self, text: str, place: int) -> int:
-        """One step through a call: dull characters, a bracket, or a piece of a string."""
+        """Read one step of a call: plain characters, a bracket, or a piece of a string."""
         before, place = place, self._step(text, place)
         self._keep(text[before:place])
         self._call.append(text[before:place])
@@ -112,7 +112,7 @@ class PythonicParser:
         char = text[place]
         if self._quote:
             if char == "\\":
-                # The escaped character goes with it, also when it comes with the next piece.
+                # Skips the escaped character, even if it comes with the next piece.
                 self._quote += "\\"
                 return place + 1
             if self._quote.endswith("\\"):
@@ -183,13 +183,13 @@ class PythonicParser:
             self._num_read += len(text)
 
     def _give_back(self) -> None:
-        """What was read is text after all."""
+        """Write as text what was read: it is not a call."""
         self._writer.text("".join(self._read))
         self._read, self._num_read, self._state = [], 0, self._in_text
 
 
 def _may_be_name(pieces: list[str]) -> bool:
-    """Whether so far a call's name may have been read, perhaps after whitespace."""
+    """Whether the text so far may be a call's name, perhaps after whitespace."""
     return _NAME.fullmatch(pieces[-1]) is not None
 
 
@@ -198,7 +198,7 @@ def _known_escape(found: re.Match[str]) -> str:
 
 
 def _read_call(source: str) -> tuple[str, str] | None:
-    """Name and arguments, as JSON, of one call; `None` where it is something else."""
+    """The name of one call, and its arguments as JSON; `None` if `source` is not a call."""
     escaped = _ESCAPE.sub(_known_escape, source)
     try:
         call = ast.parse(escaped.strip(), mode="eval").body
@@ -209,15 +209,15 @@ def _read_call(source: str) -> tuple[str, str] | None:
             return None
         return _dotted(call.func), orjson.dumps(arguments).decode()
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        # TypeError: orjson's, for a number beyond 64 bits.
+        # orjson raises TypeError for a number beyond 64 bits.
         return None
 
 
 def _dotted(node: ast.expr) -> str:
-    """The name of what is called.
+    """The name of the called function.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the call is not by name.
     """
     names = []
     while isinstance(node, ast.Attribute):
@@ -238,7 +238,7 @@ def _value(node: ast.expr, depth: int) -> object:
         raise ValueError("too deep")
     match node:
         case ast.Constant(value=float() as number) if not math.isfinite(number):
-            raise ValueError("no number of JSON")
+            raise ValueError("not a JSON number")
         case ast.Constant(value=str() | int() | float() | None):
             return node.value
         case ast.List() | ast.Tuple():

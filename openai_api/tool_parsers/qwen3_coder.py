@@ -14,7 +14,7 @@ _FUNCTION = "<function="
 
 
 class Qwen3CoderParser(TaggedCalls):
-    """The outer tags may be left out, as these models do at times."""
+    """The outer tags are optional: these models sometimes omit them."""
 
     markers = (OPEN_TAG, CLOSE_TAG)
     signs = Signs(template=(_FUNCTION, "<parameter=", "</parameter>", "</function>"))

@@ -1,4 +1,4 @@
-"""Calls whose arguments are text between tags: one machine for the families that write so."""
+"""Calls whose arguments are text between tags: one machine for the families with this form."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolPart
 from openai_api.tool_parsers.typed_values import json_of, types_of
 from runtime.text.tag_scan import UntilTag
 
-# Characters between a tag that opens a call and the end of its name.
+# Most characters between a tag that opens a call and the end of its name.
 MAX_HEADER = 512
 _TEXT = frozenset({"string"})
 _SPACE = re.compile(r"\s*")
 
 
 class TaggedCalls:
-    """Reads `open name (key value)* close`; each argument leaves as JSON when it is complete.
+    """Reads `open name (key value)* close`; each complete argument is passed on as JSON.
 
-    An argument whose schema says that it is a string leaves as it comes.
+    An argument that is a string by its schema is passed on as it comes.
 
     Attributes:
         opens: tags, one of which begins a call or a series of calls.
         header: matches what may stand between such a tag and `name_end`, with a group `name`.
         name_end: ends the name.
-        keeps_name_end: it is also the beginning of what follows.
-        key_open, key_end: stand around an argument's name.
-        value_open: begins its value; empty where `key_end` does.
-        value_end: ends it.
+        keeps_name_end: `name_end` is also the beginning of the next text.
+        key_open, key_end: the tags around an argument's name.
+        value_open: begins the argument's value; empty where `key_end` does.
+        value_end: ends the value.
         close: ends the call.
         tails: texts that may follow a call, and belong to it.
-        separators: texts between a call and one that follows in the same series.
+        separators: texts between a call and the next one in the same series.
     """
 
     markers: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class TaggedCalls:
         self._state = self._in_text
 
     def feed(self, text: str) -> list[ToolPart]:
-        """Take more output: texts and parts of calls in their order."""
+        """Take more output; return texts and parts of calls, in order."""
         if self._held:
             text, self._held = self._held + text, ""
         place = 0
@@ -79,7 +79,7 @@ class TaggedCalls:
         return self._writer.take()
 
     def finish(self) -> list[ToolPart]:
-        """The output is over: what was held back, and the end of a call that is open."""
+        """End the output; return what was held back, and the end of an open call."""
         rest = "".join([*self._lead, *self._header, self._held, self._outside.finish()])
         if self._writer.is_open:
             self._writer.end(is_complete=False)
@@ -88,7 +88,7 @@ class TaggedCalls:
         self._lead, self._header, self._held = [], [], ""
         return self._writer.take()
 
-    # ---- states: each reads from a place, and says where it ended ----
+    # ---- states: each reads from a place, and returns where it ended ----
 
     def _in_text(self, text: str, place: int) -> int:
         passed, end = self._outside.feed(text, place)
@@ -157,7 +157,7 @@ class TaggedCalls:
     def _begin_value(self) -> None:
         place = (self._name, self._key)
         if place not in self._known_types:
-            # Once for many calls: a schema may list a hundred thousand values.
+            # Computed once for many calls: a schema may list a hundred thousand values.
             self._known_types[place] = types_of(self._writer.functions[self._name], self._key)
         self._types = self._known_types[place]
         opening = ", " if self._num_arguments else "{"
@@ -173,7 +173,7 @@ class TaggedCalls:
             # The line breaks at both ends belong to the tags.
             passed, self._is_first_line = passed.removeprefix("\n"), False
         if end is not None:
-            # Whitespace is held back until it is known whether the tag follows.
+            # Whitespace is held back until it is clear whether the tag follows.
             passed = passed.removesuffix("\n")
         if self._types == _TEXT:
             self._writer.arguments(_quoted(passed)[1:-1])
@@ -203,7 +203,7 @@ class TaggedCalls:
         return self._inside.feed(text, place)
 
     def _tag(self, text: str, place: int, tags: tuple[str, ...] | list[str]) -> tuple[int, str]:
-        """Skip whitespace and one of `tags`; an empty tag at the end of `text` is no decision."""
+        """Skip whitespace and one of `tags`; "" at the end of `text` means that more is needed."""
         space = _SPACE.match(text, place)
         assert space is not None
         place = space.end()
@@ -222,7 +222,7 @@ class TaggedCalls:
         self._writer.end(is_complete=True)
 
     def _give_back(self) -> None:
-        """What was read is text after all."""
+        """Write as text what was read: it is not a call."""
         self._writer.text("".join([*self._lead, *self._header]))
         self._lead, self._header, self._state = [], [], self._in_text
 

@@ -1,4 +1,4 @@
-"""What a tool-call parser is: one state machine, fed with pieces, for streams and whole texts."""
+"""The tool-call parser protocol: one state machine, fed in pieces, for streams and whole texts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Literal, Protocol
 from openai_api.call_ids import IdForm
 from openai_api.parser_signs import Signs
 
-# The functions that a request offers: parameters' schemas by name, unchecked.
+# The functions that a request offers: from name to the parameters' schema, unchecked.
 Functions = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class CallBegin:
-    """A function is called; its arguments follow.
+    """A call begins; its arguments follow.
 
     Attributes:
-        id: as the model wrote it; `None` where its form has none.
+        id: as the model wrote it; `None` where the model's form has no ids.
     """
 
     name: str
@@ -27,18 +27,18 @@ class CallBegin:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """More of the arguments: the beginning of a JSON object, or of what the model wrote instead."""
+    """More of the arguments: part of a JSON object, or of what the model wrote instead."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CallEnd:
-    """The call is over.
+    """The call ends.
 
     Attributes:
-        is_complete: its arguments are a whole JSON object. Else the output broke off in them, or
-            they are not JSON.
+        is_complete: the arguments are a whole JSON object. Otherwise the output ended inside them,
+            or they are not JSON.
     """
 
     is_complete: bool
@@ -47,13 +47,13 @@ class CallEnd:
 ToolPart = str | CallBegin | CallArguments | CallEnd
 
 
-# How arguments are written, by the names that structural tags have for it.
+# The form of arguments, by its name in structural tags.
 ArgumentStyle = Literal["json", "qwen_xml", "glm_xml", "minimax_xml"]
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """How calls are written around their arguments: what grammars are made from.
+    """The text of calls around their arguments, from which grammars are made.
 
     `trigger begin {...} end`, or as a series `trigger opening begin {...} end separator begin {...}
     end closing`.
@@ -61,17 +61,17 @@ class CallForm:
     Attributes:
         trigger: begins every call or series of calls, and nothing else.
         begin: from a function's name to the text before the arguments.
-        end: the text behind the arguments.
+        end: the text after the arguments.
         separator: the text between two calls.
         style: of the arguments.
-        between: what stands between `begin` and the arguments, as a regular expression.
-        opening: what stands before the first call of a series, as a regular expression.
-        closing: the text behind the last call of a series; `None` where each has its trigger.
-        stands_alone: calls may be all of an output.
-        no_call: from the offered functions' names to a regular expression of the shortest
-            beginnings that tell an output from one that begins with calls without their trigger.
-            Where it is given, an output may begin so, and calls are the last of it.
-        others: other ways that the family's models, and its parser, know.
+        between: a regular expression for the text between `begin` and the arguments.
+        opening: a regular expression for the text before the first call of a series.
+        closing: the text after the last call of a series; `None` where each call has a trigger.
+        stands_alone: an output may consist of calls only.
+        no_call: from the offered functions' names to a regular expression for the shortest
+            beginnings that show that an output does not begin with calls without a trigger. Where
+            it is given, an output may begin with such calls, and no text follows calls.
+        others: other forms that the family's models write and its parser reads.
     """
 
     trigger: str
@@ -90,12 +90,12 @@ class CallForm:
 class ToolParser(Protocol):
     """Splits a model's output into text and calls.
 
-    A call that has begun stays one: where its arguments stop being JSON they go on as the model
-    wrote them, up to the end of the call.
+    A call that has begun stays a call: where its arguments stop being JSON, they are passed on as
+    the model wrote them, up to the end of the call.
 
     Attributes:
         markers: texts that must stay visible in the output for the parser to work.
-        signs: what shows that a model writes calls so.
+        signs: the signs that a model writes calls in this form.
         call_form: `None` where no grammar can describe a call.
         id_form: of calls' ids; `None` where the family's templates take any.
     """
@@ -109,7 +109,7 @@ class ToolParser(Protocol):
         """Accept calls of these functions only, and at most `max_calls` of them."""
 
     def feed(self, text: str) -> list[ToolPart]:
-        """Take more output: texts and parts of calls in their order."""
+        """Take more output; return texts and parts of calls, in order."""
 
     def finish(self) -> list[ToolPart]:
-        """The output is over: what was held back, and the end of a call that is open."""
+        """End the output; return what was held back, and the end of an open call."""

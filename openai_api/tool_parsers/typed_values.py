@@ -1,4 +1,4 @@
-"""Arguments that a model writes as plain text become JSON, of the type that their schema names."""
+"""Convert arguments that a model writes as plain text to JSON of the type in their schema."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from openai_api.json_scan import JsonValue
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))\.0+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-# Of a string that must be one of those that the schema lists.
+# The type of a string that must be one of those in the schema's list.
 WORD = "word"
 _BOOLEANS = {"true": "true", "false": "false", "True": "true", "False": "false"}
 _NULLS = frozenset({"null", "None"})
-# References that lead to references, and choices within choices.
+# Most references that lead to references, and choices within choices.
 _MAX_STEPS = 16
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
-    """The value that `text` stands for, as JSON; a string where it is of none of `types`.
+    """The JSON of the value that `text` spells; a string where it has none of `types`.
 
     Args:
         text: as the model wrote it.
-        types: see `types_of`; empty where anything may come.
+        types: see `types_of`; empty where any type is allowed.
     """
     bare = text.strip()
     if types & {"integer", "number"} and _INTEGER.fullmatch(bare):
@@ -47,9 +47,9 @@ def json_of(text: str, types: frozenset[str]) -> str:
 
 
 def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
-    """The types that a function's schema names for one of its arguments; empty for any.
+    """The types that a function's schema allows for one of its arguments; empty for any.
 
-    A string among a few is of type `WORD`: blanks around it are not its own.
+    A string from a list has the type `WORD`: blanks around it are not part of it.
     """
     properties = schema.get("properties")
     declared = properties.get(name) if isinstance(properties, Mapping) else None
