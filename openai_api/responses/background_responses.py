@@ -1,4 +1,4 @@
-"""Responses that are made while nobody waits for them."""
+"""Responses that run in the background, independent of a client's connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from openai_api.responses.event_log import EventLogs
 from runtime.service.generation import Chunk, Indexed, named_event
 
-# An engine that does not say within this time that it has stopped is not waited for.
+# How long to wait until the engine reports that it has stopped.
 ABORT_TIMEOUT_S = 10.0
 
 
@@ -43,10 +43,10 @@ class RunningResponse(Protocol):
 
 
 class BackgroundResponses:
-    """Those that run; each is in the store, too, where it is asked for.
+    """Running background responses; each is also in the store, where later requests find it.
 
     Attributes:
-        logs: events of those that may be read as a stream.
+        logs: events of the responses that can be read as a stream.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class BackgroundResponses:
         try:
             await run.keep()
         except BaseException:
-            # Nobody would ever read it, and the engine would make all of it.
+            # It could not be retrieved, so the engine must not generate it.
             run.close()
             raise
         if is_streamed:
@@ -68,7 +68,7 @@ class BackgroundResponses:
         self._running[run.id] = (run, task)
 
     def running(self, response_id: str) -> dict[str, Any] | None:
-        """A response as it stands; None where it does not run."""
+        """The current state of a response; None where it does not run."""
         run, _ = self._running.get(response_id, (None, None))
         return None if run is None else run.response
 
@@ -78,11 +78,11 @@ class BackgroundResponses:
         return None if log is None else log.follow(start)
 
     async def cancel(self, response_id: str) -> bool:
-        """End a response; whether it still ran."""
+        """End a response; return whether it still ran."""
         run, task = self._running.pop(response_id, (None, None))
         if run is None or task is None:
             return False
-        # The engine's end of it is the end of its events.
+        # When the engine ends it, its events end too.
         run.abort()
         _, unfinished = await asyncio.wait([task], timeout=ABORT_TIMEOUT_S)
         if unfinished:

@@ -1,4 +1,4 @@
-"""Items become the chat request that the rest of the server knows."""
+"""Convert items to the chat request that the rest of the server uses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from openai_api.schemas.responses import (
 )
 from runtime.errors import InvalidRequest
 
-# Before the summary of what was left out.
+# Put before the summary of a compacted conversation.
 SUMMARY = "Summary of the conversation before:"
 LOGPROBS = "message.output_text.logprobs"
 THOUGHTS = "reasoning.encrypted_content"
@@ -47,16 +47,16 @@ _SAME_NAMES = (
 def chat_of(
     request: ItemsRequest, items: Sequence[dict[str, Any]], tools: OfferedTools, *, sees: bool
 ) -> ChatCompletionRequest:
-    """The chat that has `items` for its prompt.
+    """The chat whose prompt is `items`.
 
     Args:
-        request: what else is asked for.
-        items: the whole conversation, of earlier turns too.
+        request: the other fields.
+        items: the whole conversation, including earlier turns.
         tools: of the request.
         sees: whether the model takes images.
 
     Raises:
-        InvalidRequest: something that no chat can carry, named by its place.
+        InvalidRequest: a part that chat cannot represent; the message names its place.
     """
     if len(items) > MAX_ITEMS:
         raise InvalidRequest(f"input may have at most {MAX_ITEMS} items.", param="input")
@@ -84,14 +84,14 @@ def chat_of(
         if request.text.format is not None:
             chat.response_format = _response_format(request.text.format)
         if request.text.verbosity is not None:
-            # For templates that know it.
+            # For templates that use it.
             variables = chat.chat_template_kwargs or {}
             chat.chat_template_kwargs = {"verbosity": request.text.verbosity, **variables}
     return chat
 
 
 def set_generation(chat: ChatCompletionRequest, request: ResponseRequest) -> None:
-    """Let `chat` be answered as `request` says."""
+    """Copy the generation fields of `request` to `chat`."""
     for name in _SAME_NAMES:
         setattr(chat, name, getattr(request, name))
     chat.max_completion_tokens = request.max_output_tokens
@@ -100,7 +100,7 @@ def set_generation(chat: ChatCompletionRequest, request: ResponseRequest) -> Non
 
 
 class _Turns:
-    """Messages as chat templates want them: what the assistant did in a row is one of them."""
+    """Messages for chat templates: consecutive items of the assistant become one message."""
 
     def __init__(self, tools: OfferedTools, sees: bool) -> None:
         self.messages: list[ChatMessage] = []
@@ -132,7 +132,8 @@ class _Turns:
             case CompactionItem():
                 self.messages.append(ChatMessage(role="user", content=_summary(item, where)))
             case AdditionalToolsItem() | HostedItem():
-                # The tools are among the others; what OpenAI's servers did has no place in a chat.
+                # Its tools are already among the others. Chat cannot represent items of OpenAI's
+                # hosted tools.
                 pass
             case ReasoningItem():
                 thought = _thought(item)
@@ -184,7 +185,7 @@ def _thought(item: ReasoningItem) -> str:
     if item.content:
         return "".join(part.text for part in item.content)
     kept = unwrapped("thought", item.encrypted_content or "")
-    # Another server's nobody here can read.
+    # This server cannot read another server's encrypted content.
     return "\n".join(part.text for part in item.summary) if kept is None else kept
 
 

@@ -1,4 +1,4 @@
-"""A long conversation becomes its users' words and a summary: `/v1/responses/compact`."""
+"""Replace a long conversation by its user messages and a summary: `/v1/responses/compact`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ASK = (
 
 
 class NoSummary(HeadraceError):
-    """The model has written nothing that could stand for the conversation."""
+    """The model wrote no summary that could replace the conversation."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Compaction:
 
     Attributes:
         item: for the client to keep.
-        count: what it took.
+        count: the tokens that it took.
     """
 
     item: dict[str, Any]
@@ -87,13 +87,13 @@ async def summarised(
         request: whose conversation it is.
         items: all of it.
         context: the server's.
-        namespace_of: says which prefixes may be shared, and how urgent it is.
+        namespace_of: the request whose cache namespace and priority apply.
 
     Raises:
         InvalidRequest: the conversation is malformed, or not even its end fits the context.
-        NoSummary: the model said nothing.
+        NoSummary: the model wrote no text.
     """
-    # What the answer must look like, and what may be called for it, is not the summary's.
+    # The answer's constraint and tools do not apply to the summary.
     plain = ItemsRequest(input=[], model=request.model, instructions=request.instructions)
     tools = OfferedTools()
     limits = context.service.client.limits

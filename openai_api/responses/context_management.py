@@ -1,4 +1,4 @@
-"""`context_management`: a conversation that has become long is compacted before its answer."""
+"""`context_management`: compact a long conversation before it is answered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from openai_api.schemas.responses import ResponseRequest
 from runtime.errors import TooLong
 from runtime.eventloop.heavy_work import aside
 
-# What stays of what a summary stands for.
+# Messages of these roles stay when a summary replaces the conversation.
 _KEPT_ROLES = ("user", "system", "developer")
 
 
@@ -26,8 +26,8 @@ async def managed(
         context: the server's.
 
     Returns:
-        The conversation, its prompt where that is known, and the summary that was made: it stands
-        behind the conversation, which is then what users and the system said.
+        The conversation, its prompt where that is known, and the summary if one was made. Then the
+        conversation is only the users' and the system's messages, and the summary follows it.
     """
     items = _since_summary(items)
     chat = await aside(items, make, items)
@@ -37,20 +37,20 @@ async def managed(
     try:
         made = await summarised(request, items, context, namespace_of=request)
     except (NoSummary, TooLong):
-        # An answer may come all the same.
+        # An answer may still be possible.
         return items, None, None
     return spoken(items, _KEPT_ROLES), None, made
 
 
 def _threshold(request: ResponseRequest, context: OpenAIContext) -> int:
-    """Tokens of a prompt that is long: two thirds of what fits, unless the request says it."""
+    """The most tokens of a prompt that stays: the request's, else two thirds of what fits."""
     given = [each.compact_threshold for each in request.context_management or ()]
     most = context.service.client.limits.max_req_len
     return min([each for each in given if each is not None], default=most * 2 // 3)
 
 
 def _since_summary(items: Items) -> Items:
-    """What the last summary stands for is left out: clients may send it all the same."""
+    """Drop the items that the last summary replaces: clients may still send them."""
     places = [at for at, item in enumerate(items) if item.get("type") == "compaction"]
     if not places:
         return items

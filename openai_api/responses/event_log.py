@@ -1,4 +1,4 @@
-"""Events of responses in the background: kept to be read again, from any one on."""
+"""Events of background responses, kept so that clients can read them from any number on."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class EventLog:
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def add(self, event: bytes) -> None:
-        """Append an event, and wake who waits for it."""
+        """Append an event, and wake waiting readers."""
         self.events.append(event)
         self.num_bytes += len(event)
         await self._wake()
 
     async def end(self) -> None:
-        """Nothing comes any more."""
+        """Mark the log as complete."""
         self.is_over = True
         await self._wake()
 
@@ -62,7 +62,7 @@ class EventLogs:
     """The logs of the newest responses, by their ids."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        """Keep up to `max_bytes` of those that are over."""
+        """Keep up to `max_bytes` of complete logs."""
         self._max_bytes = max_bytes
         self._logs: OrderedDict[str, EventLog] = OrderedDict()
 
@@ -76,7 +76,7 @@ class EventLogs:
         return self._logs.get(response_id)
 
     def drop(self, response_id: str) -> None:
-        """Forget one."""
+        """Drop a log."""
         self._logs.pop(response_id, None)
 
     def make_room(self) -> None:

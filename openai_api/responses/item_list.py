@@ -1,4 +1,4 @@
-"""The conversation that a response answered, as a list that clients turn the pages of."""
+"""The conversation that a response answered, as a paged list."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dic
 
 
 def listed(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The items with ids and types; those that came without are called by their places."""
+    """The items with ids and types; an item without an id gets one from its index."""
     for index, item in enumerate(items):
         found = {"id": f"item_{index}", "type": "message", **item}
         if found["type"] == "message":

@@ -1,4 +1,4 @@
-"""An answer's items: the same machine for streamed, whole and background responses."""
+"""Writes an answer's items: one machine for streamed, whole and background responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Status = Literal["completed", "incomplete"]
 
 
 class ItemWriter:
-    """What the output parser reads, told as items that begin, grow and end.
+    """Converts the output parser's events to events of items that begin, grow and end.
 
     Attributes:
         output: the items so far; the last one may still grow.
@@ -33,8 +33,8 @@ class ItemWriter:
         """Begin with no item.
 
         Args:
-            tools: calls are told by their names there.
-            keeps_thoughts: reasoning comes with what the client sends back to be read again.
+            tools: the request's; calls are reported with the names there.
+            keeps_thoughts: reasoning items have encrypted content, which the client can send back.
         """
         self.output: list[dict[str, Any]] = []
         self._tools = tools
@@ -42,7 +42,7 @@ class ItemWriter:
         self._texts: list[str] = []
         self._logprobs: list[Any] = []
         self._open: Literal["message", "reasoning", "call"] | None = None
-        # Of the call that is being told, where the client has that tool as its shell.
+        # The origin of the current call, if the tool is the client's shell.
         self._shell: Origin | None = None
         self._call_id = ""
 
@@ -69,13 +69,13 @@ class ItemWriter:
                 yield self._part("response.reasoning_text.delta", delta=output.text)
 
     def add(self, item: dict[str, Any]) -> Iterator[Event]:
-        """The events of an item that is complete, and no part of the model's output."""
+        """The events of a complete item that is not part of the model's output."""
         self.output.append(item)
         yield self._of_item("response.output_item.added")
         yield self._of_item("response.output_item.done")
 
     def add_logprobs(self, logprobs: list[Any]) -> None:
-        """Those of tokens without a text, behind the last text."""
+        """Add logprobs of tokens without text, after the last text."""
         if self._open == "message":
             self._logprobs += logprobs
 
@@ -144,7 +144,7 @@ class ItemWriter:
     def _end_call(self, *, is_complete: bool) -> Iterator[Event]:
         told, self._open = "".join(self._texts), None
         if self._shell is not None:
-            # A command is told whole; what the model wrote instead of one as a function's call.
+            # A command is sent whole. If it is not one, it is sent as a function call.
             action = local_shell.action_of(told) if is_complete else None
             if action is not None:
                 yield from self._shell_call(action)
@@ -155,7 +155,7 @@ class ItemWriter:
         if item["type"] == "function_call":
             key, word = "arguments", "function_call_arguments"
         else:
-            # Its text stands in an object, which the client did not ask for.
+            # The client wants the text alone, without the object that has it.
             key, word, told = "input", "custom_tool_call_input", text_of(told)
             yield self._named(f"response.{word}.delta", delta=told)
         yield self._named(f"response.{word}.done", **{key: told, "name": item["name"]})

@@ -1,4 +1,4 @@
-"""The shell of the client's machine: a tool with a kind of its own, a function for the model."""
+"""The shell of the client's machine: a separate tool type on the wire, a function for the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FUNCTION = {
 
 
 class ShellAction(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is run; `env` and `user` are of clients that set them themselves."""
+    """The command to run; only clients set `env` and `user`."""
 
     command: list[str]
     working_directory: str | None = None

@@ -1,4 +1,4 @@
-"""The tools of a Responses request: as chat offers them, and as they are called back."""
+"""The tools of a Responses request, as chat offers them, and the client's names for calls."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from openai_api.schemas.chat import AllowedTools, CustomGrammar, NamedFunction, 
 from runtime.errors import InvalidRequest
 from runtime.eventloop.absent_nulls import convert
 
-# Between a name space and a function's name, which chat knows as one.
+# Joins a namespace and a function's name to one name in chat.
 _JOINT = "__"
-# What OpenAI's servers run for the model, or look up: without them there is nothing to call.
+# Tools that OpenAI's servers run: here they cannot be called.
 _HOSTED = frozenset(
     {
         *("web_search", "web_search_preview", "file_search", "code_interpreter", "tool_search"),
@@ -28,11 +28,11 @@ _HOSTED = frozenset(
 
 @dataclass(frozen=True)
 class Origin:
-    """What a client calls the function that chat knows by another name.
+    """The client's name and kind of a function that has another name in chat.
 
     Attributes:
-        is_custom: takes plain text, which chat carries as `input`.
-        is_command: runs in the shell of the client's machine.
+        is_custom: it takes plain text, which chat passes as the argument `input`.
+        is_command: it runs in the shell of the client's machine.
     """
 
     name: str
@@ -46,8 +46,8 @@ class OfferedTools:
     """The functions of a request.
 
     Attributes:
-        functions: as chat takes them.
-        origins: by chat's name.
+        functions: in chat's form.
+        origins: by the name in chat.
     """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
@@ -55,7 +55,7 @@ class OfferedTools:
 
     @classmethod
     def read(cls, tools: list[Any]) -> OfferedTools:
-        """Convert; tools that OpenAI's servers run are left out.
+        """Convert the tools; those that OpenAI's servers run are omitted.
 
         Raises:
             InvalidRequest: an unknown kind, or a tool without a name.
@@ -71,14 +71,14 @@ class OfferedTools:
         return offered
 
     def name_in_chat(self, name: str, namespace: str | None) -> str:
-        """What chat calls a function of an earlier call."""
+        """The name in chat of an earlier call's function."""
         return f"{namespace}{_JOINT}{name}" if namespace else name
 
     def choice(self, choice: str | dict[str, Any] | None) -> str | NamedToolChoice | None:
         """`tool_choice` as chat takes it.
 
         Raises:
-            InvalidRequest: it names what is not offered.
+            InvalidRequest: it names a tool that is not offered.
         """
         if choice is None or isinstance(choice, str):
             return choice
@@ -115,7 +115,7 @@ class OfferedTools:
                 "tool_choice.tools has no tool that can be called here.", param="tool_choice"
             )
         if not names:
-            # What OpenAI's servers run is not here to be called.
+            # All allowed tools are ones that OpenAI's servers run.
             return "none"
         tools: list[dict[str, Any]] = [{"function": {"name": name}} for name in names]
         return NamedToolChoice(

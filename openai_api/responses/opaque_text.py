@@ -1,6 +1,6 @@
-"""Texts that clients keep for us without reading them: thoughts, and summaries of conversations.
+"""Texts that clients store and send back as opaque strings: thoughts and conversation summaries.
 
-They are not secret, only opaque: the client has seen the one, and may see the other.
+They are not secret: the client has seen the thoughts, and may see the summary.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ Kind = Literal["thought", "summary"]
 
 
 def wrapped(kind: Kind, text: str) -> str:
-    """What a client keeps."""
+    """The opaque string for the client."""
     return base64.b64encode(_mark(kind) + text.encode("utf-8", "surrogatepass")).decode()
 
 
 def unwrapped(kind: Kind, kept: str) -> str | None:
-    """The text again; None where it is of another kind, or another server's."""
+    """The original text; None where it is of another kind, or from another server."""
     try:
         data = base64.b64decode(kept, validate=True)
     except (binascii.Error, ValueError):

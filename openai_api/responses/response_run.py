@@ -1,4 +1,4 @@
-"""One response on its way: the chat behind it, its items, and the object that tells of both."""
+"""One running response: the chat that generates it, its items, and its response object."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _ECHOED = (
 
 
 class ResponseRun:
-    """A response while it is made.
+    """A response while it is generated.
 
     Attributes:
-        response: the object as it stands.
+        response: the current state of the object.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class ResponseRun:
 
         Args:
             response_id: of the object.
-            request: what was asked.
-            items: the conversation that is answered.
+            request: the request.
+            items: the conversation to answer.
             tools: of the request.
-            run: the chat, admitted.
+            run: the admitted chat.
             context: the server's.
-            compaction: the summary that stands behind `items`, if one was made.
+            compaction: the summary that follows `items`, if one was made.
         """
         self.id = response_id
         self.response = _new_object(response_id, request, context)
@@ -78,19 +78,19 @@ class ResponseRun:
         self._compaction = compaction
 
     def close(self) -> None:
-        """Stop; what still runs is aborted."""
+        """Stop, and abort what still runs."""
         self._run.generation.close()
 
     def abort(self) -> None:
-        """Have the engine end it, as any other end; the events go on to their last."""
+        """Abort the engine's request; the events still come, up to the last one."""
         self._context.service.client.abort(self.id)
 
     def chunks(self) -> AsyncGenerator[Indexed, None]:
-        """What the engine makes, as `streamed` takes it."""
+        """The engine's chunks, for `streamed`."""
         return self._run.generation.chunks()
 
     async def streamed(self, chunks: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Event, None]:
-        """Every event in its order; a failure is the last one."""
+        """Every event in order; a failure is the last one."""
         numbers = itertools.count()
         try:
             async with contextlib.aclosing(self.events(chunks)) as events:
@@ -118,7 +118,7 @@ class ResponseRun:
         return self.response
 
     async def events(self, chunks: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Event, None]:
-        """Every event in its order, without numbers; the response is kept before the last one.
+        """Every event in order, without numbers; the response is stored before the last one.
 
         Raises:
             HeadraceError: the response failed.
@@ -137,7 +137,7 @@ class ResponseRun:
                 outputs = choice.read(chunk)
                 logprobs = self._logprobs(choice)
                 if not any(isinstance(output, ContentText) for output in outputs):
-                    # Of a text that has been told.
+                    # They belong to a text that was already sent.
                     writer.add_logprobs(logprobs)
                 for each in writer.feed(outputs, logprobs):
                     yield each
@@ -151,36 +151,36 @@ class ResponseRun:
         if is_cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         await self._end(status)
-        # No event is called by the end that somebody else made.
+        # The wire has no event named `response.cancelled`.
         word = "incomplete" if status == "cancelled" else status
         yield {"type": f"response.{word}", "response": self.response}
 
     def _logprobs(self, choice: ChatChoice) -> list[Any]:
-        """Those since the last call; plain, for they are told three times."""
+        """The logprobs since the last call, decoded because three events contain them."""
         found = choice.take_logprobs()
         logprobs: list[Any] = orjson.loads(b"".join(found["content"].pieces())) if found else []
         return logprobs
 
     async def fail(self, error: Exception) -> None:
-        """End with what went wrong."""
+        """End the response with an error."""
         if not isinstance(error, HeadraceError):
             logger.error("A response failed", exc_info=error)
         self.response["error"] = _failure(error)
         await self._end("failed")
 
     async def cancel(self) -> None:
-        """End before the model does."""
+        """End the response before the model does."""
         self.close()
         await self._end("cancelled")
 
     async def keep(self) -> None:
-        """Keep the response as it stands, if it is to be kept."""
+        """Store the current state of the response, if it is to be stored."""
         if self.is_stored and self._context.responses is not None:
             stored = StoredResponse(self.response, self._items, self._owner)
             await self._context.responses.put(self.id, stored)
 
     async def _end(self, status: str) -> None:
-        # Of an answer that broke off the last item is still open.
+        # If the answer ended early, the last item is still open.
         deque(self._writer.finish("incomplete"), maxlen=0)
         before = None if self._compaction is None else self._compaction.count
         self.response |= {
@@ -197,8 +197,8 @@ async def refused_stream(
 ) -> AsyncGenerator[Event, None]:
     """The events of a response that cannot begin.
 
-    A conversation that has become too long is told so: agents that find this code in a stream
-    shorten it, and take a status for the end of all.
+    A too long conversation gets the error as an event. Agents that find its code in a stream
+    shorten the conversation; an HTTP error status makes them give up.
     """
     response = _new_object(response_id, request, context)
     response |= {"status": "in_progress", "store": False}

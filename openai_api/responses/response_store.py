@@ -1,4 +1,4 @@
-"""Responses that later turns go on from: in memory, or in a file; bounded, and only for a time."""
+"""Responses that later turns continue: in memory or in a file, bounded in size and in time."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class StoredResponse(msgspec.Struct):
 
     Attributes:
         response: as it was answered.
-        items: all input items, of the turns before too.
-        owner: whose request it was; nobody else finds it.
+        items: all input items, including those of earlier turns.
+        owner: the tenant of the request; only it can find the response.
     """
 
     response: dict[str, Any]
@@ -38,13 +38,13 @@ class ResponseStore(Protocol):
     """Where responses are kept."""
 
     async def put(self, response_id: str, stored: StoredResponse) -> None:
-        """Keep, or replace."""
+        """Store a response, or replace it."""
 
     async def get(self, response_id: str) -> StoredResponse | None:
-        """What is kept; None where nothing is, or no longer."""
+        """The stored response; None if there is none, or no longer."""
 
     async def delete(self, response_id: str) -> bool:
-        """Forget; whether there was something."""
+        """Delete a response; return whether it was stored."""
 
 
 @dataclass
@@ -137,7 +137,7 @@ class FileStore:
     def __init__(
         self, path: Path, max_bytes: int, expiry_s: float, now: Callable[[], float] = time.time
     ) -> None:
-        """Open or make the file.
+        """Open or create the file.
 
         Raises:
             StartupError: it cannot be used.
@@ -173,7 +173,7 @@ class FileStore:
         return await self._run(self._delete, response_id)
 
     async def _run(self, work: Callable[..., Any], *given: Any) -> Any:
-        # The file's disk may be slow, and the event loop waits for nobody.
+        # The disk may be slow, and the event loop must not wait for it.
         async with self._turn:
             return await asyncio.to_thread(work, *given)
 
@@ -219,7 +219,7 @@ class FileStore:
 
 
 def open_store(path: str | None, max_mb: float) -> ResponseStore | None:
-    """The store that the server's options ask for; None where nothing is kept.
+    """The store that the server's options select; None where responses are not stored.
 
     Raises:
         StartupError: the file cannot be used.

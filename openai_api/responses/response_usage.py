@@ -1,4 +1,4 @@
-"""Token counts of a response, in the words of its wire."""
+"""Token counts of a response, in the form of its wire."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from openai_api.usage import TokenCount, break_of
 def usage_of_response(
     count: TokenCount, context: OpenAIContext, before: TokenCount | None = None
 ) -> dict[str, Any]:
-    """What an answer took.
+    """The `usage` of an answer.
 
     Args:
         count: of the answer.
         context: the server's.
-        before: of a summary that was made for it, which is added.
+        before: count of a summary that was made for the answer; it is added.
     """
     counts = [count] if before is None else [count, before]
     num_input = sum(each.prompt for each in counts)

@@ -20,16 +20,16 @@ async def fitted(
 ) -> tuple[ChatCompletionRequest, ChatPrompt | None]:
     """The chat of as many of the newest items as fit, and its prompt.
 
-    What the system says at the beginning stays, and no result is left without its call.
+    The system's messages at the beginning stay, and a result never stays without its call.
 
     Args:
         make: the chat of some items.
         items: the whole conversation.
-        num_output: tokens that must have room behind the prompt.
+        num_output: tokens that must fit after the prompt.
         context: the server's.
 
     Returns:
-        The chat of all items, without a prompt, where not even the last of them fit.
+        The chat, and its prompt. If not even the newest items fit: the chat of all items, and None.
     """
     room = context.service.client.limits.max_req_len - num_output
     whole = await aside(items, make, items)
@@ -38,7 +38,7 @@ async def fitted(
         return whole, prompt
     head, starts = await aside(items, _starts, items)
     found: tuple[ChatCompletionRequest, ChatPrompt | None] = (whole, None)
-    # A rendering is dear, and of two cuts the later one is the shorter prompt.
+    # Binary search: a render is expensive, and a later cut gives a shorter prompt.
     low, high = 0, len(starts)
     while low < high:
         middle = (low + high) // 2
@@ -65,7 +65,7 @@ async def prompt_within(
 
 
 def _starts(items: Sequence[dict[str, Any]]) -> tuple[int, list[int]]:
-    """Items that always stay, and the places behind them at which a conversation may begin."""
+    """The number of items that always stay, and the later indices where the rest may begin."""
     head = 0
     while head < len(items) and items[head].get("role") in ("system", "developer"):
         head += 1
