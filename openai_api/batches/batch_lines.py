@@ -10,16 +10,16 @@ from runtime.service.error_table import describe_error
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
-# Answers that are no line, or none yet.
+# Fields whose answer is not a single line, or not yet.
 _LATER = ("stream", "background")
 
 
 class BadLine(ValueError):
-    """A line is no request of a batch.
+    """A line is not a valid request of a batch.
 
     Attributes:
-        code: OpenAI's word for it.
-        param: the part of the line.
+        code: OpenAI's error code.
+        param: the invalid part of the line.
     """
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
@@ -33,7 +33,7 @@ def check_line(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Path and body of the request in a line.
 
     Raises:
-        BadLine: a part is missing or not what it has to be.
+        BadLine: a part is missing or invalid.
     """
     unknown = sorted(set(request) - _KEYS)
     if unknown:
@@ -42,7 +42,7 @@ def check_line(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if not isinstance(request.get("custom_id"), str):
         raise BadLine(
             "invalid_custom_id",
-            "custom_id must be a string: it is what the answer is found by.",
+            "custom_id must be a string: it identifies the answer.",
             "custom_id",
         )
     if request.get("method", "POST") != "POST":
@@ -65,7 +65,7 @@ def check_line(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def refused(error: Exception) -> dict[str, Any]:
-    """The same for a request that failed."""
+    """`response` of the output line for a request that failed."""
     info = describe_error(error)
     return response_of(info.status, error_body(info))
 

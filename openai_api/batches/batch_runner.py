@@ -1,4 +1,4 @@
-"""The work of batches: their lines are answered beside what others ask, who go first."""
+"""Runs batches: their lines are answered beside other requests, which go first."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ MAX_LINE_BYTES = 2**24
 MAX_VALUES = 2**19
 _MAX_ERRORS = 100
 _READ_LINES = 64
-# Of the rows of all replicas, batches take up to one in so many: others find room at once.
+# Batches take up to one in this many rows of all replicas, so other requests find room at once.
 _ROWS_PER_LINE = 4
-# Where priorities count, those of others are higher.
+# Where priorities are enabled, this is below that of other requests.
 _PRIORITY = -1
-# A line that finds the engine dead so often may be what kills it.
+# A line that finds the engine dead this often may be the cause.
 _MAX_ATTEMPTS = 4
 _POLL_S = 0.05
 _WATCH_S = 0.25
@@ -47,7 +47,7 @@ _UNAVAILABLE = 503
 
 @dataclass(frozen=True)
 class _Line:
-    """A request of an input that is in order; `body` is JSON."""
+    """A request of a valid input; `body` is JSON."""
 
     number: int
     custom_id: str
@@ -56,11 +56,11 @@ class _Line:
 
 
 class BatchRunner:
-    """Runs every batch that is not over; the next server goes on with what is left.
+    """Runs every batch that is not over; the next server continues with the rest.
 
     Attributes:
-        running: records of the batches that are being worked on, by their ids.
-        has_begun: set once those that an earlier server left are among them, or never will be.
+        running: records of the batches in progress, by id.
+        has_begun: set once they include those that an earlier server left, or at shutdown.
     """
 
     _answer_line: Answer
@@ -68,7 +68,7 @@ class BatchRunner:
     def __init__(
         self, batches: BatchStore, files: FileStore, now: Callable[[], float] = time.time
     ) -> None:
-        """Work on `batches`, whose input is among `files`."""
+        """Run the batches in `batches`, with their input in `files`."""
         self.running: dict[str, BatchRecord] = {}
         self.has_begun = asyncio.Event()
         self._batches = batches
@@ -101,7 +101,7 @@ class BatchRunner:
             self._created[tenant] -= 1
 
     def add(self, record: BatchRecord) -> None:
-        """Work on a new batch, which is kept already."""
+        """Run a new batch, which is already stored."""
         self.running[record.id] = record
         self._new.put_nowait(record)
 
@@ -128,7 +128,7 @@ class BatchRunner:
                 if work.done():
                     work.result()
         finally:
-            # The lines that run are answered by the next server.
+            # The next server answers the lines that still run.
             work.cancel()
             await asyncio.wait([work])
             self.has_begun.set()
@@ -170,7 +170,7 @@ class BatchRunner:
         try:
             await self._begin(record, "failed")
         except Exception:
-            # A full disk, perhaps: no reason to end the other batches, and the server with them.
+            # Perhaps the disk is full. The other batches and the server must go on.
             logger.exception("%s is left to the next server", record.id)
 
     async def _begin(self, record: BatchRecord, status: Status) -> None:
@@ -232,7 +232,7 @@ class BatchRunner:
         """Wait until the engine works, and nobody who is not a batch waits for it."""
         client, status = context.client, context.status
         if client.num_in_flight > self._num_lines:
-            # What was sent last is counted only after a step.
+            # The status counts the newest requests only after a step.
             await asyncio.sleep(_POLL_S)
         while not client.ready or not client.accepting or status.total("num_queue_reqs"):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
@@ -292,7 +292,7 @@ class BatchRunner:
 
 
 def _lines(content: BinaryIO, answered: Container[int]) -> Iterator[_Line]:
-    """The lines of a checked input that have no answer; for a thread, as `_check_input`."""
+    """The lines of a checked input that have no answer; runs on a thread, like `_check_input`."""
     requests = (raw for raw in content if raw.strip())
     for number, raw in enumerate(requests):
         if number in answered:
@@ -308,7 +308,7 @@ def _take(lines: Iterator[_Line]) -> list[_Line]:
 
 
 def _bounded_lines(content: BinaryIO) -> Iterator[bytes]:
-    """Lines up to their bound; one that is longer gives a byte more than it may have."""
+    """Lines up to the limit; a longer line is cut to one byte more than the limit."""
     while raw := content.readline(MAX_LINE_BYTES + 1):
         yield raw
         while len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
@@ -316,7 +316,7 @@ def _bounded_lines(content: BinaryIO) -> Iterator[bytes]:
 
 
 def _check_input(content: BinaryIO, endpoint: str) -> tuple[list[LineError], int]:
-    """What is wrong with an input file, and its number of requests."""
+    """The errors of an input file, and its number of requests."""
     errors: list[LineError] = []
     names: set[str] = set()
     num_lines = 0

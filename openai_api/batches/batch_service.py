@@ -1,4 +1,4 @@
-"""Files and batches of a server: where they are kept, and who works on them."""
+"""Files and batches of a server: their stores and the batch runner."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class BatchService:
         await self.runner.run(context, answer)
 
     async def close(self) -> None:
-        """Let another server have the folder."""
+        """Release the folder for another server."""
         await self.database.close()
 
 
 def open_batches(http: HttpArgs, default_folder: Path) -> BatchService | None:
-    """The service that the options ask for; None where nothing is kept.
+    """The service that the options select; None where files are not stored.
 
     Args:
-        http: says where, and how much.
-        default_folder: in a folder that goes away with the server.
+        http: the folder and the size limit.
+        default_folder: used without a folder in the options; deleted when the server ends.
 
     Raises:
         StartupError: the folder cannot be used.

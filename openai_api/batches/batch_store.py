@@ -1,4 +1,4 @@
-"""Batches and the answers to their lines, as the database keeps them."""
+"""Batches and the answers to their lines, in the database."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Status = Literal[
     "cancelling",
     "cancelled",
 ]
-# Of those that are over, of each tenant: nobody can delete one, and one may have a mistake in every
-# line.
+# Most finished batches per tenant: clients cannot delete batches, and a batch may have an error in
+# every line.
 MAX_OVER = 10_000
 OVER = frozenset({"failed", "completed", "expired", "cancelled"})
 
 
 class UnknownBatch(HeadraceError):
-    """No batch of this id is kept for whoever asks."""
+    """No batch with this id is stored for this tenant."""
 
     status_code = 404
 
@@ -61,12 +61,12 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     """A batch.
 
     Attributes:
-        tenant: whose it is; see `runtime.client.tenant`.
+        tenant: the owner; see `runtime.client.tenant`.
         times: when each status began, Unix times in seconds.
-        outcome: what it ends as once its files are written.
-        total: lines; 0 until they are counted.
+        outcome: the final status, once its files are written.
+        total: number of lines; 0 until they are counted.
         counts: of its answers, once it is over.
-        output_expiry_s: how long its files are kept; None for as long as nobody deletes them.
+        output_expiry_s: how long its files are kept; None until they are deleted.
     """
 
     id: str
@@ -87,12 +87,12 @@ class BatchRecord(msgspec.Struct, kw_only=True):
 
     @property
     def expires_at(self) -> int:
-        """When what is not answered will not be answered any more."""
+        """When the remaining lines expire, as a Unix time."""
         return self.created_at + WINDOW_S
 
 
 def new_batch_id() -> str:
-    """An id that nobody guesses."""
+    """An id that cannot be guessed."""
     return f"batch_{secrets.token_hex(16)}"
 
 
@@ -100,22 +100,22 @@ _DECODER = msgspec.json.Decoder(BatchRecord)
 
 
 class BatchStore:
-    """All batches; a line is answered once, whatever ends and begins again."""
+    """All batches; a line keeps its first answer, even if a server ends and restarts."""
 
     def __init__(self, database: Database, files: FileStore, max_over: int = MAX_OVER) -> None:
-        """Keep them in `database`, and what they leave behind among `files`.
+        """Store batches in `database`, and their output files in `files`.
 
         Args:
-            database: their own.
+            database: has the batches' tables.
             files: of inputs and answers.
-            max_over: kept of those that are over, for each tenant.
+            max_over: most finished batches to keep per tenant.
         """
         self._database = database
         self._max_over = max_over
         self._files = files
 
     async def put(self, record: BatchRecord) -> None:
-        """Keep, or replace; of those that are over the oldest make room."""
+        """Store a batch, or replace it; drops the tenant's oldest finished batches for room."""
         await self._database.run(_put, record, self._max_over)
 
     async def get(self, batch_id: str, tenant: str) -> BatchRecord:
@@ -130,21 +130,21 @@ class BatchStore:
         return found[0]
 
     async def page(self, tenant: str, page: Page) -> list[BatchRecord]:
-        """What `page` asks for of the batches of `tenant`; see `Page.of`."""
+        """A page of the batches of `tenant`; see `Page.of`."""
         return await self._database.run(_page, tenant, page)
 
     async def unfinished(self) -> list[BatchRecord]:
-        """Those of all tenants that are not over, the oldest first."""
+        """The batches of all tenants that are not over, the oldest first."""
         return await self._database.run(_select, "NOT is_over", ())
 
     async def answered(self, batch_id: str) -> set[int]:
-        """Numbers of the lines that have their answers."""
+        """Numbers of the lines that have answers."""
         return await self._database.run(_answered, batch_id)
 
     async def add_answer(
         self, batch_id: str, line: int, answer: dict[str, Any], *, is_good: bool
     ) -> None:
-        """Keep the answer to a line; it is on its way to the disk when this returns."""
+        """Store the answer to a line; it is committed when this returns."""
         usage = ((answer["response"] or {}).get("body") or {}).get("usage") or {}
         row = (batch_id, line, is_good, msgspec.json.encode(answer) + b"\n", *_tokens(usage))
         await self._database.run(_add_answer, row)
@@ -156,14 +156,14 @@ class BatchStore:
         return await self._database.run(_counts, record.id)
 
     async def write_files(self, record: BatchRecord, now: int) -> None:
-        """Make the files of good and of failed answers, where there are some, and count these.
+        """Write the files of good and of failed answers, where there are some, and count these.
 
-        The same ids come out of it when it is done again.
+        A repeated call gives the same file ids.
         """
         await self._database.run(self._write_files, record, now)
 
     async def clean(self) -> None:
-        """Forget answers that are in files by now."""
+        """Delete answers that are now in files."""
         await self._database.run(_clean)
 
     def _write_files(self, connection: sqlite3.Connection, record: BatchRecord, now: int) -> None:
@@ -210,7 +210,7 @@ class _Named(NamedTuple):
 
 def _page(connection: sqlite3.Connection, tenant: str, page: Page) -> list[BatchRecord]:
     ids = connection.execute("SELECT id FROM batches WHERE tenant = ? ORDER BY rowid", (tenant,))
-    # Only these are read: there may be thousands.
+    # Only the page's records are read: there may be thousands.
     found = page.of([_Named(*row) for row in ids])
     return [record for each in found for record in _select(connection, "id = ?", (each.id,))]
 
@@ -246,7 +246,7 @@ def _counts(connection: sqlite3.Connection, batch_id: str) -> Counts:
 
 
 def _tokens(usage: dict[str, Any]) -> Iterator[int]:
-    """Input, cached, output and reasoning tokens, in the words of any of the routes."""
+    """Input, cached, output and reasoning tokens, from the `usage` of any route."""
     for word, detail in (("input", "cached_tokens"), ("output", "reasoning_tokens")):
         other = {"input": "prompt", "output": "completion"}[word]
         yield int(usage.get(f"{word}_tokens", usage.get(f"{other}_tokens")) or 0)

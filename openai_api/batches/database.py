@@ -1,4 +1,4 @@
-"""The folder that files and batches are kept in: one SQLite file, and the files' contents."""
+"""The folder of files and batches: one SQLite file, and the files' contents."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _TABLES = (
 
 
 class Database:
-    """Both, held by one server at a time.
+    """The SQLite file and the contents, held by one server at a time.
 
     Attributes:
-        contents: folder of the files' contents, named by their ids.
+        contents: folder of the files' contents, named by file id.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open or make the folder.
+        """Open or create the folder.
 
         Raises:
             StartupError: it cannot be used, or another server uses it.
@@ -76,12 +76,12 @@ class Database:
                     raise EngineDead("The server is shutting down.")
                 return await asyncio.to_thread(work, self._connection, *args, **kwargs)
 
-        # What has begun ends, also where nobody waits for it any more.
+        # Work that has begun completes, even if the caller is cancelled.
         return await asyncio.shield(asyncio.create_task(alone()))
 
     async def close(self) -> None:
-        """Let another server have it, once what has begun has ended."""
-        # SQLite crashes where a connection is closed that another thread uses.
+        """Release the folder for another server, once the running work has ended."""
+        # SQLite crashes when a connection is closed while another thread uses it.
         async with self._turn:
             self._is_closed = True
             self._connection.close()

@@ -1,4 +1,4 @@
-"""Files that clients upload, and those that batches leave behind."""
+"""Files that clients upload, and output files of batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.client.tenant import TENANT, fits_beside_others
 from runtime.errors import HeadraceError, InvalidRequest
 
 INPUT, OUTPUT = "batch", "batch_output"
-# What a file takes besides its content: its row, and the disk's smallest piece.
+# Bytes that a file takes besides its content: its row, and the disk's smallest block.
 FILE_BYTES = 4096
 # Bytes of files and of answers: of one tenant, or of all where its name is NULL.
 _SIZES = (
@@ -29,16 +29,16 @@ _COLUMNS = "id, tenant, filename, purpose, bytes, created_at, expires_at"
 
 
 class UnknownFile(HeadraceError):
-    """No file of this id is kept for whoever asks."""
+    """No file with this id is stored for this tenant."""
 
     status_code = 404
 
 
 class StoredFile(msgspec.Struct):
-    """What is known of a file.
+    """The description of a file.
 
     Attributes:
-        tenant: whose it is; see `runtime.client.tenant`.
+        tenant: the owner; see `runtime.client.tenant`.
         purpose: one of `INPUT` and `OUTPUT`.
         created_at, expires_at: Unix times in seconds.
     """
@@ -67,17 +67,17 @@ class StoredFile(msgspec.Struct):
 
 
 def new_file_id() -> str:
-    """An id that nobody guesses."""
+    """An id that cannot be guessed."""
     return f"file-{secrets.token_hex(12)}"
 
 
 class FileStore:
-    """Files in a folder, their descriptions in its database; bounded together with results."""
+    """Files in a folder, their descriptions in its database; one limit for files and results."""
 
     def __init__(
         self, database: Database, max_bytes: int, now: Callable[[], float] = time.time
     ) -> None:
-        """Keep up to `max_bytes`."""
+        """Store up to `max_bytes`."""
         self._database = database
         self._max_bytes = max_bytes
         self._now = now
@@ -88,7 +88,7 @@ class FileStore:
         """Keep an uploaded file.
 
         Raises:
-            InvalidRequest: there is no room for it.
+            InvalidRequest: the store has no room for it.
         """
         created_at = int(self._now())
         expires_at = None if expiry_s is None else created_at + expiry_s
@@ -98,7 +98,7 @@ class FileStore:
     def write(
         self, connection: sqlite3.Connection, file: StoredFile, pieces: Iterable[bytes | bytearray]
     ) -> StoredFile:
-        """Write the content, then let it be found; what has its id already is replaced."""
+        """Write the content, then its row; a file with the same id is replaced."""
         path = self.path(file.id)
         with path.open("wb") as out:
             out.writelines(pieces)
@@ -119,28 +119,28 @@ class FileStore:
         return rows[0]
 
     async def page(self, tenant: str, page: Page, purpose: str | None) -> list[StoredFile]:
-        """What `page` asks for of the files of `tenant`; see `Page.of`."""
+        """A page of the files of `tenant`; see `Page.of`."""
         extra, given = (" AND purpose = ?", (purpose,)) if purpose else ("", ())
         return page.of(await self._database.run(self._rows, tenant, extra, given))
 
     async def delete(self, file_id: str) -> None:
-        """Forget a file and its content."""
+        """Delete a file and its content."""
         await self._database.run(self._delete, file_id)
 
     async def check_room(self) -> None:
-        """Refuse what would need more room when there is none left.
+        """Check that the store has room.
 
         Raises:
-            InvalidRequest: there is none.
+            InvalidRequest: the store is full.
         """
         await self._database.run(self._check_room, 1)
 
     def path(self, file_id: str) -> Path:
-        """Where the content of a file that exists is; its id is one of ours."""
+        """The path of an existing file's content; `file_id` must be one that we made."""
         return self._database.contents / file_id
 
     async def clean(self) -> None:
-        """Drop contents that no file has: a server ended while it wrote them."""
+        """Delete contents without a row: a server ended while it wrote them."""
         await self._database.run(self._clean)
 
     def _add(
@@ -172,7 +172,7 @@ class FileStore:
         return [StoredFile(*row) for row in rows]
 
     def _drop_expired(self, connection: sqlite3.Connection) -> None:
-        # The input of a batch stays until that is over: the next server may have to read it again.
+        # The input of a batch stays until the batch is over: the next server may read it again.
         read = (
             "SELECT json_extract(CAST(record AS TEXT), '$.input_file_id') "
             "FROM batches WHERE NOT is_over"

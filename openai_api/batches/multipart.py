@@ -1,4 +1,4 @@
-"""A form as browsers and clients upload files in it: `multipart/form-data`, within bounds."""
+"""Reads forms with uploaded files: `multipart/form-data`, within bounds."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Upload:
 
 @dataclass
 class Form:
-    """What a form holds, by the names of its parts."""
+    """The content of a form, by the names of its parts."""
 
     fields: dict[str, str] = field(default_factory=dict)
     files: dict[str, Upload] = field(default_factory=dict)
 
 
 def read_form(body: bytes | bytearray, content_type: str) -> Form:
-    """Take a form apart; for a thread.
+    """Parse a form; call this on a thread.
 
     Raises:
-        InvalidRequest: no form, a malformed one, or one with more than there may be.
+        InvalidRequest: the body is not a form, is malformed, or exceeds a limit.
     """
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
@@ -63,15 +63,15 @@ def read_form(body: bytes | bytearray, content_type: str) -> Form:
     except FormParserError as error:
         raise InvalidRequest(f"The form is malformed: {error}.") from None
     if not reader.is_complete:
-        raise InvalidRequest("The form is malformed: it breaks off.")
+        raise InvalidRequest("The form is malformed: its end is missing.")
     return reader.form
 
 
 class _Reader:
-    """Puts together what the parser finds.
+    """Collects what the parser finds.
 
     Attributes:
-        is_complete: the form's end was seen.
+        is_complete: the end of the form was read.
     """
 
     def __init__(self) -> None:

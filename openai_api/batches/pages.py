@@ -1,4 +1,4 @@
-"""Lists that come in pages: what a query asks for, and OpenAI's form of a page."""
+"""Paged lists: the page that a query requests, and OpenAI's form of a page."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from runtime.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class Page:
-    """What is asked for.
+    """The requested page.
 
     Attributes:
-        after: id of the last item of the page before.
+        after: id of the last item of the previous page.
         limit: most items.
         newest_first: the order.
     """
@@ -26,10 +26,10 @@ class Page:
 
     @classmethod
     def asked(cls, query: Mapping[str, str], *, default: int, most: int) -> Page:
-        """Of a query string.
+        """The page that a query string requests.
 
         Raises:
-            InvalidRequest: a limit that is none, or an unknown order.
+            InvalidRequest: an invalid limit, or an unknown order.
         """
         limit = number_in(query, "limit", 1, most) or default
         newest_first = word_in(query, "order", ("asc", "desc")) != "asc"
@@ -42,19 +42,19 @@ class Page:
             items: all, the oldest first, each with an `id`.
 
         Raises:
-            InvalidRequest: `after` is none of them.
+            InvalidRequest: `after` is not the id of an item.
         """
         ordered = items[::-1] if self.newest_first else items
         begin = 0
         if self.after is not None:
             places = [at for at, item in enumerate(ordered) if item.id == self.after]
             if not places:
-                raise InvalidRequest("after names nothing in this list.", param="after")
+                raise InvalidRequest("after is not the id of an item in this list.", param="after")
             begin = places[0] + 1
         return ordered[begin : begin + self.limit + 1]
 
     def answer(self, wire: list[dict[str, Any]]) -> dict[str, Any]:
-        """OpenAI's form of what `of` gave, told as the wire has it."""
+        """OpenAI's form of a page; `wire` has the wire objects of the items that `of` gave."""
         data = wire[: self.limit]
         return {
             "object": "list",
