@@ -79,8 +79,8 @@ def with_thoughts(
         if wish.budget is None:
             return sampling
         raise InvalidRequest(
-            "max_thinking_tokens cannot be combined with strict or allowed_tools for this model, "
-            "which may call a function without reasoning first.",
+            "max_thinking_tokens does not go with strict or allowed_tools for this model, which "
+            "may call a function without reasoning first.",
             param="max_thinking_tokens",
         )
     if not begins_inside and not _may_begin(tokens, body, prompt):

@@ -52,8 +52,8 @@ async def compacted(request: ItemsRequest, items: Items, context: OpenAIContext)
     """The answer of the route.
 
     Args:
-        request: whose conversation it is.
-        items: all of it.
+        request: the request.
+        items: the whole conversation.
         context: the server's.
 
     Raises:
@@ -84,8 +84,8 @@ async def summarised(
     """Have the model summarise a conversation.
 
     Args:
-        request: whose conversation it is.
-        items: all of it.
+        request: the request.
+        items: the whole conversation.
         context: the server's.
         namespace_of: the request whose cache namespace and priority apply.
 

@@ -20,8 +20,8 @@ async def managed(
     """Compact a conversation whose prompt has more tokens than the request's threshold.
 
     Args:
-        request: whose conversation it is, with `context_management`.
-        items: all of it.
+        request: the request, with `context_management`.
+        items: the whole conversation.
         make: the chat of some items.
         context: the server's.
 
@@ -43,7 +43,7 @@ async def managed(
 
 
 def _threshold(request: ResponseRequest, context: OpenAIContext) -> int:
-    """The most tokens of a prompt that stays: the request's, else two thirds of what fits."""
+    """The most tokens of an uncompacted prompt: the request's, else two thirds of what fits."""
     given = [each.compact_threshold for each in request.context_management or ()]
     most = context.service.client.limits.max_req_len
     return min([each for each in given if each is not None], default=most * 2 // 3)

@@ -38,7 +38,7 @@ async def fitted(
         return whole, prompt
     head, starts = await aside(items, _starts, items)
     found: tuple[ChatCompletionRequest, ChatPrompt | None] = (whole, None)
-    # Binary search: a render is expensive, and a later cut gives a shorter prompt.
+    # Binary search, because a render is expensive, and a later cut gives a shorter prompt.
     low, high = 0, len(starts)
     while low < high:
         middle = (low + high) // 2

@@ -127,7 +127,7 @@ class TaggedCalls:
             self._inside = UntilTag(self.key_end, keep_space=True)
             self._value, self._state = [], self._in_key
         elif place < len(text):
-            # The call is over here: the arguments that were written are whole ones.
+            # The call ends here: the arguments written so far are complete.
             self._close_call()
             self._state = self._in_text
         return place
@@ -149,7 +149,7 @@ class TaggedCalls:
         if tag:
             self._begin_value()
         elif place < len(text):
-            # The call is over here: the arguments that were written are whole ones.
+            # The call ends here: the arguments written so far are complete.
             self._close_call()
             self._state = self._in_text
         return place
