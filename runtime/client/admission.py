@@ -1,4 +1,4 @@
-"""Checks that need only lengths: what can never fit is answered here, never queued."""
+"""Checks that need only lengths: a request that can never fit is refused here, never queued."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from runtime.errors import InvalidRequest, TooLong
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 
-# A byte-level token rarely holds more than this; longer texts cannot fit whatever they say.
+# A byte-level token rarely holds more than this, so longer texts cannot fit.
 MAX_CHARS_PER_TOKEN = 128
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What a request may ask for.
+    """The engine's bounds on a request.
 
     Attributes:
         context_len: most tokens of prompt and output together.
@@ -27,10 +27,10 @@ class EngineLimits:
         vocab_size: width of the logits; every token id is below it.
         allow_auto_truncate: shorten instead of refusing.
         hidden_size: numbers of a token's embedding and of its hidden state.
-        token_size: numbers of a token's vector, of a model that gives vectors.
-        gives: what comes out of the model.
-        experts_per_token: that a token passes in all layers together.
-        vision: how the model takes images; `None` of one that takes none.
+        token_size: numbers of a token's vector, for a model that gives vectors.
+        gives: what the model outputs.
+        experts_per_token: experts that compute one token, summed over all layers.
+        vision: how the model takes images; `None` when it takes none.
     """
 
     context_len: int
@@ -45,14 +45,14 @@ class EngineLimits:
 
     @property
     def num_least_output(self) -> int:
-        """Tokens that every request needs behind its prompt."""
+        """Tokens that must fit after every prompt."""
         return 1 if self.gives == "tokens" else 0
 
     @property
     def longest_kept(self) -> int | None:
-        """Tokens that a longer text is cut to where it ends like a whole one; `None` for no cut.
+        """Length to which a longer text is cut, keeping its closing token; `None` for no such cut.
 
-        What is generated goes on from a prompt's last token; a vector may be that token's.
+        A vector may be that of the closing token; generation continues from the prompt's last one.
         """
         return self.context_len if self.allow_auto_truncate and self.gives != "tokens" else None
 
@@ -77,7 +77,7 @@ def check_text_size(text: str, limits: EngineLimits) -> None:
 
 
 def pack_token_ids(input_ids: list[int], limits: EngineLimits) -> bytes:
-    """Check ids against the width of the logits, and give them as int32 bytes.
+    """Check ids against the width of the logits and return them as int32 bytes.
 
     Raises:
         InvalidRequest: no ids, or one outside the vocabulary.
@@ -87,7 +87,7 @@ def pack_token_ids(input_ids: list[int], limits: EngineLimits) -> bytes:
     wrong = max(input_ids)
     if wrong < limits.vocab_size:
         try:
-            # Three times as fast as an array is made; where one is negative it fails.
+            # Three times as fast as making an array; a negative id raises.
             return struct.pack(f"={len(input_ids)}I", *input_ids)
         except struct.error:
             wrong = min(input_ids)
@@ -97,9 +97,9 @@ def pack_token_ids(input_ids: list[int], limits: EngineLimits) -> bytes:
 
 
 def check_images(input_ids: list[int], spec: RequestSpec, limits: EngineLimits) -> None:
-    """Check that the placeholders of a prompt and its images belong to each other.
+    """Check that the placeholders of a prompt match its images.
 
-    Whatever route the prompt has come on: a placeholder without an image would be read as one.
+    Prompts of every route are checked: a placeholder without an image would be read as one.
 
     Raises:
         InvalidRequest: a placeholder without an image, or an image without its placeholders.
@@ -155,7 +155,7 @@ class Admitted(NamedTuple):
     Attributes:
         input_ids: the prompt, cut where that is allowed.
         packed: the same as int32 bytes.
-        max_new_tokens: as many as were asked for, or as fit.
+        max_new_tokens: as many as were requested, or as fit.
     """
 
     input_ids: list[int]
@@ -176,13 +176,14 @@ def admit(
         input_ids: the prompt.
         sampling: checked parameters; `max_new_tokens` may be `None` (as much as fits).
         limits: the engine's.
-        explicit_max_new_tokens: whether the client named the number: then it is refused, not cut.
+        explicit_max_new_tokens: whether the client set `max_new_tokens`: then a number that
+            does not fit is refused instead of cut.
 
     Raises:
-        TooLong: what was asked for can never fit.
+        TooLong: the request can never fit.
         InvalidRequest: no such token id, or `min_new_tokens` that cannot fit.
     """
-    # Before the ids are looked at: of a list that is far too long, that would take its time.
+    # Before the ids are checked, which would be slow for a list that is far too long.
     check_prompt_length(len(input_ids), limits)
     input_ids = input_ids[: limits.max_req_len - limits.num_least_output]
     packed = pack_token_ids(input_ids, limits)

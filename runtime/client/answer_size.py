@@ -1,10 +1,10 @@
-"""What the answer to one request may weigh, found out before any of it is computed.
+"""Bounds the size of the answer to one request, before any of it is computed.
 
-A token costs the GPU as much as it weighs. What is counted here multiplies it: a thousand
-log-probabilities a token, a hidden state a token, a prompt once for each of its samples.
+Computing a token limits how many of them an answer has. This counts what multiplies that size: a
+thousand log-probabilities per token, a hidden state per token, a prompt once for each sample.
 
-HTTP requests are counted as a whole, with all their prompts and samples. In the offline engine each
-sample is counted for itself: the memory is the caller's, who gets the lists.
+An HTTP request is counted as a whole, with all its prompts and samples. In the offline engine each
+sample is counted separately: the lists lie in the caller's own memory.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from runtime.errors import InvalidRequest
 MAX_NUMBERS = 2**25
 # Tokens of a request's prompts, each prompt counted once for each of its samples, 256 MiB.
 MAX_PROMPT_TOKENS = 2**26
-# Of its images, each counted once for each sample that sees it: it is sent with each.
+# Bytes of a request's images, each counted once for each sample that uses it: it is sent with each.
 MAX_PIXEL_BYTES = 2**29
 
 _EMBEDS = "input_embeds"
 
 
 def check_answer_size(inputs: Sequence[GenerationInput], limits: EngineLimits) -> None:
-    """Refuse the samples of one request if they, or their answers, might weigh too much together.
+    """Refuse the samples of one request if they, or their answers, might be too large together.
 
     Raises:
-        InvalidRequest: more than `MAX_NUMBERS`, `MAX_PROMPT_TOKENS` or `MAX_PIXEL_BYTES`; it tells
-            the bound and what the request came to.
+        InvalidRequest: more than `MAX_NUMBERS`, `MAX_PROMPT_TOKENS` or `MAX_PIXEL_BYTES`; the
+            message has the bound and the request's number.
     """
     num_prompt = sum(len(item.input_ids) for item in inputs)
     if num_prompt > MAX_PROMPT_TOKENS:

@@ -1,4 +1,4 @@
-"""The client: opens a stream per request, routes deltas to it, aborts what nobody reads any more.
+"""The client: opens a stream per request, routes deltas to it, aborts requests no longer read.
 
 The HTTP front and the offline engine both use this object, on their own event loop.
 """
@@ -53,20 +53,20 @@ from runtime.requests.sampling_params import GrammarSpec
 
 
 class EngineClient:
-    """Requests in, chunks out; knows nothing of HTTP.
+    """Requests in, chunks out; independent of HTTP.
 
     Attributes:
-        limits: known once the workers are ready; what every one of them can hold.
+        limits: what every worker can hold; final once the workers are ready.
         accepting: false while draining.
         links: the replicas, in the order of their ranks.
         grammars: compiles constraints; `None` where structured output is off.
-        why_no_grammars: why it is off, and how to mend it; empty where it is not.
-        gate: holds newcomers back while weights change or generation is paused.
+        why_no_grammars: why it is off and how to turn it on; empty when it is on.
+        gate: holds new requests back while weights change or generation is paused.
         loaded: which weights the replicas have.
-        sinks: told about every request that ended; without any nothing is recorded.
+        sinks: get a record of every request that ended; without sinks nothing is recorded.
         keeps_text: whether records hold what was generated.
-        max_pixel_bytes: of the images of all requests in flight; `None` where their caller holds
-            the memory himself.
+        max_pixel_bytes: bound on the images of all requests in flight; `None` (no bound) where
+            the memory is the caller's own.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class EngineClient:
         dp_size: int = 1,
         load_balance_method: str = "cache_aware",
     ) -> None:
-        """Start with provisional `limits` and `dp_size` links that nobody has connected yet.
+        """Start with provisional `limits` and `dp_size` links that are not connected yet.
 
         Args:
-            limits: until the workers tell theirs.
-            random_seed: of the seeds of requests that bring none.
+            limits: used until the workers report theirs.
+            random_seed: seeds the generator of seeds for requests without one.
             dp_size: number of replicas.
             load_balance_method: how requests are shared out among them; see `Router`.
         """
@@ -127,7 +127,7 @@ class EngineClient:
         return len(self._compiling)
 
     def num_compiling_for(self, rank: int) -> int:
-        """Those of them that will run on one replica."""
+        """Requests that wait for their grammar and will run on replica `rank`."""
         link = self.links[rank]
         return sum(self._streams[each].link is link for each in self._compiling)
 
@@ -204,14 +204,14 @@ class EngineClient:
                     ),
                 ),
                 cache_namespace=namespace,
-                # A prompt that is too long may have been cut.
+                # The prompt may have been cut to fit.
                 input_embeds=spec.input_embeds[: len(input_ids) * self.limits.hidden_size * 4],
             ),
             arrival=stream.arrival,
         )
         if grammar is None:
             self._send(request_id, link.send, request)
-        # Only now: what could not be sent must not count as in flight for ever.
+        # Only now: a request that could not be sent must not count as in flight forever.
         self._streams[request_id] = stream
         self._rids[name] = request_id
         link.num_in_flight += 1
@@ -244,14 +244,14 @@ class EngineClient:
         return self.require_grammars(spec.kind, spec.kind).compile(spec)
 
     def require_grammars(self, what: str, param: str) -> GrammarCompiler:
-        """What compiles constraints, for a feature that needs it.
+        """The compiler of constraints, for a feature that needs it.
 
         Args:
             what: the feature, as the error calls it.
-            param: the field that asks for it.
+            param: the request field that uses the feature.
 
         Raises:
-            InvalidRequest: structured output is off; why, and how to mend it.
+            InvalidRequest: structured output is off; the message says why and how to turn it on.
         """
         if self.grammars is None:
             raise InvalidRequest(
@@ -263,7 +263,7 @@ class EngineClient:
 
     def _compiled(self, request: GenerateRequest, key: bytes, done: asyncio.Future[bytes]) -> None:
         if request.request_id not in self._compiling:
-            # Aborted, or nobody reads it any more.
+            # Aborted, or no longer read.
             return
         self._compiling.discard(request.request_id)
         stream = self._streams[request.request_id]
@@ -277,7 +277,7 @@ class EngineClient:
             stream.wake.set()
             return
         link, payload = stream.link, done.result()
-        # The twin of the scheduler's cache must see grammars in the order they are sent.
+        # The link's copy of the scheduler's cache must see grammars in the order they are sent.
         self._send(request.request_id, link.send_with_grammar, request, key, payload)
 
     def _send(self, request_id: int, send: Callable[..., None], *what: object) -> None:
@@ -333,7 +333,7 @@ class EngineClient:
         self.abort_sent(message)
 
     def abort_sent(self, message: str = "Aborted") -> None:
-        """Abort what the schedulers have; what is held back stays."""
+        """Abort the requests that the schedulers have; those held back stay."""
         if self._streams:
             self._broadcast(AbortAll(message))
 
@@ -350,7 +350,7 @@ class EngineClient:
             link.send(AbortRequests(ids))
 
     def _broadcast(self, message: SchedulerInbound) -> None:
-        """Send every replica a message that asks for no answer."""
+        """Send every replica a message that needs no answer."""
         for link in self.links:
             link.send(message)
 
@@ -364,7 +364,7 @@ class EngineClient:
         return reply
 
     def forget_prefixes(self) -> None:
-        """Nothing that was sent before is cached any more."""
+        """Forget which prompts may be cached: the caches were dropped."""
         for link in self.links:
             link.prefixes.clear()
 
@@ -378,7 +378,7 @@ class EngineClient:
         return reply
 
     def repeat_options(self, rank: int) -> None:
-        """Tell a replica's fresh scheduler what was changed in the one before."""
+        """Send a replica's restarted scheduler the options changed in the previous one."""
         if self._options:
             self.links[rank].send(SetOptions(next(self._ids), self._options))
 
@@ -387,8 +387,8 @@ class EngineClient:
     ) -> ControlReply:
         """Send the message that `make` builds around a fresh `call_id`, and wait for its answer.
 
-        It goes to every replica; see `ControlCalls.call`. Without `timeout_s` it takes as long as
-        the workers live.
+        The message goes to every replica; see `ControlCalls.call`. Without `timeout_s` the wait
+        ends at the latest when the workers die.
 
         Raises:
             EngineNotReady: a worker is loading.
@@ -399,11 +399,11 @@ class EngineClient:
     async def match_prefix(
         self, input_ids: list[int], namespace: str, images: Sequence[ImageInput] = ()
     ) -> PrefixReport:
-        """How much of a prompt is cached, in the replica that has most of it.
+        """How much of a prompt is cached, in the replica that has the most of it.
 
         Args:
             input_ids: the prompt.
-            namespace: as in a request; a tenant's own prefixes alone are looked at.
+            namespace: as in a request; only the tenant's own prefixes are matched.
             images: of the prompt.
 
         Raises:
@@ -467,7 +467,7 @@ class EngineClient:
         self._calls.on_reply(rank, message)
 
     def stop_orphans(self, rank: int) -> None:
-        """Stop whatever a replica still runs after `fail_replica`: nobody reads it."""
+        """Stop whatever a replica still runs after `fail_replica`: its output is not read."""
         self.links[rank].send(AbortAll())
 
     def fail_replica(self, rank: int, message: str) -> None:

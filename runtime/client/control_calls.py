@@ -25,7 +25,7 @@ class _Call:
 
 
 class ControlCalls:
-    """The calls that wait for an answer, by their id."""
+    """Control calls that wait for their answers, by id."""
 
     def __init__(self, links: Sequence[ReplicaLink]) -> None:
         """Call the replicas behind `links`."""
@@ -37,13 +37,14 @@ class ControlCalls:
     ) -> ControlReply:
         """Send `message`, which carries `call_id`, to every replica and wait for all answers.
 
-        With `timeout_s` `None` for as long as they live.
+        With `timeout_s=None` it waits for as long as they live.
 
         Returns:
             One reply for all; see `merge_replies`.
 
         Raises:
-            EngineNotReady: a replica is loading; none is sent the message, so none differs.
+            EngineNotReady: a replica is loading; then the message goes to none of them, so that
+                all keep the same state.
         """
         if not all(link.ready for link in self._links):
             raise EngineNotReady("The model is still loading; see /startupz for progress.")
@@ -56,7 +57,7 @@ class ControlCalls:
         links: Sequence[ReplicaLink],
         timeout_s: float | None,
     ) -> dict[int, ControlReply]:
-        """`call` some of the replicas; one or more.
+        """`call` for some of the replicas, at least one.
 
         Returns:
             The replies, by rank.
@@ -83,13 +84,13 @@ class ControlCalls:
         """Ask the replicas that take requests how much of a prompt they have cached.
 
         Args:
-            call_id: of the call.
+            call_id: id of this call.
             input_ids: the prompt.
             namespace: with the tenant's own part.
             images: of the prompt; their pixels stay here.
 
         Returns:
-            What the replica says that has most of it.
+            The answer of the replica that has the most of it.
 
         Raises:
             EngineNotReady: no worker takes requests, or none answers.
@@ -108,7 +109,7 @@ class ControlCalls:
         return max(found, key=lambda report: report.num_tokens)
 
     def on_reply(self, rank: int, reply: ControlReply) -> None:
-        """Note a replica's answer; the last one completes the call."""
+        """Store a replica's answer; the last one completes the call."""
         call = self._calls.get(reply.call_id)
         if call is None or rank not in call.waiting:
             return
@@ -118,13 +119,13 @@ class ControlCalls:
             call.done.set_result(None)
 
     def fail(self, rank: int, message: str) -> None:
-        """A replica died: its answers are failures."""
+        """A replica died: count its missing answers as failures."""
         for call_id in list(self._calls):
             self.on_reply(rank, ControlReply(call_id, False, message))
 
 
 def merge_replies(replies: dict[int, ControlReply]) -> ControlReply:
-    """One answer for all replicas: it succeeds when all do; else the first failure speaks."""
+    """One reply for all replicas: success if all succeeded, else the first failure."""
     ordered = [replies[rank] for rank in sorted(replies)]
     failure = next((each for each in ordered if not each.success), None)
     if failure is None:

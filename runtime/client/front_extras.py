@@ -1,4 +1,4 @@
-"""The front half of an extra: how it is asked for, what it may weigh, how it is answered."""
+"""The front half of an extra: how it is requested, how large it may be, how it is answered."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _OTHER_KIND: dict[Gives, str] = {
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """What an extra must know of a native request besides its own fields.
+    """What an extra needs of a native request besides its own fields.
 
     Attributes:
         num_prompts: prompts of the request.
         vocab_size: the logits' width.
         n: samples of each.
         has_tokens: whether the prompts have tokens, not embeddings.
-        offered: extras that the server was started for, of those that need it.
+        offered: extras that an option of the server has enabled, of those that need one.
     """
 
     num_prompts: int
@@ -46,14 +46,14 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnsweredSample(msgspec.Struct, frozen=True, gc=False):
-    """What an extra's answer may need to know of its sample.
+    """What an extra's answer may need of its sample.
 
     Attributes:
         prompt_ids: as admitted.
         hidden_size: the model's.
         token_text: gives a token's text.
-        as_json: whether the answer will be encoded; else its lists are Python's own.
-        is_shown_again: whether an answer may be followed by one that repeats it.
+        as_json: whether the answer will be encoded as JSON; else its lists are Python lists.
+        is_shown_again: whether a later answer may repeat this one.
     """
 
     prompt_ids: list[int]
@@ -64,21 +64,21 @@ class AnsweredSample(msgspec.Struct, frozen=True, gc=False):
 
 
 class ExtraAnswer:
-    """One sample's answer in the words of the native API, growing with its chunks.
+    """One sample's answer in the format of the native API, growing with its chunks.
 
-    Where it becomes JSON, a list that may be large is a `Pieces`.
+    In an answer that becomes JSON, a list that may be large is a `Pieces`.
     """
 
     def add(self, chunk: GenerationChunk, *, incremental: bool) -> None:
-        """Take in a chunk; `incremental` forgets the output that was shown before."""
+        """Add a chunk; `incremental` drops the output that was shown before."""
         raise NotImplementedError
 
     def meta_info(self) -> dict[str, Any]:
-        """Keys of every answer's `meta_info`, in lists of their own."""
+        """Keys of every answer's `meta_info`; the lists are new ones."""
         return {}
 
     def at_end(self) -> dict[str, Any]:
-        """Further keys of the last one."""
+        """Additional keys of the last answer's `meta_info`."""
         return {}
 
 
@@ -86,9 +86,9 @@ class FrontExtra:
     """`EXTRA` of an extra's `front` module, which must not import torch or numpy.
 
     Attributes:
-        needs: what a model must give that is asked for it.
-        field: what a refusal is about, as the native API calls it.
-        advice: what to do about an answer that would weigh too much.
+        needs: what the model must give for this extra.
+        field: the field that a refusal names, as the native API calls it.
+        advice: what to do about an answer that would be too large.
     """
 
     needs: ClassVar[Gives] = "tokens"
@@ -96,10 +96,10 @@ class FrontExtra:
     advice: str
 
     def plan(self, body: Any, asked: Asked) -> Sequence[ExtraSpec | None] | None:
-        """What each prompt's samples want, by the extra's fields of a `/generate` body.
+        """What each prompt's samples request, from the extra's fields of a `/generate` body.
 
         Returns:
-            One entry for each prompt, or nothing where none wants any.
+            One entry for each prompt, or `None` when no prompt requests the extra.
 
         Raises:
             InvalidRequest: a value out of range, or a list of the wrong length.
@@ -107,7 +107,7 @@ class FrontExtra:
         raise NotImplementedError
 
     def check(self, spec: ExtraSpec, num_prompt: int) -> None:
-        """Check what needs the prompt's length.
+        """Make the checks that need the prompt's length.
 
         Raises:
             InvalidRequest: outside the prompt.
@@ -120,7 +120,7 @@ class FrontExtra:
         num_output: int,  # noqa: ARG002
         limits: EngineLimits,  # noqa: ARG002
     ) -> int:
-        """Numbers of four bytes that the answer may hold beside one for each output token."""
+        """Four-byte numbers that the answer may hold, besides one per output token."""
         return 0
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> ExtraAnswer:
@@ -147,13 +147,13 @@ def check_extras(extras: Sequence[ExtraSpec], num_prompt: int) -> None:
 
 
 def check_kind(extras: Sequence[ExtraSpec], limits: EngineLimits) -> None:
-    """Refuse what the model does not give.
+    """Refuse extras that the model does not give.
 
     Raises:
         InvalidRequest: the request is for another kind of model.
     """
     wanted = {front_extra(spec.name).needs for spec in extras} or {"tokens"}
-    # Scores are asked for as vectors are.
+    # Scores are requested in the same way as vectors.
     if wanted != {"tokens" if limits.gives == "tokens" else "vectors"}:
         raise InvalidRequest(_OTHER_KIND[limits.gives])
 

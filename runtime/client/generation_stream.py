@@ -1,4 +1,4 @@
-"""One sample: what is asked for, and the stream of what comes."""
+"""One sample: its request, and the stream of its output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.ipc.messages import BeginTimes, FinishReason
 from runtime.requests.extra_spec import ExtraBlock
 from runtime.requests.request_spec import RequestSpec
 
-# How a request ended: by its finish reason, by an error, or unread.
+# How a request ended: a finish reason, an error, or a reader that left.
 Outcome = Literal["stop", "length", "abort", "error", "disconnect"]
 
 
@@ -40,11 +40,11 @@ class GenerationChunk:
         token_ids: new tokens.
         finish_reason: set on the last chunk.
         prompt_tokens, cached_tokens: of the whole request, the same in every chunk.
-        num_retractions: times the request was put back and recomputed, known with the last chunk.
-        extras: what was wanted beside tokens, in order, for each extra's own reader; after a stop
-            string some of it may lie behind the last of `token_ids`.
-        weight_version: label of the weights that were loaded when the newest token came.
-        times: when the request left the queue and had its first token.
+        num_retractions: times the request was retracted and recomputed, known with the last chunk.
+        extras: what was requested besides tokens, in order, for each extra's own reader; after a
+            stop string some of it may belong to tokens after the last of `token_ids`.
+        weight_version: label of the weights that were loaded when the newest token was sampled.
+        times: when the request left the queue and when it had its first token.
     """
 
     text: str
@@ -58,23 +58,23 @@ class GenerationChunk:
     times: BeginTimes | None = None
 
     def blocks(self, extra: str, *, is_input: bool) -> list[ExtraBlock]:
-        """What one extra says of the prompt, or of the output."""
+        """One extra's blocks about the prompt, or about the output."""
         return [
             block for block in self.extras if block.extra == extra and block.is_input == is_input
         ]
 
     def unsent_ids(self, extra: str) -> list[int]:
-        """Where no token is to be generated, the one that an extra's output is about."""
+        """The token that an extra's output is about, when the request generates no token."""
         blocks = self.blocks(extra, is_input=False)
         return [each for block in blocks for each in memoryview(block.unsent_ids).cast("i")]
 
 
 class Wake:
-    """Set when a stream has something to read; an event for its one reader.
+    """An event for the one reader of a stream, set when there is something to read.
 
     Attributes:
-        is_set: whether there is something.
-        listener: called whenever it is set.
+        is_set: whether there is something to read.
+        listener: called whenever the event is set.
     """
 
     __slots__ = ("_waiting", "is_set", "listener")
@@ -86,7 +86,7 @@ class Wake:
         self._waiting: asyncio.Future[None] | None = None
 
     def set(self) -> None:
-        """Wake who waits, and call the listener."""
+        """Wake the waiting reader and call the listener."""
         self.is_set = True
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
@@ -94,7 +94,7 @@ class Wake:
             self.listener()
 
     def until_set(self) -> asyncio.Future[None]:
-        """What the reader awaits where it is not set."""
+        """The future that the reader awaits while the event is not set."""
         self._waiting = asyncio.get_running_loop().create_future()
         return self._waiting
 
@@ -128,7 +128,7 @@ class StreamState:
 
 
 class StreamOwner(Protocol):
-    """What a stream needs of the client that made it."""
+    """The client that made a stream, as the stream needs it."""
 
     def abort_ids(self, request_ids: list[int]) -> None:
         """Abort by internal id."""
@@ -140,7 +140,7 @@ class StreamOwner(Protocol):
 
 
 class StreamReader(Protocol):
-    """Who is told what is read of a stream."""
+    """Observes what is read of a stream."""
 
     def add(self, chunk: GenerationChunk) -> None:
         """A chunk was read."""
@@ -155,8 +155,8 @@ class GenerationStream:
     """An async iterator of chunks; leaving it early aborts the request.
 
     Attributes:
-        turn: its place in a session, which learns what is read here.
-        recording: keeps what the request cost, if anybody wants to know.
+        turn: its place in a session, to which the tokens read here are added.
+        recording: records what the request cost; `None` when it is not recorded.
     """
 
     turn: Turn | None = None
@@ -249,14 +249,14 @@ class GenerationStream:
             self.recording.end(outcome)
 
     def take_back(self) -> None:
-        """Close it as if it had never been: its session forgets it, too."""
+        """Close it and undo the request: its session forgets it too."""
         self.close()
         if self.turn is not None:
             self.turn.session.forget(self.turn)
 
 
 def _refusal(reason: FinishReason) -> HeadraceError | None:
-    # The scheduler refuses with a status; a caller's own abort has none and keeps its text.
+    # The scheduler's refusals have a status code. A caller's own abort has none and keeps its text.
     if reason.status_code is None:
         return None
     message = reason.message or "The request was refused."

@@ -1,4 +1,4 @@
-"""The front's side of structured output: checks, asks the compiler process, keeps what it said."""
+"""The front's side of structured output: checks grammars, has them compiled, caches the results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KILLED_WITH_IT = "The process that compiles grammars died; please send the requ
 
 
 def grammar_key(spec: GrammarSpec) -> bytes:
-    """Name of a constraint by its content."""
+    """Key of a constraint: a digest of its content."""
     text = spec.text.encode("utf-8", "surrogatepass")
     form = f"{spec.kind}\0{spec.shows_special:d}"
     return hashlib.sha256(form.encode() + text).digest()
@@ -53,14 +53,14 @@ class _Call:
 class GrammarCompiler:
     """Compiles constraints in a child process, each at most once at a time.
 
-    The child starts when `start` is called, or with the first constraint after it died.
+    The child starts with `start`, or with the first constraint after it has died.
     """
 
     def __init__(self, config: GrammarConfig, context: zmq.Context[Any]) -> None:
         """Prepare; nothing starts yet."""
         self._config = config
         self._context = context
-        # What it said of each constraint, refusals included: a hostile one costs its time once.
+        # The child's reply per constraint, refusals included: a hostile one costs its time once.
         self._known: ByteCache[GrammarReply] = ByteCache(config.cache_bytes)
         self._calls: dict[int, _Call] = {}
         self._by_key: dict[bytes, asyncio.Future[bytes]] = {}
@@ -69,7 +69,7 @@ class GrammarCompiler:
         self._outbox: Outbox | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
-        # Why no constraint can be compiled, whatever it is.
+        # Why no constraint at all can be compiled.
         self._unavailable = ""
         self.num_restarts = 0
 
@@ -84,7 +84,7 @@ class GrammarCompiler:
         return self._child.pid if self._child is not None and self._child.is_alive else None
 
     def start(self) -> None:
-        """Start the child, unless it runs."""
+        """Start the child unless it is running."""
         if self._child is not None or self._stopping:
             return
         self._loop = asyncio.get_running_loop()
@@ -100,8 +100,8 @@ class GrammarCompiler:
         `Overloaded` when the machine was too busy to find out.
 
         Raises:
-            InvalidRequest: it is refused before anything is compiled.
-            Overloaded: too many are being compiled.
+            InvalidRequest: the constraint is refused without compiling it.
+            Overloaded: too many constraints are being compiled.
         """
         if self._unavailable:
             raise self._refusal(spec)
@@ -129,7 +129,7 @@ class GrammarCompiler:
             self._outbox.send(call.message)
 
     def on_reply(self, reply: GrammarInbound) -> None:
-        """Take the child's answer."""
+        """Handle the child's reply."""
         if isinstance(reply, GrammarsUnavailable):
             self._give_up(reply.reason)
             return
@@ -158,7 +158,7 @@ class GrammarCompiler:
 
     def _exited_on_thread(self, child: Child, code: int) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+        with contextlib.suppress(RuntimeError):  # raised when the loop is closed
             self._loop.call_soon_threadsafe(self._exited, child, code)
 
     def _exited(self, child: Child, code: int) -> None:
@@ -168,7 +168,7 @@ class GrammarCompiler:
             self._outbox.close()
         self._child = None
         if code == 0:
-            # It has said that no constraint can be compiled; the message may still be on its way.
+            # The child found that no constraint can be compiled; its message may not be here yet.
             return
         logger.error("The grammar process ended with code %d; starting it again.", code)
         self.num_restarts += 1
@@ -179,8 +179,8 @@ class GrammarCompiler:
                 del self._calls[call_id]
                 self._by_key.pop(call.key, None)
                 _fail(call.future, EngineDead(_KILLED_WITH_IT))
-        # Without anybody waiting the next constraint starts it: one that cannot start is not
-        # tried for ever.
+        # When no request waits, the next constraint starts it: a child that cannot start is not
+        # retried forever.
         if self._calls:
             self.start()
             for call in self._calls.values():
@@ -193,7 +193,7 @@ class GrammarCompiler:
             self._child.stop()
 
     def close(self) -> None:
-        """Close the socket and fail whoever still waits."""
+        """Close the socket and fail every waiting request."""
         self._stopping = True
         if self._outbox is not None:
             self._outbox.close()
@@ -215,5 +215,5 @@ def _settle(future: asyncio.Future[bytes], reply: GrammarReply) -> None:
 def _fail(future: asyncio.Future[bytes], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        # Whoever waited may have left meanwhile.
+        # Marks it as retrieved: the waiting request may have left.
         future.exception()

@@ -1,8 +1,8 @@
 """Which prefixes a replica's cache probably holds: hashes of what was sent there, bounded.
 
-It is a guess for routing and nothing else: a wrong one costs the recomputing of a prompt. So hashes
-may collide, and nothing tells it what the replica has evicted; it forgets by the same rule, the
-longest unused first, once it stands for as many tokens as the replica's pool holds.
+It is an estimate for routing only: a wrong one costs recomputing a prompt. So hashes may collide,
+and the replica does not report evictions. The index evicts by the same rule as the replica, least
+recently used first, once it covers as many tokens as the replica's pool holds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from runtime.requests.image_input import ImageInput
 
 _BYTES_PER_ID = 4
-# Fine at the start, where short prompts differ; coarse behind, where hashing 100,000 tokens counts.
+# Fine at the start, where short prompts differ; coarse after it, so that hashing 100,000 tokens is
+# cheap.
 _FINE_BLOCK, _NUM_FINE, _COARSE_BLOCK = 16, 32, 128
 # 64 Ki entries or less: about 8 MB.
 MAX_TOKENS = 1 << 20
@@ -25,12 +26,12 @@ def block_len(index: int) -> int:
 
 
 def prefix_hashes(input_ids: bytes, namespace: str, images: Sequence[ImageInput] = ()) -> list[int]:
-    """A hash for each whole block of a prompt, of everything up to that block's end.
+    """A hash for each whole block of a prompt, over everything up to the block's end.
 
     Args:
-        input_ids: int32 bytes. The last token is left out: it is computed whatever is cached.
-        namespace: prompts of different name spaces share no hash.
-        images: of the prompt; their placeholders are alike, and what is cached of them is not.
+        input_ids: int32 bytes. The last token is not hashed: it is always computed.
+        namespace: prompts of different namespaces share no hash.
+        images: of the prompt; hashed because the placeholder tokens of all images are equal.
     """
     if images:
         input_ids = _with_digests(input_ids, images)
@@ -45,7 +46,7 @@ def prefix_hashes(input_ids: bytes, namespace: str, images: Sequence[ImageInput]
 
 
 def _with_digests(input_ids: bytes, images: Sequence[ImageInput]) -> bytes:
-    """Token ids with each image's digest over its first placeholders, as far as they reach."""
+    """Token ids with each image's digest written over its placeholders, cut to their length."""
     known = bytearray(input_ids)
     for each in images:
         start = _BYTES_PER_ID * each.start
@@ -58,7 +59,7 @@ class PrefixIndex:
     """The prefixes that were sent to one replica."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
-        """Stand for at most `max_tokens`."""
+        """Cover at most `max_tokens`."""
         self.max_tokens = max_tokens
         self._num_tokens = 0
         self._blocks: OrderedDict[int, int] = OrderedDict()
@@ -77,8 +78,8 @@ class PrefixIndex:
         return matched
 
     def add(self, hashes: list[int]) -> None:
-        """Note a prompt that was sent; the longest unused ends of prompts make room for it."""
-        # The start is noted last, as the most recent: ends are forgotten before it.
+        """Add a prompt that was sent, and evict the least recently used ends of prompts."""
+        # The start is added last, as the most recent: ends are evicted before it.
         for index in range(len(hashes) - 1, -1, -1):
             value = hashes[index]
             self._num_tokens -= self._blocks.pop(value, 0)
@@ -88,6 +89,6 @@ class PrefixIndex:
             self._num_tokens -= self._blocks.popitem(last=False)[1]
 
     def clear(self) -> None:
-        """The cache was dropped."""
+        """Forget everything: the replica's cache was dropped."""
         self._blocks.clear()
         self._num_tokens = 0

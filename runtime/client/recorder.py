@@ -1,7 +1,7 @@
-"""What each request cost, seen from the client's side: one record per request, handed to sinks.
+"""What each request cost, as the client sees it: one record per request, passed to sinks.
 
-The client records whatever it generates while it has sinks, so no endpoint has to think of metrics
-or of the request log.
+While the client has sinks it records every request, so endpoints need no code for metrics or for
+the request log.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ class RequestRecord:
     """One request, from its arrival to its last chunk; times are `time.monotonic()`.
 
     Attributes:
-        input_ids, sampling: as they were asked for; no ids where embeddings were sent.
+        input_ids, sampling: as requested; no ids when embeddings were sent.
         admitted_at: when it left the queue; `None` when it never did.
-        first_token_at: when it was read here, or, without a stream, when there was one.
-        outcome: how it ended; `disconnect` when nobody read it to the end.
+        first_token_at: when the first token was read here; when the answer is not streamed, when
+        it was generated.
+        outcome: how it ended; `disconnect` when it was not read to the end.
         token_gaps: (seconds, tokens) for each chunk after the first.
         text: pieces of the output, where the client keeps them.
     """
@@ -54,7 +55,7 @@ class RequestRecord:
         return None if self.first_token_at is None else self.first_token_at - self.started_at
 
     def stages(self) -> dict[str, float]:
-        """Seconds of each stage that the request has left behind, by the reference's names."""
+        """Seconds of each completed stage, by the reference's names."""
         seconds = {}
         if self.admitted_at is not None:
             seconds["prefill_waiting"] = self.admitted_at - self.started_at
@@ -77,7 +78,7 @@ class RequestRecord:
         if self.first_token_at is None:
             self.first_token_at = now
             if times is not None and not self.is_streaming:
-                # This is the only chunk; there was a token long before.
+                # This is the only chunk; the first token was generated long before.
                 self.first_token_at = times.first_token_at
         else:
             self.token_gaps.append((now - self.last_token_at, num_tokens))
@@ -105,7 +106,7 @@ class Recording:
             is_streaming=item.spec.stream,
             prompt_tokens=len(item.input_ids),
             started_at=started_at,
-            # Beside embeddings they mean nothing.
+            # With embeddings, the ids have no meaning.
             input_ids=[] if item.spec.input_embeds else item.input_ids,
             sampling=item.spec.sampling,
         )
@@ -119,7 +120,7 @@ class Recording:
             self._record.text.append(chunk.text)
 
     def end(self, outcome: Outcome) -> None:
-        """Tell the sinks."""
+        """Complete the record and pass it to the sinks."""
         self._record.outcome = outcome
         self._record.ended_at = time.monotonic()
         for sink in self._sinks:

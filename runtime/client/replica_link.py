@@ -1,4 +1,4 @@
-"""One replica as the client sees it: where to send, and how much is under way there."""
+"""One replica as the client sees it: where to send requests, and how many are in flight."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def _drop(message: SchedulerInbound) -> None:
 
 
 class ReplicaLink:
-    """The way to one replica.
+    """The client's link to one replica.
 
     Attributes:
         rank: which replica, from 0.
         ready: whether it takes requests.
         num_in_flight: requests sent there that have not had their final chunk yet.
-        num_prompt_tokens: of those requests together.
+        num_prompt_tokens: prompt tokens of those requests together.
         prefixes: what its prefix cache probably holds.
         num_rows: requests that it runs at a time.
         max_queued: requests that may wait there; `None` for any number.
-        send: gives a message to its scheduler; before the first `connect` nobody is there to tell.
+        send: sends a message to its scheduler; before the first `connect` it drops the message.
     """
 
     def __init__(self, rank: int) -> None:
@@ -39,17 +39,17 @@ class ReplicaLink:
         self.prefixes = PrefixIndex()
         self.num_rows = 1
         self.max_queued: int | None = None
-        # What the scheduler's cache of grammars holds: its twin, fed alike.
+        # A copy of the keys in the scheduler's grammar cache, updated in the same order.
         self._grammars: ByteCache[bool] = ByteCache(GRAMMAR_CACHE_BYTES)
         self.send: Callable[[SchedulerInbound], None] = _drop
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request would be taken and not refused."""
+        """Whether one more request would be accepted."""
         return self.max_queued is None or self.num_in_flight < self.num_rows + self.max_queued
 
     def connect(self, send: Callable[[SchedulerInbound], None]) -> None:
-        """Use `send` from now on: the replica's scheduler has a new generation."""
+        """Use `send` from now on: the replica has a new scheduler."""
         self.send = send
         self._grammars.clear()
         self.prefixes.clear()
@@ -63,5 +63,5 @@ class ReplicaLink:
         self.send(msgspec.structs.replace(request, grammar_key=key, grammar=grammar))
 
     def forget_grammars(self) -> None:
-        """Send every grammar again: the scheduler's cache was, or may be, dropped."""
+        """Send every grammar again: the scheduler's cache was, or may have been, dropped."""
         self._grammars.clear()

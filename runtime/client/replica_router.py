@@ -1,4 +1,4 @@
-"""Which replica a request goes to."""
+"""Chooses the replica for a request."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from runtime.client.prefix_index import prefix_hashes
 from runtime.client.replica_link import ReplicaLink
 from runtime.requests.image_input import ImageInput
 
-# What one more request in flight weighs, in prompt tokens that need not be computed: about as many
-# as a GPU computes in the time in which it reads the weights once for a decode step.
+# Cost of one more request in flight, in prompt tokens to compute: about as many as a GPU computes
+# in the time in which it reads the weights once for a decode step.
 TOKENS_PER_REQUEST = 128
-# A cached prefix, however long, is worth no more requests in flight than this, nor than half the
-# rows of the running batch: it shall not draw a request into a queue while another replica idles.
+# A cached prefix of any length outweighs at most this many requests in flight, and at most half the
+# rows of the running batch: it must not route a request into a queue while another replica idles.
 MAX_SURPLUS = 32
 
 
 class Router:
     """Chooses among the replicas that take requests; equals take turns.
 
-    - `cache_aware`: every replica has a cost, the prompt tokens that it would have to compute plus
-      `TOKENS_PER_REQUEST` for each request in flight there; the least wins. So a cached prefix
-      draws a request, the more the longer it is, and a lead in load sends it elsewhere. Replicas
-      too far ahead of the least loaded one (`MAX_SURPLUS`) are left out. What is cached is guessed
-      from what was sent (`PrefixIndex`).
+    - `cache_aware`: the cost of a replica is the prompt tokens that it would have to compute plus
+      `TOKENS_PER_REQUEST` for each request in flight there; the lowest cost wins. So a longer
+      cached prefix attracts a request and a higher load repels it. Replicas with too many more
+      requests than the least loaded one (`MAX_SURPLUS`) are excluded. What is cached is
+      estimated from what was sent (`PrefixIndex`).
       Source: the cost is that of NVIDIA Dynamo's KV router (prefill blocks plus active blocks),
       the bound on imbalance that of SGLang's router (`balance_abs_threshold`).
     - `total_requests`: the fewest requests in flight.
     - `total_tokens`: the fewest prompt tokens in flight.
     - `round_robin`: one after the other.
 
-    A replica whose queue is full is passed over while another one has room.
+    A replica whose queue is full is skipped while another one has room.
     """
 
     def __init__(self, links: Sequence[ReplicaLink], method: str = "cache_aware") -> None:
@@ -57,12 +57,12 @@ class Router:
         rank: int | None = None,
         images: Sequence[ImageInput] = (),
     ) -> ReplicaLink:
-        """The replica for a prompt: `rank`, or the best of those that are ready; one must be.
+        """The replica for a prompt: `rank`, or the best replica that is ready; one must be ready.
 
         Args:
             input_ids: int32 bytes.
             namespace: of the prefix cache.
-            rank: the caller's own choice.
+            rank: the replica that the caller chose; `None` for any.
             images: of the prompt.
         """
         if len(self._links) == 1:

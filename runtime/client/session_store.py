@@ -1,4 +1,4 @@
-"""Sessions: requests whose prompt goes on where an earlier one of the same session ended.
+"""Sessions: a request's prompt can continue the context of an earlier request of its session.
 
 A session is a tree of requests. Each keeps its own new tokens and its output, and how much of its
 parent's context it goes on from; contexts are put together when a request comes. The prefix cache
@@ -47,11 +47,11 @@ class SessionParams(msgspec.Struct, kw_only=True):
 
     Attributes:
         id: of the session.
-        rid: the request to go on from; null begins anew (or, in a streaming session, goes on from
-            the latest).
+        rid: the request to continue; null starts a new context (or, in a streaming session,
+            continues the latest request).
         offset: cuts the old context, as `context[:offset]` does.
-        replace: forget what went on from `rid` before (without `rid`: everything).
-        drop_previous_output: go on from the prompt of `rid`, without its output.
+        replace: first forget all requests that continue `rid` (without `rid`: all requests).
+        drop_previous_output: continue the prompt of `rid` without its output.
     """
 
     id: str | None = None
@@ -61,7 +61,7 @@ class SessionParams(msgspec.Struct, kw_only=True):
     drop_previous_output: bool | None = None
 
     def or_none(self) -> SessionParams | None:
-        """Itself, unless it asks for nothing: there are clients that write every field out."""
+        """`self`, or `None` when no field is set: some clients send every field."""
         return None if self == SessionParams() else self
 
 
@@ -70,9 +70,9 @@ class Turn:
     """A request of a session.
 
     Attributes:
-        num_kept: tokens of the parent's context that its prompt begins with.
-        tokens: what it added.
-        output: what it generated.
+        num_kept: tokens of the parent's context with which its prompt begins.
+        tokens: tokens that it added.
+        output: tokens that it generated.
     """
 
     session: Session
@@ -99,7 +99,7 @@ class Turn:
         return context
 
     def add_output(self, token_ids: list[int]) -> None:
-        """Note what it generated."""
+        """Append generated tokens."""
         self.output.extend(token_ids)
         self.session.num_tokens += len(token_ids)
         self.session.use()
@@ -110,8 +110,8 @@ class Session:
 
     Attributes:
         turns: its requests by name, in order.
-        num_tokens: tokens that all of them keep.
-        used_at: when it was last in use, by `clock`.
+        num_tokens: tokens stored for all of them.
+        used_at: when it was last used, by `clock`.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class Session:
         self.num_tokens = 0
 
     def use(self) -> None:
-        """Note that it is in use now."""
+        """Update `used_at`."""
         self.used_at = self._clock()
 
     def add(self, rid: str, parent: Turn | None, num_kept: int, tokens: array[int]) -> Turn:
-        """Put a request under its parent."""
+        """Add a request below its parent."""
         turn = self.turns[rid] = Turn(self, rid, parent, num_kept, tokens)
         self.num_tokens += len(tokens)
         if parent is not None:
@@ -139,7 +139,7 @@ class Session:
         return turn
 
     def forget(self, turn: Turn) -> list[str]:
-        """Drop a request and what went on from it; their names."""
+        """Drop a request and its descendants; returns their names."""
         dropped, todo = [], [turn]
         while todo:
             each = todo.pop()
@@ -202,13 +202,14 @@ class Sessions:
         streaming: bool = False,
         timeout_s: float | None = None,
     ) -> str:
-        """Open a session and give its id.
+        """Open a session and return its id.
 
         Args:
-            capacity: characters that it may hold; counted as tokens, which are at least that long.
-            session_id: chosen by the caller; drawn when absent.
-            streaming: requests without `rid` go on from the latest one.
-            timeout_s: it is closed when it was not used for so long; an hour when absent.
+            capacity: how much it may hold. The API gives characters; tokens are counted, and a
+            token has at least one character.
+            session_id: chosen by the caller; random when absent.
+            streaming: requests without `rid` continue the latest one.
+            timeout_s: the session is closed after being unused for this long; default one hour.
 
         Raises:
             InvalidRequest: the id is taken, or a value is out of range.
@@ -257,15 +258,15 @@ class Sessions:
         item: GenerationInput,
         generate: Callable[[GenerationInput], GenerationStream],
     ) -> GenerationStream:
-        """Have a request run as part of a session, which learns what comes out.
+        """Run a request as part of a session; its output is added to the session.
 
         Args:
-            params: what it says about its session.
-            item: the request; its `input_ids` are what it adds.
+            params: the request's session parameters.
+            item: the request; its `input_ids` are the tokens that it adds.
             generate: admits a request.
 
         Raises:
-            InvalidRequest: as `add`; or what `generate` raises, and the session is as before.
+            InvalidRequest: as `add` and `generate`; the session is then unchanged.
         """
         turn = self.add(params, item.spec.rid, item.input_ids)
         try:
@@ -277,15 +278,16 @@ class Sessions:
         return stream
 
     def add(self, params: SessionParams, rid: str, input_ids: list[int]) -> Turn:
-        """Put a request into its session; `Turn.prompt` is what it is to continue.
+        """Add a request to its session; `Turn.prompt` is its whole prompt.
 
         Args:
-            params: what it says about its session.
-            rid: its own name, by which later requests may go on from it.
-            input_ids: what it adds.
+            params: the request's session parameters.
+            rid: its own name, by which later requests may continue it.
+            input_ids: the tokens that it adds.
 
         Raises:
-            InvalidRequest: no such session or request, one that still runs, or no room.
+            InvalidRequest: no such session or request, the continued request still runs, or the
+                session has no room.
         """
         session = self._session(params.id)
         parent = self._parent(session, params)

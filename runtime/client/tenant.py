@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-# Set by the entry for each HTTP request; the server's operator and the offline engine have none.
+# Set by the HTTP entry for each request; empty for the server's operator and the offline engine.
 TENANT: ContextVar[str] = ContextVar("tenant", default="")
 
 
 def tenants_namespace(namespace: str) -> str:
-    """The name space of the prefix cache in which a request for `namespace` runs."""
+    """The prefix-cache namespace in which a request for `namespace` runs."""
     tenant = TENANT.get()
-    # Those that requests name begin with a digit, or are empty.
+    # Namespaces named by requests begin with a digit, or are empty.
     return f"tenant {tenant}:{namespace}" if tenant else namespace
 
 

@@ -1,4 +1,4 @@
-"""The texts of a request become token ids: counted first, then encoded off the event loop."""
+"""Encodes the texts of a request: counts characters first, then encodes off the event loop."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from runtime.text.tokenizer import Tokenizer
 
 # Of all texts of a request together: some eight million tokens.
 MAX_TEXT_CHARS = 32 * 2**20
-# Encoding this much takes about a millisecond, and a hop to a thread a twentieth of one.
+# Encoding this much takes about a millisecond; a hop to a thread takes a twentieth of that.
 _INLINE_CHARS = 4 * 1024
 _INLINE_TEXTS = 64
-# So is decoding this much.
+# Decoding this many ids takes about as long.
 _INLINE_IDS = 1024
-# Encoded at a time: the next request's turn comes after some twenty milliseconds.
+# Encoded at a time: the next request waits for some twenty milliseconds.
 _GROUP_CHARS = 64 * 1024
 _GROUP_TEXTS = 1024
 
-# The library gives the GIL up, so two of them leave the loop its core. Each request waits for one
-# job at a time; so many requests wait under a heavy load that is still served.
+# The library releases the GIL, so two threads leave a core to the event loop. Each request waits
+# for one job at a time; `max_queued` covers the requests that wait under a heavy, bearable load.
 _POOL = OffloadPool("tokenization", workers=2, max_queued=16_384, timeout_s=120.0)
 
 
 def check_texts(texts: Sequence[str], limits: EngineLimits, *, most: int = MAX_TEXT_CHARS) -> None:
-    """Refuse texts that are too long, one or all together, before time is spent on them.
+    """Refuse texts that are too long, each or together, before time is spent on them.
 
     Args:
         texts: of one request.
@@ -62,7 +62,7 @@ async def encode_prompts(
     *,
     add_special_tokens: bool = True,
 ) -> list[list[int]]:
-    """Token ids of the prompts of one request; those that are ids already stay as they are.
+    """Token ids of the prompts of one request; prompts that are ids already stay as they are.
 
     Raises:
         InvalidRequest: the texts are too long together, or one holds half a surrogate pair.
@@ -92,7 +92,7 @@ async def encode_texts(
     check_length: Callable[[int], object] | None = None,
     most: int | None = None,
 ) -> list[list[int]]:
-    """Token ids of texts whose size was checked; see `Tokenizer.encode_batch`."""
+    """Token ids of texts whose sizes are checked already; see `Tokenizer.encode_batch`."""
     if sum(map(len, texts)) <= _INLINE_CHARS and len(texts) <= _INLINE_TEXTS:
         return tokenizer.encode_batch(texts, add_special_tokens, check_length, most)
     encoded: list[list[int]] = []
@@ -106,9 +106,9 @@ async def encode_texts(
 async def encode_pieces(
     tokenizer: Tokenizer, pieces: Sequence[str], limits: EngineLimits
 ) -> list[int]:
-    """Token ids of a prompt whose tokens must not reach from one piece into the next.
+    """Token ids of a prompt whose tokens must not cross from one piece into the next.
 
-    See `Tokenizer.encode_inner` on how the pieces but the first are encoded.
+    See `Tokenizer.encode_inner` for how the pieces after the first are encoded.
 
     Raises:
         InvalidRequest: a piece holds half a surrogate pair.

@@ -1,4 +1,4 @@
-"""Holds new requests back while weights change or generation is paused; nobody gets an error."""
+"""Holds new requests back, without an error, while weights change or generation is paused."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ PAUSE, SESSION, UPDATE = "pause", "session", "update"
 class RequestGate:
     """Requests that are admitted but not sent yet, in order.
 
-    It is closed for as long as anybody has a reason to keep it so.
+    The gate is closed while any reason is outstanding.
     """
 
     def __init__(self) -> None:
-        """Open."""
-        # With when each of them came.
+        """Start open."""
+        # Reason to the time at which it was given, `time.monotonic()`.
         self._reasons: dict[str, float] = {}
         self._held: dict[int, Callable[[], None]] = {}
 
@@ -70,7 +70,7 @@ class RequestGate:
         return frozenset(self._reasons)
 
     def closed_for_s(self, reason: str) -> float:
-        """Seconds since somebody has had this reason; 0 when nobody has."""
+        """Seconds since `reason` was given; 0 when it is not outstanding."""
         since = self._reasons.get(reason)
         return 0.0 if since is None else time.monotonic() - since
 
@@ -93,15 +93,15 @@ class RequestGate:
         self._held[request_id] = send
 
     def drop(self, request_id: int) -> bool:
-        """Forget a request; whether it was here."""
+        """Forget a request; returns whether it was held here."""
         return self._held.pop(request_id, None) is not None
 
     def close(self, reason: str) -> None:
-        """Hold newcomers back."""
+        """Hold new requests back because of `reason`."""
         self._reasons.setdefault(reason, time.monotonic())
 
     def open(self, reason: str) -> None:
-        """Take a reason back; when it was the last, everything held is sent."""
+        """Withdraw a reason; without any left, all held requests are sent."""
         self._reasons.pop(reason, None)
         while self._held and not self._reasons:
             request_id = next(iter(self._held))

@@ -1,4 +1,4 @@
-"""Null asks for nothing: in every field of every body it is as good as leaving the field out."""
+"""A null field means the same as an omitted one, in every field of every body."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 def convert(value: Any, expected: type[T]) -> T:
-    """`msgspec.convert`, by that rule.
+    """`msgspec.convert`, with null fields treated as omitted.
 
     Raises:
-        msgspec.ValidationError: `value` is something else.
+        msgspec.ValidationError: `value` is not an `expected`.
     """
     try:
         return msgspec.convert(value, expected)
@@ -25,10 +25,10 @@ def convert(value: Any, expected: type[T]) -> T:
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """`decoder.decode`, by that rule: a body that is refused is looked at once more.
+    """`decoder.decode`, with null fields treated as omitted; only a refused body is read twice.
 
     Raises:
-        msgspec.DecodeError: `body` is not JSON, or something else (`msgspec.ValidationError`).
+        msgspec.DecodeError: `body` is not JSON, or not of the type (`msgspec.ValidationError`).
         RecursionError: it is nested too deeply.
     """
     try:
@@ -41,9 +41,9 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def without_nulls(value: Any, expected: Any) -> Any:
-    """`value` without the nulls of fields that a body of the type `expected` may leave out.
+    """`value` without the nulls of fields that a body of the type `expected` may omit.
 
-    What is declared as plain JSON stays as it was sent, and so do nulls in lists.
+    Fields declared as plain JSON stay as they were sent, and so do nulls in lists.
     """
     return _pruned(value, _info(expected))
 
@@ -83,7 +83,7 @@ def _pruned_fields(value: Mapping[str, Any], info: inspect.StructType) -> dict[s
 
 
 def _suits(value: Any, info: inspect.Type) -> bool:
-    """Whether `value` is what one member of a union describes, by its kind and its tag."""
+    """Whether `value` has the kind and the tag of `info`, a member of a union."""
     match info:
         case inspect.Metadata():
             return _suits(value, info.type)

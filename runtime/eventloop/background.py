@@ -1,4 +1,4 @@
-"""Tasks of the event loop that nobody awaits: none of them ends without being noticed."""
+"""Event loop tasks that are never awaited; the end of each one is still noticed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# A task that fails this often within the time will not do better the next time.
+# A task that fails this often within `WITHIN_S` is not started again.
 MAX_FAILURES = 5
 WITHIN_S = 60.0
 _DELAY_S = 0.1
 
 
 class Background:
-    """Starts tasks, keeps those running that must never end, and tells of those that cannot."""
+    """Starts tasks, restarts those that must never end, and reports those that keep failing."""
 
     def __init__(self, failed: Callable[[str], None]) -> None:
-        """Call `failed` with one line when something cannot go on."""
+        """Call `failed` with a one-line reason when a task cannot continue."""
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopped = False
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]], what: str) -> None:
-        """Run `work`, which has no end, and start it again when it ends all the same.
+        """Run `work`, which should never end, and restart it if it does.
 
         Args:
             work: makes the coroutine; called again after each failure.
@@ -41,7 +41,7 @@ class Background:
 
         def ended(error: BaseException | None) -> None:
             how = "has ended" if error is None else "failed"
-            logger.error("%s %s; it goes on", what, how, exc_info=error)
+            logger.error("%s %s; it is started again", what, how, exc_info=error)
             failures.append(time.monotonic())
             if len(failures) == MAX_FAILURES and failures[-1] - failures[0] < WITHIN_S:
                 self._failed(f"{what} failed {MAX_FAILURES} times within {WITHIN_S:.0f} s.")
@@ -51,7 +51,7 @@ class Background:
         start()
 
     def run(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        """Run `work` to its end; that it fails is a failure of the engine."""
+        """Run `work` to its end; if it fails, the engine fails."""
 
         def ended(error: BaseException | None) -> None:
             if error is not None:

@@ -1,4 +1,4 @@
-"""What a body should have been: its fields, what one takes, which has a name like this."""
+"""Explains a refused body: its known fields, a field's choices, the closest field name."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
 
 
 class InvalidBody(InvalidRequest):
-    """The body is not the JSON that the route asks for; the message names the place."""
+    """The body is not the JSON that the route takes; the message names the place."""
 
 
 def not_json(reason: str) -> InvalidBody:
-    """What is raised for a body that is no JSON at all."""
+    """The error for a body that is not JSON at all."""
     return InvalidBody(f"The body is not valid JSON: {reason}.")
 
 
@@ -33,10 +33,10 @@ def fields_of_type(body: type[msgspec.Struct], kind: object) -> tuple[str, ...]:
 
 
 def explain(error: msgspec.ValidationError, expected: Any) -> str:
-    """The message of `error`, met while something was read as the type `expected`.
+    """The message of `error`, which was raised while decoding into the type `expected`.
 
-    A field that takes one of a few strings gets them listed, one that is unknown the name that is
-    most like it; every other message stays as it is.
+    For a field that takes one of a few strings the message lists them. For an unknown field it
+    suggests the most similar name. Every other message stays as it is.
     """
     message = str(error)
     reason, found, place = message.rpartition(" - at `")
@@ -54,7 +54,7 @@ def explain(error: msgspec.ValidationError, expected: Any) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """What follows the sentence about an unknown `name`; empty where no known one is like it."""
+    """A hint to append to the message about an unknown `name`; empty without a similar name."""
     near = difflib.get_close_matches(name, sorted(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
@@ -78,7 +78,7 @@ def _field_names(root: inspect.Type, place: str) -> set[str]:
 
 
 def _nodes(root: inspect.Type, place: str) -> list[inspect.Type]:
-    # What a path names may be of several types at once: `$.tags[0]` of `list[A] | dict[str, B]`.
+    # A path may lead to several types at once: `$.tags[0]` of `list[A] | dict[str, B]`.
     nodes = list(_flat([root]))
     for step in _STEP.finditer(place):
         nodes = list(_flat(_below(nodes, step.group(1))))
@@ -86,7 +86,7 @@ def _nodes(root: inspect.Type, place: str) -> list[inspect.Type]:
 
 
 def _below(nodes: Iterable[inspect.Type], name: str | None) -> Iterator[inspect.Type]:
-    """What stands in the field `name` of `nodes`; in any of their items when it is `None`."""
+    """The types of the field `name` of `nodes`, or of their items when `name` is `None`."""
     for node in nodes:
         if name is not None:
             if isinstance(node, inspect.StructType):

@@ -1,7 +1,7 @@
-"""Fields of a request that no part of the server reads: they are ignored, and that is said.
+"""Fields of a request that the server ignores: they are reported in a header and in the log.
 
-The entry opens a record for each request, the reading of its JSON body notes names in it, and the
-response says them in a header. The log says each name once for each route.
+The HTTP entry opens a record for each request. Reading the JSON body adds the names of ignored
+fields to it. The response lists them in a header. The log has each name once per route.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import msgspec
 logger = logging.getLogger(__name__)
 
 HEADER = "x-ignored-fields"
-# Of one request: names that are kept, and their characters.
+# Per request: the number of names that are kept, and the characters kept of each.
 _MAX_NAMES = 64
 _MAX_NAME_CHARS = 64
 # Clients and proxies bound a header's line; 8 KiB is the least of the usual bounds.
 _MAX_HEADER_BYTES = 1024
-# Pairs of a name and a route that the log has had. Beyond, new ones are in the header alone.
+# Pairs of a name and a route that are logged. Further ones are in the header only.
 MAX_LOGGED = 1024
-# What a name may have in a header as it is: no blank, no comma, no percent sign.
+# Characters that need no encoding in the header: no blank, no comma, no percent sign.
 _PLAIN = "!#$&'*+-.^_`|~[]{}():;<>=@/?"
 
 LOGGED: set[tuple[str, str]] = set()
@@ -40,12 +40,12 @@ class IgnoredFields:
     """
 
     def __init__(self, route: str) -> None:
-        """Begin; `route` is the registered path, for the log."""
+        """Start without names; `route` is the registered path, for the log."""
         self.names: list[str] = []
         self._route = route
 
     def add(self, names: Iterable[str]) -> None:
-        """Take more names, and log those that are new for the route."""
+        """Add names and log those that are new for the route."""
         for name in names:
             if name in self.names or len(self.names) >= _MAX_NAMES:
                 continue
@@ -59,11 +59,11 @@ class IgnoredFields:
             )
 
     def header(self) -> str:
-        """The names with commas between them; what no header may hold is percent-encoded."""
+        """The names, separated by commas; other characters than a header's are percent-encoded."""
         found: list[str] = []
         num_bytes = 0
         for name in self.names:
-            # Half a surrogate pair has no bytes of its own.
+            # Half a surrogate pair has no encoding in UTF-8.
             encoded = quote(name, safe=_PLAIN, errors="replace")
             num_bytes += len(encoded) + 2
             if num_bytes > _MAX_HEADER_BYTES:
@@ -78,11 +78,11 @@ IGNORED: ContextVar[IgnoredFields | None] = ContextVar("ignored_fields", default
 
 
 def unknown_fields(body: bytes, decoder_type: Any) -> list[str]:
-    """The keys of a JSON object that the struct `decoder_type` has no field for.
+    """The keys of a JSON object for which the struct `decoder_type` has no field.
 
     Args:
         body: valid JSON.
-        decoder_type: what it was decoded into; other types than structs know all keys.
+        decoder_type: the type it was decoded into; for types other than structs no key is unknown.
     """
     known = _known_fields(decoder_type)
     if known is None:
@@ -96,7 +96,7 @@ def unknown_fields(body: bytes, decoder_type: Any) -> list[str]:
 
 
 def note_ignored(names: Iterable[str]) -> None:
-    """Add `names` to the record of the request that is served, if there is one."""
+    """Add `names` to the record of the current request, if there is one."""
     ignored = IGNORED.get()
     if ignored is not None:
         ignored.add(names)

@@ -1,7 +1,7 @@
 """A request's JSON body, decoded strictly into a typed struct; used by every HTTP wire.
 
-A boolean is no number, a string is no number, `NaN` is no JSON, nesting has a bound and a key may
-appear once: what a proxy in front read is what is served.
+A boolean or a string is not a number, `NaN` is not JSON, nesting is bounded, and a key may appear
+once. So a proxy in front of the server has read the same request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runtime.eventloop.large_body import PIECE_BYTES, WINDOW, Body, split_lists
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Decoded at once: under a millisecond for what requests are made of, two for the worst.
+# Decoded inline: under a millisecond for usual requests, two for the worst.
 INLINE_BYTES = 64 * 1024
 # What a body became is freed piece by piece where it was larger.
 _FREED_POLITELY_BYTES = 2**21
@@ -33,12 +33,12 @@ _FREED_AFTER_S = 1.0
 # The check for duplicate keys parses in Python, about 12 ms per MiB: large bodies (token ids, in
 # practice) go without it rather than stall the streams that share the event loop.
 DUPLICATE_CHECK_BYTES = 256 * 1024
-# The quick look that may come before is one only where there are few strings.
+# The quick check that comes first is quick only for a body with few strings.
 _MAX_QUOTES = 256
 
 
 async def read_json(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode a body of any size; see `decode_body`. Fields that it ignores are noted.
+    """Decode a body of any size; see `decode_body`. Ignored fields are recorded.
 
     Raises:
         InvalidBody: as `decode_body`; or more numbers, strings, lists and objects than a request
@@ -69,10 +69,10 @@ def decode_large(
 
     Args:
         body: the JSON.
-        decoder: what reads it.
-        piece_bytes: what it gets at a time.
+        decoder: decodes it.
+        piece_bytes: bytes that the decoder gets at a time.
         window: bytes that one call of a regular expression looks at.
-        unknown: gets the names of fields that are ignored.
+        unknown: the names of ignored fields are added to it.
 
     Raises:
         InvalidBody: see `read_json`.
@@ -91,7 +91,7 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode `body`.
 
     Raises:
-        InvalidBody: not JSON, a wrong type (with its JSON path), a key twice, nested too deeply.
+        InvalidBody: not JSON, a wrong type (with its JSON path), a repeated key, too deep nesting.
     """
     try:
         decoded = absent_nulls.decode(body, decoder)
@@ -112,17 +112,17 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 async def work_out(body_size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work`, which takes as long as the body is large: on a thread unless that is small."""
+    """Call `work`, whose time grows with the body: on a thread unless the body is small."""
     if body_size <= INLINE_BYTES:
         return work(*args, **kwargs)
     return await PREPARING.run(work, *args, **kwargs)
 
 
 def let_go(lists: object, at_once: int = _FREED_AT_ONCE, after_s: float = _FREED_AFTER_S) -> None:
-    """Have a list of lists freed one by one on a thread: at once, eight million ids take 0.1 s.
+    """Free a list of lists one by one on a thread; freeing eight million ids at once takes 0.1 s.
 
-    What else refers to them keeps them; they are free once the last of all lets go. Up to `at_once`
-    numbers are not worth it.
+    Lists with other references are freed later, with the last reference. Up to `at_once` numbers
+    nothing is done: freeing them is fast.
     """
     if not isinstance(lists, list) or not lists or not isinstance(lists[0], list):
         return
@@ -140,10 +140,10 @@ def _empty(lists: list[Any]) -> None:
 
 
 def _all_keys_differ(body: bytes) -> bool:
-    """Whether no key appears twice anywhere in valid JSON; false where that is hard to say.
+    """Whether no key appears twice anywhere in valid JSON; false when that is not easy to see.
 
-    A prompt of token ids has few strings, and this takes a tenth of the time of the check, which
-    also refuses bytes that are no UTF-8 where the decoder skips them.
+    A prompt of token ids has few strings: then this takes a tenth of the time of the full check.
+    The full check also refuses invalid UTF-8 in values that the decoder skips.
     """
     if b"\\" in body or not body.isascii() or body.count(b'"') > _MAX_QUOTES:
         return False
@@ -154,7 +154,7 @@ def _all_keys_differ(body: bytes) -> bool:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> None:
-    # Returns nothing: only the check is wanted, not the objects.
+    # Returns nothing: only the check is needed, not the objects.
     if len({key for key, _ in pairs}) != len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:

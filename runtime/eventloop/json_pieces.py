@@ -1,8 +1,8 @@
-"""JSON that may be large: encoded at once where it is small, else piece by piece as it is sent.
+"""JSON that may be large: small JSON is encoded at once, large JSON in pieces while it is sent.
 
-An answer with a million log-probabilities would hold the event loop for a second, and as Python's
-objects it would take a hundred times the memory of its numbers. Here such a list stays packed until
-the response is written.
+Encoding a million log-probabilities at once would hold the event loop for a second, and as Python
+objects they would take a hundred times the memory of their numbers. Here such a list stays packed
+until the response is written.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from typing import Any
 
 import orjson
 
-# Numbers, or as much work, that are encoded at once: some fifty microseconds.
+# Numbers, or an equal amount of work, that are encoded at once: some fifty microseconds.
 INLINE_COST = 256
 _BYTES_PER_COST = 2048
 # Items of a list that are encoded together.
 BATCH = 512
-# Takes a list's place while what is around it is encoded; JSON holds it nowhere, not in strings.
+# Stands for a list while the JSON around it is encoded; JSON never contains it, even in strings.
 _HOLE = b"\x00"
 
 
 class Pieces(ABC):
-    """A value that gives its JSON in pieces.
+    """A value that is encoded to JSON in pieces.
 
     Attributes:
-        cost: how many numbers are left to be encoded.
+        cost: numbers that are still to be encoded.
     """
 
     cost: int
 
     @abstractmethod
     def pieces(self) -> Iterator[bytes]:
-        """The JSON, in order; each piece is made in well under a millisecond."""
+        """The pieces of the JSON, in order; each is made in well under a millisecond."""
 
 
 class JsonList(Pieces):
-    """A list whose items are made when it is encoded, once."""
+    """A list whose items are made while it is encoded; it can be encoded once."""
 
     def __init__(self, cost: int, items: Iterable[Any], *, batch: int = 1) -> None:
-        """Encode `items`, `batch` of them at a time: some `BATCH` numbers."""
+        """Encode `items`, `batch` of them at a time, which should be about `BATCH` numbers."""
         self.cost = cost
         self._items = iter(items)
         self._batch = batch
@@ -57,10 +57,10 @@ class JsonList(Pieces):
 
 
 class JsonItems(Pieces):
-    """A list of values that may be large themselves."""
+    """A list of values, each of which may be large."""
 
     def __init__(self, items: Iterable[Any], cost: int) -> None:
-        """Encode one item after the other."""
+        """Encode the items one after the other."""
         self._items = items
         self.cost = cost
 
@@ -76,22 +76,22 @@ class JsonItems(Pieces):
 
 
 def list_of(items: Iterable[Any], cost: int) -> list[Any] | JsonItems:
-    """A list of `items`, which is encoded in pieces where it is large."""
+    """A list of `items`; a large one is encoded in pieces."""
     return list(items) if cost <= INLINE_COST else JsonItems(items, cost)
 
 
 class GrowingJson(Pieces):
-    """A list that grows between one encoding and the next; each item becomes JSON once."""
+    """A list that grows between encodings; each item is encoded once."""
 
     def __init__(self, *, keeps: bool) -> None:
-        """Start empty; `keeps` what was encoded, so that it is there the next time."""
+        """Start empty; with `keeps` the next encoding includes what was encoded before."""
         self.cost = 0
         self._keeps = keeps
         self._encoded: list[bytes] = []
         self._waiting: deque[tuple[Iterator[Any], int]] = deque()
 
     def extend(self, cost: int, items: Iterable[Any], *, batch: int = 1) -> None:
-        """Add `items`, which come to `cost` numbers; `batch` of them are encoded at a time."""
+        """Add `items`, which have `cost` numbers; `batch` of them are encoded at a time."""
         self.cost += cost
         self._waiting.append((iter(items), batch))
 
@@ -111,17 +111,17 @@ class GrowingJson(Pieces):
                 comma = b","
                 if self._keeps:
                     self._encoded.append(data)
-        # To copy what is kept takes time, too.
+        # Copying what is kept takes time, too.
         self.cost = sum(map(len, self._encoded)) // _BYTES_PER_COST
         yield b"[]" if comma == b"[" else b"]"
 
 
 def encode(content: Any) -> bytes | Iterator[bytes]:
-    """JSON of `content`, in which lists may be `Pieces`: at once where they are small."""
+    """JSON of `content`, whose lists may be `Pieces`: whole when they are small, else in pieces."""
     try:
         return orjson.dumps(content)
     except TypeError:
-        # As good as always there are none, and looking for them costs more than the JSON.
+        # Nearly always there are no `Pieces`, and looking for them costs more than the encoding.
         pass
     large: list[Pieces] = []
     data = orjson.dumps(content, _hole(large))
@@ -130,7 +130,7 @@ def encode(content: Any) -> bytes | Iterator[bytes]:
 
 
 def all_pieces(content: Any) -> Iterator[bytes]:
-    """JSON of `content` piece by piece, however small it is."""
+    """JSON of `content` in pieces, even when it is small."""
     large: list[Pieces] = []
     yield from _filled(orjson.dumps(content, _hole(large)), large)
 

@@ -1,8 +1,8 @@
-"""A large JSON body taken apart: counted first, its lists decoded in pieces, none of which is long.
+"""Decodes a large JSON body: counts its parts first, then decodes its lists in short pieces.
 
-The decoder holds the GIL while it works, some fifty nanoseconds for each number: on any thread, a
-list of eight million token ids would keep the event loop from its turn for half a second. All of
-this runs on a thread; each call of the decoder gets a piece of a list.
+The decoder holds the GIL while it works, some fifty nanoseconds for each number. Even on another
+thread, a list of eight million token ids would block the event loop for half a second. All of this
+runs on a thread, and each call of the decoder gets one piece of a list.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from runtime.eventloop.body_errors import InvalidBody, not_json
 
 Body = bytes | bytearray
 
-# The decoder gets so much at a time: up to ten milliseconds.
+# Bytes that the decoder gets at a time: up to ten milliseconds.
 PIECE_BYTES = 256 * 1024
 # Numbers of a request: token ids of its prompts, or the values of embeddings.
 MAX_NUMBERS = 2**23
 # Strings, lists and objects of a request.
 MAX_PARTS = 2**22
-# One string, unless it is ASCII without escapes: its characters become others one by one.
+# Of one string, unless it is ASCII without escapes: others are converted character by character.
 MAX_TEXT_BYTES = 2**23
 # Fields of the body.
 MAX_MEMBERS = 1024
 # Items of a list: numbers, and other lists and objects, which the garbage collector visits.
 MAX_ITEMS = 2**20
 MAX_NESTED_ITEMS = 2**18
-# Of one value that is no list of a field's own: its numbers, and four for each of its parts.
+# Size of one value that cannot be divided, as no list field holds it: its numbers plus four for
+# each string, list and object in it.
 MAX_UNDIVIDED = 2**20
-# Looked at by one call of a regular expression.
+# Bytes that one call of a regular expression scans.
 WINDOW = 64 * 1024
 
 _KEY = msgspec.json.Decoder(str)
@@ -43,11 +44,11 @@ _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _FLAT = rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+"
 _SMALL = rb"(?:" + _STRING + rb"|\[" + _FLAT + rb"\]|\{" + _FLAT + rb"\})"
-# What is inside a list or an object, up to something deep or large.
+# The content of a list or an object, up to a deeply nested or large part.
 _CONTENT = re.compile(rb'(?:[^"\[\]{}]++|' + _SMALL + rb")*+", re.DOTALL)
-# Items of a list, each up to and with its comma.
+# Items of a list, each with its comma.
 _ITEMS = re.compile(rb'(?:[^"\[\]{},]*+(?:' + _SMALL + rb'[^"\[\]{},]*+)?+,)*+', re.DOTALL)
-# Up to where a number or a word ends.
+# The rest of a number or a word.
 _WORD = re.compile(rb'[^"\[\]{},]*+')
 _SCALAR = re.compile(rb'[ \t\r\n]*+[^"\[\]{}, \t\r\n]*+')
 
@@ -59,15 +60,15 @@ def split_lists(
 
     Args:
         body: of a request.
-        struct: what it will become.
-        piece_bytes: what its decoder gets at a time.
-        window: bytes that one call of a regular expression looks at.
+        struct: the type it will be decoded into.
+        piece_bytes: bytes that its decoder gets at a time.
+        window: bytes that one call of a regular expression scans.
 
     Returns:
-        The body with these lists empty, and their items, decoded, by attribute of `struct`.
+        The body with these lists emptied, and their decoded items by attribute of `struct`.
 
     Raises:
-        InvalidBody: no JSON, or more numbers, strings, lists and objects than a request may have.
+        InvalidBody: not JSON, or more numbers, strings, lists and objects than a request may have.
     """
     if len(body) <= piece_bytes:
         return body, {}
@@ -117,7 +118,7 @@ def _list_decoders(struct: Any) -> dict[str, _ListField]:
 
 @dataclass
 class _Value:
-    """A member of the body's object: where it is and what it is made of."""
+    """A member of the body's object: its position and its size."""
 
     key: str
     begin: int
@@ -139,7 +140,7 @@ class _Value:
 
 
 class _Scan:
-    """Finds its way through JSON without decoding it; what it passes over the decoder checks."""
+    """Scans JSON without decoding it; the decoder checks what the scan skips."""
 
     def __init__(self, body: Body, piece_bytes: int, window: int) -> None:
         self._body = body
@@ -183,13 +184,13 @@ class _Scan:
         """The items of a list, decoded in pieces.
 
         Args:
-            value: the list; of one inside another only `begin` and `key` matter.
-            field: whose decoder reads it.
-            depth: 1 for the field's own list, 2 for one inside that.
+            value: the list; for a nested list only `begin` and `key` matter.
+            field: the field that holds it; its decoder is used.
+            depth: 1 for the field's own list, 2 for a list inside it.
         """
         body = self._body
         items: list[Any] = []
-        # What waits to be decoded, the end of its last whole item, and how far it was looked at.
+        # Start of what is not decoded yet, end of its last whole item, and end of what was scanned.
         begin = behind_comma = at = value.begin + 1
         while True:
             after = self._match(_ITEMS, at)
@@ -204,7 +205,7 @@ class _Scan:
             if sign == b"]":
                 rest = body[begin:end]
                 if begin > value.begin + 1 and not rest.strip():
-                    # A comma is ahead of it.
+                    # A trailing comma.
                     raise _not_json(end)
                 items += self._decode(value, field, rest, depth)
                 return items
@@ -281,7 +282,7 @@ class _Scan:
         try:
             items = field.decoder.decode(b"[" * depth + text + b"]" * depth)
         except msgspec.ValidationError as error:
-            # Where in the whole list it is, a piece does not know.
+            # The position is relative to this piece, so it is not reported.
             reason = str(error).rpartition(" - at `")[0] or str(error)
             raise InvalidBody(f"{reason} - at `$.{value.key}[...]`", param=value.key) from None
         except UnicodeDecodeError:
@@ -294,10 +295,10 @@ class _Scan:
             (items,) = items
         return list(items)
 
-    # ---- from one place to the next ----
+    # ---- scanning ----
 
     def _value(self, begin: int) -> int:
-        """Where the value ends that begins here; counts what it is made of."""
+        """The end of the value that begins at `begin`; counts its parts."""
         body = self._body
         if self._peek(begin) not in (b'"', b"[", b"{"):
             end = self._match(_SCALAR, begin)
@@ -308,7 +309,7 @@ class _Scan:
         at, depth = begin, 0
         while True:
             end = self._match(_CONTENT, at) if depth else at
-            # Commas of texts count, too: what is large is not in question.
+            # Commas in strings count, too: the count is an upper bound.
             self._count(body.count(b",", at, end), _num_parts(body, at, end))
             sign = self._peek(end)
             if sign == b'"':
@@ -379,7 +380,7 @@ def _check_num_items(key: str, items: list[Any]) -> None:
 
 
 def _num_parts(body: Body, begin: int, end: int) -> int:
-    """Strings, lists and objects in what holds small ones only."""
+    """Number of strings, lists and objects in a part that has only small ones."""
     count = body.count
     return count(b'"', begin, end) // 2 + count(b"[", begin, end) + count(b"{", begin, end)
 

@@ -1,11 +1,11 @@
-"""Work that grows with a request runs off the event loop, on threads of its own purpose.
+"""Runs work that grows with a request off the event loop, on a thread pool for each purpose.
 
-A pool for each purpose: what clogs one kind of work leaves the others alone. The threads are
-daemons, so the interpreter never waits for one at its exit (`asyncio.to_thread` and
+Each purpose has its own pool, so a backlog of one kind of work does not delay the others. The
+threads are daemons, so the interpreter never waits for one at its exit (`asyncio.to_thread` and
 `concurrent.futures` do).
 
-A thread that holds the GIL stalls the loop all the same: the work is a library's that gives the GIL
-up, or it is cut into slices.
+A thread that holds the GIL still stalls the loop: the work must either be in a library that
+releases the GIL, or be cut into slices.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ T = TypeVar("T")
 class OffloadPool:
     """A bounded number of daemon threads and a bounded queue before them, for one purpose.
 
-    A job whose caller has given up (its time is over, or its client has left) cannot be ended.
-    While it goes on, another thread takes its place; `workers` such places at most.
+    A running job cannot be stopped when its caller gives up (after a timeout, or when the client
+    has left). While it runs on, an additional thread replaces its thread; there are at most
+    `workers` additional threads.
     """
 
     def __init__(self, name: str, *, workers: int, max_queued: int, timeout_s: float) -> None:
@@ -62,7 +63,8 @@ class OffloadPool:
         job = _Job(lambda: function(*args, **kwargs))
         self._put(job)
         try:
-            # Unlike `asyncio.timeout`, this tells our deadline from a TimeoutError of `function`.
+            # Unlike `asyncio.timeout`, our deadline cannot be confused with a TimeoutError of
+            # `function`.
             await asyncio.wait((job.done,), timeout=self._timeout_s)
         finally:
             had_begun = self._leave(job)
@@ -76,7 +78,7 @@ class OffloadPool:
 
     def _put(self, job: _Job) -> None:
         with self._changed:
-            # A burst comes before the threads that are free have taken anything.
+            # During a burst, free threads may not have taken their jobs from the queue yet.
             num_free = max(0, self._workers - self._num_running)
             if len(self._queue) - num_free >= self._max_queued:
                 raise Overloaded(
@@ -88,7 +90,7 @@ class OffloadPool:
             self._changed.notify()
 
     def _start_thread(self) -> None:
-        """Start a thread where jobs wait, none is idle and one more is allowed (lock held)."""
+        """Start a thread if jobs wait, none is idle and one more is allowed (lock held)."""
         most = self._workers + min(self._num_abandoned, self._workers)
         if len(self._queue) <= self._num_idle or self._num_threads >= most:
             return
@@ -98,7 +100,7 @@ class OffloadPool:
         _thread.start_new_thread(self._work, (f"{self._name}-{self._num_threads}",))
 
     def _leave(self, job: _Job) -> bool:
-        """The caller waits no longer; whether work on its job had begun."""
+        """Note that the caller no longer waits; returns whether work on its job had begun."""
         with self._changed:
             if job.state == "queued":
                 self._queue.remove(job)
@@ -114,7 +116,7 @@ class OffloadPool:
         while True:
             with self._changed:
                 if self._num_threads > self._workers + min(self._num_abandoned, self._workers):
-                    # The job that this thread stood in for has ended.
+                    # The abandoned job that this thread replaced has ended.
                     self._num_threads -= 1
                     return
                 self._num_idle += 1
@@ -131,7 +133,7 @@ class OffloadPool:
                     self._num_abandoned -= 1
                 job.state = "over"
             job.tell(result, error)
-            # What it held is let go before the next one comes.
+            # Release the job's objects before waiting for the next one.
             del job, result, error
 
 
@@ -153,7 +155,7 @@ class _Job:
 
     def tell(self, result: Any, error: BaseException | None) -> None:
         """Wake the caller."""
-        # The loop may be closed: its callers are gone.
+        # The loop may be closed, and then no caller is left.
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._settle, result, error)
 
@@ -164,5 +166,5 @@ class _Job:
             self.done.set_result(result)
         else:
             self.done.set_exception(error)
-            # It counts as seen: the caller may have left.
+            # Marks it as retrieved: the caller may have left.
             self.done.exception()

@@ -1,7 +1,7 @@
-"""Long work that has to stay on the event loop is cut into slices, one of them a turn of the loop.
+"""Cuts long work that must stay on the event loop into slices, one per iteration of the loop.
 
-However many requests have such work, the loop is held for one slice between two looks at its
-sockets.
+With any number of requests that have such work, the loop runs at most one slice between two polls
+of its sockets.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Self
 from weakref import WeakKeyDictionary
 
-# How long a slice goes on before it ends, seconds: a tenth of what a probe may wait.
+# Seconds after which a slice ends: a tenth of what a probe may wait.
 SLICE_S = 0.002
-# Bytes after which a slice ends all the same: about what a socket takes at once.
+# Bytes after which a slice ends earlier: about what a socket takes at once.
 SLICE_BYTES = 256 * 1024
 
 _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
 class Slices:
-    """A context for long work; `step` is awaited between its small parts.
+    """A context manager for long work; `step` is awaited between its small parts.
 
-    While a slice goes on no other begins. Short work passes through as if this were not there.
+    Only one slice runs at a time. Short work is not sliced.
     """
 
     def __init__(self, *, is_long: bool = True) -> None:
-        """Begin with the context."""
+        """Make the context; the first slice begins on entering it."""
         self._is_long = is_long
         self._lock: asyncio.Lock | None = None
         self._end = 0.0
@@ -41,7 +41,7 @@ class Slices:
         self._release()
 
     async def step(self) -> None:
-        """End the slice if its time is over, and wait for the turn of the next."""
+        """End the slice if its time is over, and wait until the next one may begin."""
         if self._is_long and time.monotonic() >= self._end:
             self._release()
             await self._begin()
@@ -57,16 +57,16 @@ class Slices:
 
     def _release(self) -> None:
         if self._lock is not None:
-            # Not now: whoever waits goes on after the loop has looked at its sockets.
+            # Not now: the next waiting task must run after the loop has polled its sockets.
             asyncio.get_running_loop().call_soon(self._lock.release)
             self._lock = None
 
 
 async def in_turns(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The same bytes, as many a slice as can be made in its time.
+    """The same bytes; each slice yields as many as can be made in its time.
 
     Args:
-        pieces: each made in much less time than a slice has.
+        pieces: each must be made in much less time than a slice.
     """
     is_over = False
     while not is_over:

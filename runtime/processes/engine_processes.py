@@ -1,7 +1,7 @@
-"""The owner of the engine's processes: its replicas, and what they are together.
+"""The owner of the engine's processes: starts, stops and watches the replicas.
 
-A dead worker or detokenizer never takes the front along: the port stays open, and readiness turns
-false while no replica is left that takes requests.
+A dead worker or detokenizer never ends the front: the port stays open, and the server is not ready
+while no replica takes requests.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class EngineProcesses:
 
     Attributes:
         status: kept current by the replicas.
-        on_change: called after every change of it.
+        on_change: callbacks, called after every change of `status`.
         restarts: see `__init__`.
         random_seed: of dummy weights.
     """
@@ -87,9 +87,9 @@ class EngineProcesses:
         """Prepare one replica for each link of `client`; nothing starts before `start`.
 
         Args:
-            worker: configuration of a scheduler's process; the same for all but for its folder.
+            worker: configuration of a scheduler's process; replicas differ in their folders only.
             detokenizer: configuration of a detokenizer's process, likewise.
-            client: told of every message and every death.
+            client: receives every message and the notice of every death.
             run_folder: private, removed by `stop`.
             grammar: configuration of the grammar compiler's process, `None` for none.
             restarts: start a dead child again. Else its death ends the engine: `status.phase`
@@ -101,7 +101,7 @@ class EngineProcesses:
         self.run_folder = run_folder
         self.on_change: list[Callable[[EngineStatus], None]] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        # Where the grammar compiler, which serves all replicas, answers.
+        # Receives from the grammar compiler, which serves all replicas.
         self._inbox: AsyncInbox[GrammarInbound] | None = None
         self._background = Background(self.ended)
         if grammar is not None:
@@ -129,7 +129,7 @@ class EngineProcesses:
     async def start(self) -> None:
         """Start all children; returns at once."""
         self._first_ready = asyncio.get_running_loop().create_future()
-        # Nobody may be waiting for it; its error is also in `status.fatal`.
+        # The future may never be awaited; its error is also in `status.fatal`.
         self._first_ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         if self.client.grammars is not None:
             self._inbox = AsyncInbox(self._context, front_address(self.run_folder), GrammarInbound)
@@ -151,7 +151,7 @@ class EngineProcesses:
         """End the children, close the sockets, remove the run folder."""
         grammars = self.client.grammars
         stops = [replica.stop() for replica in self._replicas]
-        # After `end_children` nothing is left to end, and no thread may be started for it.
+        # After `end_children` no child is left, and no thread may be started any more.
         if grammars is not None and grammars.pid is not None:
             stops.append(stop_child(grammars))
         await asyncio.gather(*stops)
@@ -169,7 +169,7 @@ class EngineProcesses:
     def end_children(self) -> None:
         """End the children and remove the run folder without the event loop.
 
-        For the end of the interpreter, when no thread may be started any more.
+        Used at the exit of the interpreter, when no thread may be started any more.
         """
         for replica in self._replicas:
             replica.end_children()
@@ -178,14 +178,14 @@ class EngineProcesses:
         remove_run_folder(self.run_folder)
 
     async def kill_stuck(self, rank: int, name: str, why: str) -> None:
-        """End a replica's `worker` or `detokenizer` that hangs; it is started again.
+        """End a replica's hanging `worker` or `detokenizer`; it is started again.
 
-        The log says first where its threads stand; that takes 2 s at most.
+        The stacks of its threads are logged first, which takes 2 s at most.
         """
         await self._replicas[rank].kill_stuck(name, why)
 
     def restart_workers(self, why: str) -> None:
-        """End every worker: all start again with the same weights and their memory."""
+        """End every worker: all start again with the same weights, and with their memory."""
         for replica in self._replicas:
             replica.kill("worker", why)
 
@@ -221,7 +221,7 @@ class EngineProcesses:
         """A replica's status has changed."""
         workers = [each.worker for each in self.status.replicas if each.worker is not None]
         if workers:
-            # What is admitted must fit wherever it goes.
+            # An admitted request must fit in any replica.
             capacity = min(worker.max_total_num_tokens for worker in workers)
             self.client.limits = dataclasses.replace(
                 self.client.limits, max_total_num_tokens=capacity
@@ -231,20 +231,23 @@ class EngineProcesses:
             if self._first_ready is not None and not self._first_ready.done():
                 self._first_ready.set_result(None)
         for callback in self.on_change:
-            # One draws on a terminal, which may be gone: that is no reason to restart no child.
+            # One draws on a terminal, which may be gone; children must be restarted all the same.
             try:
                 callback(self.status)
             except Exception:
-                logger.exception("A change of the status could not be told")
+                logger.exception("A change of the status could not be reported")
 
     def worker_died(self) -> None:
-        """A worker died and will be started again: with its memory, which the others may lack."""
+        """A worker died and will be started again: with its memory, which others may have released.
+
+        Then the others are restarted, too.
+        """
         if len(self._replicas) > 1 and self.client.loaded.released:
             self.client.loaded.restarted()
             self.restart_workers("memory was released, and another one has it again")
 
     def ended(self, why: str) -> None:
-        """A replica will not come back, so the engine has ended."""
+        """A replica will not be restarted, so the engine has ended."""
         self.status.fatal = why
         self.client.ready = False
         self.client.fail_all(why)
@@ -253,7 +256,7 @@ class EngineProcesses:
 
 
 def config_of_replica(worker: WorkerConfig, rank: int, folder: Path) -> WorkerConfig:
-    """The worker's configuration for one replica: its folder, and the GPUs of its ranks alone."""
+    """The worker's configuration for one replica: its folder, and only the GPUs of its ranks."""
     first = rank * worker.tp_size
     gpu_ids = worker.gpu_ids[first : first + worker.tp_size]
     return dataclasses.replace(worker, run_folder=str(folder), dp_rank=rank, gpu_ids=gpu_ids)

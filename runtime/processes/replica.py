@@ -1,7 +1,7 @@
-"""One replica: starts its worker and its detokenizer, notices their end, starts them again.
+"""One replica: starts its worker and its detokenizer, notices when they end, and restarts them.
 
-A dead child takes no other replica along, and never the front: the replica's requests in flight get
-a final error, and it takes none until its new process is ready.
+A dead child affects neither the other replicas nor the front. The replica's requests in flight get
+a final error, and it takes no requests until its new process is ready.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from runtime.processes.status import EngineStatus, ReplicaStatus
 
 logger = logging.getLogger(__name__)
 
-# By deaths in a row: a child that always dies at once must not be restarted in a busy loop.
+# By the number of deaths in a row: a child that dies at once must not restart in a busy loop.
 RESTART_DELAYS_S = (0.0, 0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_AFTER_S = 60.0
-# So long after the end of a child that has not started, its last message counts before its end.
+# The end of a child that has not started is handled this much later, after its last message.
 LAST_MESSAGE_S = 0.5
-# One that is stopped, or hangs in a driver, cannot write where its threads stand.
+# A process that is stopped, or hangs in a driver, cannot write its stacks.
 STACKS_WAIT_S = 2.0
 _STACKS_PERIOD_S = 0.1
 
@@ -53,12 +53,12 @@ _ENDINGS = OffloadPool("end of child processes", workers=64, max_queued=64, time
 
 
 async def _stacks_of(child: Child) -> str:
-    """Where the child's threads stand, as far as it has written it in `STACKS_WAIT_S`."""
+    """The stacks of the child's threads, as far as it writes them within `STACKS_WAIT_S`."""
     deadline = time.monotonic() + STACKS_WAIT_S
     child.ask_for_stacks()
     found, before = "", None
     while found != before and time.monotonic() < deadline:
-        # Until nothing is added any more.
+        # Until nothing more is added.
         before = found or None
         await asyncio.sleep(_STACKS_PERIOD_S)
         found = child.stacks()
@@ -66,7 +66,7 @@ async def _stacks_of(child: Child) -> str:
 
 
 class Stoppable(Protocol):
-    """A child process, or what owns one."""
+    """A child process, or its owner."""
 
     def stop(self) -> None:
         """End it, and wait until it has ended."""
@@ -74,9 +74,9 @@ class Stoppable(Protocol):
 
 
 async def stop_child(child: Stoppable) -> None:
-    """End a child without holding the loop; one that cannot be ended in time is left to the system.
+    """End a child without blocking the loop; give up on a child that does not end in time.
 
-    What has been killed and is not gone hangs in a driver.
+    A killed process that still exists hangs in a driver.
     """
     try:
         await _ENDINGS.run(child.stop)
@@ -85,7 +85,7 @@ async def stop_child(child: Stoppable) -> None:
 
 
 class Owner(Protocol):
-    """What a replica needs of the engine it belongs to.
+    """The engine that owns a replica, as the replica needs it.
 
     Attributes:
         restarts: whether a dead child is started again; else its death ends the engine.
@@ -104,7 +104,7 @@ class Owner(Protocol):
         ...
 
     def ended(self, why: str) -> None:
-        """The replica will not come back, so the engine has ended."""
+        """The replica will not be restarted, so the engine has ended."""
         ...
 
 
@@ -132,11 +132,11 @@ class Replica:
             status: what to keep current; its `rank` is this replica's.
             worker: configuration of the scheduler's process, in this replica's run folder.
             detokenizer: configuration of the detokenizer's process, in the same folder.
-            client: told of every message and every death.
+            client: receives every message and the notice of every death.
             context: for the sockets.
-            owner: told of every change.
+            owner: notified of every change.
             start_child: starts a process as `Child` does.
-            restart_delays_s: how long each of several failures in a row is waited after.
+            restart_delays_s: seconds to wait after each of several failures in a row.
         """
         self._new_child = start_child
         self._restart_delays_s = restart_delays_s
@@ -189,7 +189,7 @@ class Replica:
                 child.stop()
 
     def kill(self, name: str, why: str) -> None:
-        """End a `worker` or `detokenizer`; it is started again like one that died by itself."""
+        """End a `worker` or `detokenizer`; it is restarted like one that died."""
         logger.error("Ending the %s%s: %s", name, self._whose, why)
         if not self._owner.restarts:
             self._set(last_failure=f"The {name}{self._whose} was ended: {why}.")
@@ -198,13 +198,13 @@ class Replica:
             child.kill()
 
     async def kill_stuck(self, name: str, why: str) -> None:
-        """Like `kill`, after the log says where each of its threads stands."""
+        """Like `kill`, after logging the stacks of its threads."""
         child = self._worker if name == "worker" else self._detokenizer
         if child is None or not child.is_alive:
             return
         stacks = await _stacks_of(child) or f"It wrote no stacks within {STACKS_WAIT_S:g} s."
         logger.error("The %s%s is stuck: %s. Its threads:\n%s", name, self._whose, why, stacks)
-        # It may have ended meanwhile; the new one is none of ours.
+        # It may have ended meanwhile; its replacement must not be killed.
         if child.is_alive:
             self.kill(name, why)
 
@@ -222,7 +222,7 @@ class Replica:
 
     @property
     def _whose(self) -> str:
-        """Which replica, where there are several."""
+        """Names the replica when there are several."""
         return f" of replica {self.status.rank}" if len(self._client.links) > 1 else ""
 
     def _living(self) -> list[Child]:
@@ -239,7 +239,7 @@ class Replica:
         self._started_at["scheduler"] = time.monotonic()
         environment = compute_environment(self._worker_config.num_threads)
         if self._worker_config.gpu_ids:
-            # Nothing the worker does can touch a neighbour's GPU, and its own is number 0.
+            # The worker cannot touch another replica's GPU, and its own is number 0.
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._worker_config.gpu_ids)
         self._worker = self._start_child("scheduler", self._worker_config, environment)
 
@@ -249,7 +249,7 @@ class Replica:
         self._detokenizer = self._start_child("detokenizer", self._detokenizer_config, environment)
 
     def _start_child(self, entry: str, config: object, environment: dict[str, str]) -> Child:
-        # Where a death is final, the owner has to say why: there is no log to look into.
+        # When a death is final, the owner must report the reason: there is no log to read.
         relays = not self._owner.restarts
         return self._new_child(
             entry, config, self._exited_on_thread, environment, relays_stderr=relays
@@ -258,9 +258,9 @@ class Replica:
     def _exited_on_thread(self, child: Child, code: int) -> None:
         assert self._loop is not None
         later = self._loop.call_later
-        # A busy loop may hear of its end before it reads why it cannot start.
+        # A busy loop may be notified of the end before it reads why the child cannot start.
         delay_s = 0.0 if self._owner.status.has_started else LAST_MESSAGE_S
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+        with contextlib.suppress(RuntimeError):  # raised when the loop is closed
             self._loop.call_soon_threadsafe(later, delay_s, self._exited, child, code)
 
     def _exited(self, child: Child, code: int) -> None:
@@ -284,7 +284,7 @@ class Replica:
         self._background.run(self._restart(child), f"The restart of the {child.entry}{self._whose}")
 
     def _lost(self, why: str) -> None:
-        """Something of the front's own cannot go on: without it the replica is of no use."""
+        """A task of the front cannot continue, and without it the replica is useless."""
         self._link.ready = False
         self._set(phase="failed", last_failure=why, worker=None)
         self._owner.ended(why)
@@ -309,7 +309,7 @@ class Replica:
             if self._stopping:
                 return
             if child is self._worker:
-                # Fresh addresses on every restart: nothing meant for the dead process can arrive.
+                # New addresses on every restart: no message for the dead process can arrive.
                 self._client.loaded.restarted()
                 generation = self._worker_config.generation + 1
                 self._worker_config = dataclasses.replace(
@@ -317,15 +317,15 @@ class Replica:
                 )
                 await self._start_in_time(self._start_worker, name)
             elif child is self._detokenizer:
-                # The living worker still feeds the requests that just failed.
+                # The living worker still runs the requests that just failed.
                 self._client.stop_orphans(self.status.rank)
             else:
-                # A detokenizer that the worker's restart has replaced meanwhile.
+                # The worker's restart has already replaced this detokenizer.
                 return
             await self._replace_detokenizer()
 
     async def _replace_detokenizer(self) -> None:
-        # Both children name each other's address, so they change generation together.
+        # Each child has the other's address, so they change generation together.
         old = self._detokenizer
         self._detokenizer = None
         self._set(detokenizer_ready=False)
@@ -339,7 +339,7 @@ class Replica:
         await self._start_in_time(self._start_detokenizer, "detokenizer")
 
     async def _start_in_time(self, start: Callable[[], None], name: str) -> None:
-        """Start a child now, or as soon as the system has a process and memory for one."""
+        """Start a child now, or as soon as the system has a free process and memory for it."""
         while not self._stopping:
             try:
                 start()
@@ -374,7 +374,7 @@ class Replica:
                 self._client.on_control_reply(self.status.rank, message)
             case Progress():
                 self._set(phase=message.phase, fraction=message.fraction, detail=message.detail)
-            # What a dead one said may be read late.
+            # A dead worker's message may be read late.
             case WorkerReady() if _is_from(self._worker, message.pid):
                 self._link.prefixes.max_tokens = min(message.max_total_num_tokens, MAX_TOKENS)
                 self._link.num_rows = message.max_running_requests

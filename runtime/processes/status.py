@@ -1,4 +1,4 @@
-"""Where the engine is in its life: one status for each replica, and what they say together."""
+"""The engine's phase, from loading to failed: one status per replica, and the sum of them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _ORDER: dict[Phase, int] = {
 
 @dataclass(kw_only=True)
 class ReplicaStatus:
-    """Where one replica is.
+    """The status of one replica.
 
     Attributes:
         rank: which replica, from 0.
-        shared: gauges and heartbeat that its worker writes.
+        shared: gauges and heartbeats that its processes write.
         fraction: progress within `phase`, 0 to 1.
-        worker: what the worker told of itself once ready; `None` while there is none.
-        num_restarts: children started again since the beginning.
+        worker: what the worker reported about itself once ready; `None` before.
+        num_restarts: children restarted since the start.
         last_failure: why the last child died or the first start failed.
-        ready_at: `time.monotonic()` of the latest ready.
+        ready_at: `time.monotonic()` when it last became ready.
         num_rejected: messages to the front that did not decode.
     """
 
@@ -48,12 +48,12 @@ class ReplicaStatus:
 
 
 class EngineStatus:
-    """The replicas of one engine.
+    """The status of one engine: that of its replicas together.
 
     Attributes:
         replicas: in the order of their ranks.
         has_started: whether every replica has been ready once.
-        fatal: why the engine has ended for good; `None` while it lives.
+        fatal: why the engine has ended for good; `None` while it runs.
     """
 
     def __init__(self, replicas: Sequence[ReplicaStatus]) -> None:
@@ -64,12 +64,12 @@ class EngineStatus:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are served, by one replica at least."""
+        """Whether at least one replica serves requests."""
         return self.fatal is None and any(each.is_ready for each in self.replicas)
 
     @property
     def phase(self) -> Phase:
-        """The phase of the slowest replica while the engine starts, later of the best one."""
+        """The phase of the slowest replica while the engine starts, later that of the best one."""
         return "failed" if self.fatal is not None else self._shown.phase
 
     @property
@@ -79,17 +79,17 @@ class EngineStatus:
 
     @property
     def detail(self) -> str:
-        """What `phase` is about just now."""
+        """What is happening within `phase`."""
         return self._shown.detail
 
     @property
     def worker(self) -> WorkerReady | None:
-        """What a worker told of itself: of the first replica that has one."""
+        """What the first worker reported about itself."""
         return next((each.worker for each in self.replicas if each.worker is not None), None)
 
     @property
     def num_restarts(self) -> int:
-        """Children started again since the beginning."""
+        """Children restarted since the start."""
         return sum(each.num_restarts for each in self.replicas)
 
     @property
