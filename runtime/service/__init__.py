@@ -1,1 +1,1 @@
-"""What both APIs and the offline engine mean by what they ask; no HTTP, no torch."""
+"""The meaning of requests, shared by all HTTP APIs and the offline engine; no HTTP, no torch."""

@@ -1,4 +1,4 @@
-"""Where the prefix cache breaks: the first token of a prompt that no cached prompt goes on with."""
+"""Finds where the prefix cache breaks: the first token of a prompt that continues no cached one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SHOWN = 16
 
 
 class CacheBreak(TypedDict):
-    """The first token of a prompt that no cached prompt goes on with.
+    """The first token of a prompt that continues no cached prompt.
 
-    The texts are the prompt's own: what the other prompt says there is nobody's business. `kind` is
-    `differs` where the other one goes on in another way, `new` where it ends, or was evicted.
+    The texts are the prompt's own; those of the cached prompt are not revealed. `kind` is `differs`
+    where the cached prompt continues with another token, `new` where it ends, or was evicted.
     """
 
     index: int
@@ -33,7 +33,7 @@ class CachedPrefix:
 
     Attributes:
         num_cached: tokens that a request would take from the cache.
-        broken: where the cache breaks; None where all of the prompt is there.
+        broken: where the cache breaks; `None` when all of the prompt is cached.
     """
 
     num_cached: int
@@ -41,7 +41,7 @@ class CachedPrefix:
 
 
 def check_reported(context: ServiceContext, param: str) -> None:
-    """Refuse to tell of the cache where the operator has not said that it may be told of.
+    """Refuse to report on the cache unless the operator has allowed it.
 
     Raises:
         InvalidRequest: the server was started without `--enable-cache-report`.
@@ -58,7 +58,7 @@ async def cached_prefix(
     namespace: str,
     images: Sequence[ImageInput] = (),
 ) -> CachedPrefix:
-    """Compare a prompt with what is cached just now, in the caller's own name space.
+    """Compare a prompt with the current cache, in the caller's own namespace.
 
     Raises:
         EngineNotReady: a worker is loading.

@@ -1,4 +1,4 @@
-"""What has changed since the start, beside the options, which are made once and never written."""
+"""What has changed since the start; kept apart from the options, which are never written."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from runtime.config.options import ModelArgs
 
 @dataclass(frozen=True)
 class Changes:
-    """The values that hold now, of options that may change while the server runs.
+    """Current values of the options that may change while the server runs.
 
     Attributes:
-        model: what the server was started with.
-        options: by the options' names; `/server_info` shows them in place of those of the start.
+        model: the model that the server was started with.
+        options: by the options' names; `/server_info` shows them instead of the initial values.
     """
 
     model: ModelArgs
     options: dict[str, object] = field(default_factory=dict)
 
     def rename_model(self, model_path: str) -> None:
-        """Tell that the weights of `model_path` are loaded now."""
+        """Note that the weights of `model_path` are loaded now."""
         self.options["model_path"] = model_path
         # A name that the operator chose is a promise to clients.
         if self.model.served_model_name == self.model.model_path:
@@ -34,5 +34,5 @@ class Changes:
 
     @property
     def served_model_name(self) -> str:
-        """The one name that `/v1/models` lists; other weights may bring another."""
+        """The name that `/v1/models` lists; it may change with the weights."""
         return str(self.options.get("served_model_name", self.model.served_model_name) or "")

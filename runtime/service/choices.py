@@ -1,4 +1,4 @@
-"""How probable each of several continuations of one prompt is, token by token."""
+"""Scores several continuations of one prompt: how probable each is, token by token."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ChoicePlan:
 
 
 MAX_CHOICES = MAX_TOKEN_IDS
-# A choice is some words; a thousand pages would hold up everybody for a minute on a CPU.
+# A choice is a few words; a thousand pages would delay all requests for a minute on a CPU.
 MAX_CHOICE_TOKENS = 2**16
 
 
@@ -118,7 +118,7 @@ class SelectBody(msgspec.Struct, kw_only=True):
 
 
 class Choice(TypedDict):
-    """One of them.
+    """One choice.
 
     A triple is log-probability, id and text of a token; the first is `null` where nothing precedes
     the token. `logprob` is the sum, `prob` the share among all choices.
@@ -131,10 +131,10 @@ class Choice(TypedDict):
 
 
 class SelectMeta(TypedDict):
-    """Of all choices together.
+    """Figures for all choices together.
 
-    Of the prompt's tokens `cached_tokens` were in the prefix cache when the request came;
-    `computed_tokens` were computed, for all choices.
+    `cached_tokens` of the prompt's tokens were in the prefix cache when the request came;
+    `computed_tokens` is the number of tokens computed for all choices.
     """
 
     id: str
@@ -154,11 +154,12 @@ class Choices(TypedDict):
 
 
 async def select(context: ServiceContext, body: SelectBody, body_size: int = 0) -> Choices:
-    """Score every choice as what comes right after the prompt, or none.
+    """Score every choice as the continuation of the prompt, or none.
 
-    The tokens of a choice are those of prompt and choice together, from the first place on at
-    which one of the choices leaves the prompt's own tokens: a blank that ends the prompt and begins
-    the token of a word counts for all of them. What they share is computed once.
+    Prompt and choice are tokenized together. A choice's tokens begin at the first position at which
+    any choice changes the prompt's own tokens. For example, a blank at the end of the prompt may
+    become part of a choice's first token; then it is scored for every choice. The common prefix is
+    computed once.
 
     Args:
         context: the server's.
@@ -242,9 +243,9 @@ def _check(body: SelectBody, vocab_size: int) -> None:
 
 
 async def _encoded(context: ServiceContext, body: SelectBody) -> tuple[list[int], list[list[int]]]:
-    """The prompt's tokens, and those of each choice that is a text: with a prompt that is one."""
+    """The prompt's tokens, and those of each text choice, with the prompt if that is a text."""
     texts = [each for each in body.choices if isinstance(each, str)]
-    # Counted before each choice gets the prompt: that could be a thousand times what was sent.
+    # Checked before each choice gets the prompt: that could be a thousand times the body.
     check_num_chars(len(body.text or "") * (1 + len(texts)) + sum(map(len, texts)))
     if body.text is None:
         encoded = await encode_texts(context.tokenizer, texts, add_special_tokens=False)
@@ -257,7 +258,7 @@ async def _encoded(context: ServiceContext, body: SelectBody) -> tuple[list[int]
 def _sequences(
     body: SelectBody, prompt: list[int], encoded: list[list[int]]
 ) -> tuple[list[list[int]], int]:
-    """Prompt and choice for each choice, and from where on one of them is not the prompt."""
+    """Prompt and choice for each choice, and the first position at which one leaves the prompt."""
     of_texts = iter(encoded)
     sequences = []
     for each in body.choices:

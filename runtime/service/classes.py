@@ -1,4 +1,4 @@
-"""Classes of texts: what a classifier's scores mean."""
+"""Classes of texts: turns a classifier's scores into probabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Classified:
     """One text's class.
 
     Attributes:
-        label: of the most probable class, as `config.json` calls it.
+        label: name of the most probable class, from `config.json`.
         probabilities: of each class, in order.
     """
 
@@ -24,7 +24,7 @@ class Classified:
 
 
 def require_scores(model: ModelSpec, path: str) -> None:
-    """Refuse what only a model with classes can answer.
+    """Refuse a request that only a model with classes can answer.
 
     Raises:
         InvalidRequest: the model gives something else.
@@ -37,10 +37,10 @@ def require_scores(model: ModelSpec, path: str) -> None:
 
 
 def classify(model: ModelSpec, found: Embedding) -> Classified:
-    """Make probabilities of scores: of classes that exclude one another, or each by itself.
+    """Turn scores into probabilities: softmax for exclusive classes, sigmoid for independent ones.
 
-    As the text classification of `transformers` does: a single class, and a model that was trained
-    for several classes of one text at once, have a probability each.
+    Like the text classification of `transformers`: a single class is independent, and so are the
+    classes of a model that was trained to give a text several classes at once.
     """
     numbers = found.numbers
     is_each = len(numbers) == 1 or model.raw.get("problem_type") == "multi_label_classification"

@@ -1,4 +1,4 @@
-"""What routes, the application and the offline engine share: one object, built by `assemble`."""
+"""The object that routes, the application and the offline engine share; built by `assemble`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Lifecycle:
     """Where the server is between its first and its last request.
 
     Attributes:
-        warmed_up: a first token of our own was generated, or nobody asked for one.
-        draining: it was told to leave; what runs may finish.
+        warmed_up: the server's warm-up has generated a token, or warm-up is off.
+        draining: the server is shutting down; running requests may finish.
     """
 
     warmed_up: bool = False
@@ -41,12 +41,12 @@ class ServiceContext:
     """The server as its routes see it.
 
     Attributes:
-        config: resolved; never written, also where options change: see `changes`.
+        config: resolved; never written. For changed options see `changes`.
         sampling_defaults: from `--preferred-sampling-params`, native names, checked.
-        images: makes those of prompts ready.
+        images: prepares the images of prompts.
         status: the engine's and each replica's, kept current by their owner.
-        weights: changes and pauses.
-        changes: of options, since the start.
+        weights: weight updates and pauses.
+        changes: changes of options since the start.
     """
 
     config: ServerConfig
@@ -68,12 +68,12 @@ class ServiceContext:
 
     @property
     def served_model_name(self) -> str:
-        """The one name that `/v1/models` lists; other weights may bring another."""
+        """The name that `/v1/models` lists; it may change with the weights."""
         return self.changes.served_model_name
 
     @property
     def max_queued_requests(self) -> int | None:
-        """Requests that may wait beyond those that run; `None` for no bound of the operator's."""
+        """Requests that may wait besides those that run; `None` if the operator sets no bound."""
         found = self.changes.options.get(
             "max_queued_requests", self.config.scheduling.max_queued_requests
         )
@@ -97,10 +97,10 @@ class ServiceContext:
     def generator(
         self, session: SessionParams | None, *, is_recorded: bool = True
     ) -> Callable[[GenerationInput], GenerationStream]:
-        """What admits a request.
+        """The function that admits a request.
 
         Args:
-            session: what it goes on from, if anything.
+            session: the session that the request continues, if any.
             is_recorded: whether metrics and the request log count it.
         """
         generate = self.client.generate
@@ -112,7 +112,7 @@ class ServiceContext:
 
     @cached_property
     def features(self) -> Features:
-        """What requests may ask for in this server."""
+        """The features that requests may use in this server."""
         scheduling = self.config.scheduling
         offered = {
             "hidden_states": scheduling.enable_return_hidden_states,

@@ -1,6 +1,6 @@
-"""What the engine is, in the native API's words: model, arguments, state.
+"""Describes the engine in the native API's format: model, arguments, state.
 
-Secrets never leave through here.
+Secrets are never included.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from runtime.processes.status import ReplicaStatus
 from runtime.service.context import ServiceContext
 
 _SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
-# Of this machine's folders clients need the model's and the tokenizer's alone, as they were given:
-# there they find the vocabulary. Of the others they learn the last part of the name.
+# Clients need the full paths of the model and the tokenizer, to find the vocabulary. Of all other
+# folders they see only the last part of the path.
 _PATHS = frozenset(
     {"ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "chat_template", "api_keys_file"}
     | {"torch_profiler_dir", "weights_root", "media_root"}
 )
-# Arguments of the reference that routers read and that have one value here.
+# Arguments of the reference that routers read and that have a fixed value here.
 _FIXED_ARGS: dict[str, Any] = {
     "pp_size": 1,
     "nnodes": 1,
@@ -100,7 +100,7 @@ ServerInfo = _struct(
 
 
 def describe_model(context: ServiceContext) -> dict[str, Any]:
-    """The nine keys of `/get_model_info`."""
+    """The answer of `/get_model_info`, nine keys."""
     preferred = context.config.http.preferred_sampling_params
     return {
         "model_path": context.changes.model_path,
@@ -118,11 +118,11 @@ def describe_model(context: ServiceContext) -> dict[str, Any]:
 def describe_args(
     context: ServiceContext, settled: Mapping[str, object] = _NOTHING
 ) -> dict[str, Any]:
-    """Every argument by its name, keys left out, with what was decided filled in.
+    """Every argument by its name, with its resolved value; secrets are `None`.
 
     Args:
         context: the server.
-        settled: what others than the worker decided, by the names of the options.
+        settled: values that were resolved outside the worker, by the names of the options.
     """
     flat = dict(_FIXED_ARGS)
     for section in dataclasses.fields(context.config):
@@ -151,7 +151,7 @@ def describe_args(
 def _last_part(value: Any) -> Any:
     if isinstance(value, list):
         return [_last_part(each) for each in value]
-    # A template may also be given as its text.
+    # `chat_template` may be the text of a template.
     is_path = isinstance(value, str) and value.startswith(("/", "~")) and len(value) < 4096
     return PurePath(value).name if is_path else value
 

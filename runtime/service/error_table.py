@@ -1,4 +1,4 @@
-"""What a client may know of an exception: one table, which each wire puts into its own words."""
+"""What a client is told about an exception: one table, which each wire converts to its format."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from runtime.requests.fault_domain import log_failure
 
 @dataclass(frozen=True)
 class ErrorInfo:
-    """An error as clients learn of it.
+    """An error as clients see it.
 
     Attributes:
-        status: HTTP's.
-        param: the request's field that it is about, as the client wrote it.
-        code: OpenAI's machine-readable word, if there is one.
-        retry_after_s: when to come back, for overload.
+        status: the HTTP status.
+        param: the request field at fault, as the client wrote it.
+        code: OpenAI's machine-readable error code, if there is one.
+        retry_after_s: seconds until a retry makes sense, on overload.
     """
 
     status: int
@@ -27,10 +27,10 @@ class ErrorInfo:
 
 
 def describe_error(error: Exception) -> ErrorInfo:
-    """Turn an exception into what the client may know of it.
+    """Turn an exception into the error that the client sees.
 
-    Errors raised on purpose carry their own text. Anything else is ours: it goes to the log under
-    an id, and only the id leaves the server.
+    Errors raised on purpose carry their own text. Any other exception is a bug: it is logged under
+    an id, and the client gets only the id.
     """
     if isinstance(error, HeadraceError):
         return ErrorInfo(

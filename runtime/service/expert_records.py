@@ -1,4 +1,4 @@
-"""Records of expert use: begun, ended, written."""
+"""Starts, stops and writes records of expert use."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _WRITE_TIMEOUT_S = 300.0
 
 
 async def record_experts(client: EngineClient, action: Literal["start", "stop", "dump"]) -> str:
-    """Tell every rank; what the first says.
+    """Send `action` to every rank; returns the first rank's message.
 
     Raises:
-        InvalidRequest: the server was not started for it, or the file cannot be written.
+        InvalidRequest: the server was not started with it, or the file cannot be written.
     """
     reply = await client.control(lambda call_id: RecordExperts(call_id, action), _WRITE_TIMEOUT_S)
     if not reply.success:

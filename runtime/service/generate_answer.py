@@ -1,4 +1,4 @@
-"""What `/generate` answers, as the description of the API shows it."""
+"""The answer of `/generate`, as the API's description shows it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from runtime.ipc.messages import FinishReason
 
 
 class MetaInfo(LogprobMeta, HiddenMeta, EntropyMeta, RoutedMeta):
-    """What is known of a sample beside its tokens; times come with its end, `dp_rank` of several.
+    """Information about a sample besides its tokens.
 
-    `image_tokens` are those of the prompt that stand for images, where it has any. Times:
-    `e2e_latency` in seconds, `response_sent_to_client_ts` since 1970.
+    Times are set at its end: `e2e_latency` in seconds, `response_sent_to_client_ts` in seconds
+    since 1970. `dp_rank` is set when there are several replicas. `image_tokens` is the number of
+    the prompt's tokens that stand for images, when it has images.
     """
 
     id: str
@@ -33,7 +34,7 @@ class MetaInfo(LogprobMeta, HiddenMeta, EntropyMeta, RoutedMeta):
 
 
 class GenerateAnswer(TypedDict):
-    """One sample; `text` needs a tokenizer, `index` is of streams with several."""
+    """One sample; `text` needs a tokenizer, `index` is set in streams with several samples."""
 
     text: NotRequired[str]
     output_ids: list[int]

@@ -1,4 +1,4 @@
-"""The body of `/generate`: its fields, its rules of shape, and the samples it asks for."""
+"""The body of `/generate`: its fields, its rules of shape, and the samples that it requests."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     session_params: SessionParams | None = None
     session_id: str | None = None
     image_data: ImageData | None = None
-    # An object asks for a feature that this server does not have: neutral values pass.
+    # Any other value requests a feature that this server does not have: neutral values pass.
     video_data: object | None = None
     audio_data: object | None = None
     return_bytes: object | None = None
@@ -93,7 +93,7 @@ Prompts = list[str] | list[list[int]]
 
 @dataclass(frozen=True)
 class Sample:
-    """One output that was asked for.
+    """One requested output.
 
     Attributes:
         prompt_index: which prompt it continues.
@@ -106,13 +106,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class GeneratePlan:
-    """A request unrolled: prompts, and the samples of each in prompt-major order.
+    """An unrolled request: prompts, and the samples of each in prompt-major order.
 
     Attributes:
-        prompts: texts, or lists of token ids, which mean nothing beside embeddings.
-        is_single: whether one object is the answer, not a list.
+        prompts: texts, or lists of token ids, which have no meaning with embeddings.
+        is_single: whether the answer is one object instead of a list.
         is_recorded: whether metrics and the request log count it.
-        session: where the prompts go on from.
+        session: the session that the prompts continue.
         images: of each prompt, in the order of their places; empty where none has any.
     """
 
@@ -133,17 +133,17 @@ def plan_generate(
     max_batch: int | None = MAX_BATCH,
     features: Features = Features(),
 ) -> GeneratePlan:
-    """Apply the rules of shape and check every value that needs no tokenizer.
+    """Apply the rules of shape and check every value that can be checked without a tokenizer.
 
     Args:
         body: as decoded.
         preferred: sampling keys for requests that lack them.
         vocab_size: the logits' width.
-        max_batch: most outputs of one request; `None` where the caller's own memory is at stake.
-        features: what the server was started for.
+        max_batch: most outputs of one request; `None` when the memory is the caller's own.
+        features: the features that this server offers.
 
     Raises:
-        InvalidRequest: the first thing wrong, by its field's name.
+        InvalidRequest: the first error, with the name of its field.
     """
     if body.session_params is not None:
         body.session_params = body.session_params.or_none()
@@ -207,10 +207,10 @@ def plan_generate(
 def _images(
     body: GenerateBody, num_prompts: int, is_one_prompt: bool, features: Features
 ) -> list[list[NamedItem]]:
-    """Each prompt's images; nothing where no prompt has one."""
+    """Each prompt's images; empty when no prompt has one."""
     given = body.image_data
     if not isinstance(given, list):
-        # One for a batch is seen by every prompt of it.
+        # A single image belongs to every prompt of the batch.
         each = _named([given], _IMAGES) if given else []
         found = [each] * num_prompts
     elif is_one_prompt:
@@ -231,7 +231,7 @@ def _images(
         found = []
     if not any(found):
         return []
-    # One that several prompts see is one.
+    # An image that several prompts share counts once.
     num_images = len({id(named.item) for each in found for named in each})
     _check_images(body, num_images, features)
     return found
@@ -262,7 +262,7 @@ def _check_images(body: GenerateBody, num_images: int, features: Features) -> No
 
 
 def _extras(body: GenerateBody, asked: Asked) -> list[list[ExtraSpec]]:
-    """What each prompt's samples want beside tokens."""
+    """What each prompt's samples request besides tokens."""
     found: list[list[ExtraSpec]] = [[] for _ in range(asked.num_prompts)]
     for extra in front_extras():
         for mine, spec in zip(found, extra.plan(body, asked) or (), strict=False):
@@ -289,7 +289,7 @@ def _refuse_unsupported(body: GenerateBody) -> None:
 
 
 def _prompts(body: GenerateBody, features: Features) -> tuple[Prompts, list[bytes] | None, bool]:
-    """Texts, else token ids, else embeddings (with ids that mean nothing); whether it is one."""
+    """Texts, else token ids, else embeddings with meaningless ids; and whether it is one prompt."""
     if None not in (body.text, body.input_ids, body.input_embeds):
         raise InvalidRequest(
             "text, input_ids and input_embeds cannot all be given.", param="input_embeds"
@@ -319,7 +319,7 @@ def _ids(ids: list[int | list[int]], *, may_be_empty: bool) -> tuple[list[list[i
         raise InvalidRequest("input_ids cannot be empty.", param="input_ids")
     kinds = set(map(type, ids[:_LOOKED_AT]))
     for begin in range(_LOOKED_AT, len(ids), _LOOKED_AT):
-        # All at once would hold the GIL for as long as it takes.
+        # In parts: checking all at once would hold the GIL for the whole time.
         kinds.update(map(type, ids[begin : begin + _LOOKED_AT]))
     if all(issubclass(kind, int) for kind in kinds):
         return [cast("list[int]", ids)], True
@@ -384,7 +384,7 @@ def _namespaces(body: GenerateBody, num_prompts: int) -> list[str]:
                 f"{name} may have at most {MAX_LABEL_CHARS} characters.", param=name
             )
         columns.append([value or "" for value in values])
-    # The length in front keeps ("ab", "c") and ("a", "bc") apart.
+    # The leading length makes ("ab", "c") and ("a", "bc") differ.
     return [
         f"{len(key)}:{key}{salt}" if key or salt else "" for key, salt in zip(*columns, strict=True)
     ]
@@ -397,13 +397,13 @@ async def plan_body(
     vocab_size: int,
     features: Features,
 ) -> GeneratePlan:
-    """The request that a body of `body_size` bytes asks for; see `plan_generate`."""
+    """The plan for a body of `body_size` bytes; see `plan_generate`."""
     num_prompts = 1
     for each in (body.text, body.input_ids, body.sampling_params):
         if isinstance(each, list) and each and not isinstance(each[0], int):
             num_prompts = max(num_prompts, len(each))
     return await work_out(
-        # Each prompt has parameters that are checked: that takes the time of a kilobyte.
+        # Checking a prompt's parameters takes as long as a kilobyte of the body.
         max(body_size, num_prompts * 1024),
         plan_generate,
         body,

@@ -1,7 +1,7 @@
-"""The one way of a request through the engine, for every wire.
+"""The path of a request through the engine, the same for every wire.
 
-`generate` admits the samples that a wire has made of its request and gives their chunks.
-`generate_native` takes a decoded body of the native API, and answers in its words.
+`generate` admits the samples that a wire has made from its request and yields their chunks.
+`generate_native` takes a decoded body of the native API and answers in its format.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
-# Bytes that are ready, or ones that take so long to make that they are made while they are sent.
+# Bytes, or, where encoding takes long, an iterator that encodes while the chunk is sent.
 Chunk = bytes | Iterator[bytes]
 
 
 class Opened(Protocol):
-    """What stands for an admitted sample."""
+    """An admitted sample."""
 
     def take_back(self) -> None:
         """Undo it: nothing was read yet."""
@@ -51,7 +51,7 @@ Sample = TypeVar("Sample", bound=Opened)
 
 Indexed = tuple[int, GenerationChunk]
 
-# To admit a sample takes the time of so many tokens of its prompt, each some forty nanoseconds.
+# Admitting a sample costs as much as this many tokens of its prompt, some forty nanoseconds each.
 _SAMPLE_COST = 1000
 _INLINE_COST = 50_000
 
@@ -104,16 +104,16 @@ async def generate(
     *,
     session: SessionParams | None = None,
 ) -> Generation:
-    """Admit every sample of a request, or none: one refusal takes the others back.
+    """Admit every sample of a request, or none: if one is refused, the others are undone.
 
     Args:
         context: the server's.
         inputs: the samples.
-        session: what they go on from, if anything.
+        session: the session that they continue, if any.
 
     Raises:
-        InvalidRequest: what one sample alone is refused for, or the answer might weigh too much.
-        EngineNotReady, Overloaded: they cannot be taken now.
+        InvalidRequest: a sample is refused, or the answer might be too large.
+        EngineNotReady, Overloaded: they cannot be accepted now.
     """
     check_answer_size(inputs, context.client.limits)
     return Generation(await _open_each(inputs, context.generator(session)))
@@ -130,9 +130,9 @@ async def generate_native(
         body_size: its bytes.
 
     Raises:
-        InvalidRequest: the first thing wrong.
+        InvalidRequest: the first error.
         TooLong: a prompt is longer than the context or the KV pool.
-        EngineNotReady, Overloaded: it cannot be taken now.
+        EngineNotReady, Overloaded: it cannot be accepted now.
     """
     vocab_size = context.client.limits.vocab_size
     defaults, features = context.sampling_defaults, context.features
@@ -152,13 +152,13 @@ async def admit_plan(
     *,
     as_json: bool = False,
 ) -> NativeGeneration:
-    """Admit every sample of `plan`, or none: one bad prompt takes the others back.
+    """Admit every sample of `plan`, or none: if one is refused, the others are undone.
 
     Args:
         context: the server's.
         plan: the request.
         prompt_ids: of each of its prompts.
-        as_json: as of `open_output`; then what all its answers might weigh is checked, too.
+        as_json: see `open_output`; if set, the size of all answers together is checked, too.
     """
     inputs = [GenerationInput(prompt_ids[each.prompt_index], each.spec) for each in plan.samples]
     if as_json:
@@ -168,7 +168,7 @@ async def admit_plan(
 
 
 class NativeGeneration(Generation):
-    """A request whose chunks are answers in the words of the native API."""
+    """A request whose chunks are answers in the format of the native API."""
 
     def __init__(self, outputs: list[Output], *, is_single: bool) -> None:
         """Made by `generate_native`; the answer of one prompt (`is_single`) is not a list."""
@@ -179,7 +179,7 @@ class NativeGeneration(Generation):
     async def answers(
         self, *, incremental: bool
     ) -> AsyncGenerator[tuple[GenerationChunk, dict[str, Any]], None]:
-        """Each chunk and the answer up to it, or only what is new in it."""
+        """Each chunk with the answer up to it, or, if `incremental`, only its new part."""
         async with contextlib.aclosing(self.chunks()) as chunks:
             async for index, chunk in chunks:
                 answer = self._outputs[index].answer(chunk, incremental=incremental)
@@ -194,12 +194,12 @@ class NativeGeneration(Generation):
         return answers
 
     async def whole_json(self) -> dict[str, Any] | JsonItems:
-        """The same as JSON: an object for one prompt, else a list."""
+        """The same for JSON: an object for one prompt, else a list."""
         answers = await self.whole()
         return answers[0] if self._is_single else as_pieces(answers)
 
     async def events(self, *, incremental: bool) -> AsyncGenerator[Chunk, None]:
-        """An event for each answer, once there is a first one; see `begun`."""
+        """An event for each answer, returned once the first one is there; see `begun`."""
         return await _first_then_rest(self._events(incremental))
 
     async def _events(self, incremental: bool) -> AsyncGenerator[Chunk, None]:
@@ -211,7 +211,7 @@ class NativeGeneration(Generation):
 async def _open_each(
     inputs: Sequence[GenerationInput], open_one: Callable[[GenerationInput], Sample]
 ) -> list[Sample]:
-    """What `open_one` makes of each, or of none; where it takes long, in slices of the loop."""
+    """The results of `open_one` for each input, or none of them; long work is done in slices."""
     if len(inputs) == 1:
         return [open_one(inputs[0])]
     opened: list[Sample] = []
@@ -228,7 +228,7 @@ async def _open_each(
 
 
 def _slices_for(inputs: Sequence[GenerationInput]) -> Slices:
-    """What to admit them in."""
+    """The slices in which to admit `inputs`."""
     cost = sum(_SAMPLE_COST + len(item.input_ids) for item in inputs)
     return Slices(is_long=cost > _INLINE_COST)
 
@@ -252,7 +252,7 @@ async def _merge(streams: Sequence[GenerationStream]) -> AsyncGenerator[Indexed,
 
 
 async def _merge_many(streams: Sequence[GenerationStream]) -> AsyncGenerator[Indexed, None]:
-    # Nothing is queued: of a stream whose turn has not come the deltas are joined meanwhile.
+    # No chunk is queued: while a stream waits to be read, its deltas are joined.
     ready: deque[int] = deque()
     is_waiting = [False] * len(streams)
     has_ready = asyncio.Event()
@@ -284,10 +284,10 @@ async def _merge_many(streams: Sequence[GenerationStream]) -> AsyncGenerator[Ind
 
 
 async def _first_then_rest(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Wait for the first item, then give a generator of all of them.
+    """Wait for the first item, then return a generator of all items.
 
-    A refusal by the scheduler comes as the first thing it says: awaited here, it is still an HTTP
-    status and not an event in a stream that began with 200.
+    A refusal by the scheduler arrives as the first item. Because it is awaited here, it becomes an
+    HTTP status instead of an event in a stream that began with 200.
     """
     first = await anext(items)
 
@@ -301,7 +301,7 @@ async def _first_then_rest(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, 
 
 
 class Output:
-    """One sample's answer so far, in the words of the native API."""
+    """One sample's answer so far, in the format of the native API."""
 
     def __init__(
         self,
@@ -320,9 +320,9 @@ class Output:
             stream: where its chunks come from.
             rid: the request's name.
             prompt_token_ids: echoed when given.
-            extras: collect what is asked for beside tokens.
-            num_image_tokens: of the prompt.
-            tells_rank: whether the replica matters.
+            extras: collect what is requested besides tokens.
+            num_image_tokens: tokens of the prompt that stand for images.
+            tells_rank: whether the answer names the replica.
             has_text: whether the server has a tokenizer.
         """
         self._has_text = has_text
@@ -338,7 +338,7 @@ class Output:
         self._completion_tokens = 0
 
     def answer(self, chunk: GenerationChunk, *, incremental: bool = False) -> dict[str, Any]:
-        """Take in `chunk` and give the answer up to it, or only what is new."""
+        """Add `chunk` and return the answer up to it, or, if `incremental`, only the new part."""
         self._completion_tokens += len(chunk.token_ids)
         for extra in self._extras:
             extra.add(chunk, incremental=incremental)
@@ -418,12 +418,12 @@ def open_output(
 
     Raises:
         InvalidRequest: it can never fit, or its `rid` is in flight.
-        EngineNotReady, Overloaded: it cannot be taken now.
+        EngineNotReady, Overloaded: it cannot be accepted now.
     """
     if context.tokenizer.is_missing:
         _refuse_text_rules(item.spec.sampling)
     stream = context.generator(plan.session, is_recorded=plan.is_recorded)(item)
-    # What a session adds is part of the prompt.
+    # The context that the session adds is part of the prompt.
     input_ids = item.input_ids if stream.turn is None else stream.turn.prompt().tolist()
     extras: list[ExtraAnswer] = []
     if item.spec.extras:
@@ -453,7 +453,7 @@ def as_pieces(answers: list[dict[str, Any]]) -> JsonItems:
         cost += 1 + len(answer["output_ids"]) + len(answer.get("prompt_token_ids", ()))
         numbers = answer["meta_info"].values()
         cost += sum(each.cost for each in numbers if isinstance(each, Pieces))
-        # Whatever comes behind, it is large: to look at thousands would take long.
+        # It is large already; looking at thousands of further answers would take long.
         if cost > INLINE_COST:
             break
     return JsonItems(answers, cost)
@@ -468,14 +468,14 @@ def event(content: Mapping[str, object]) -> Chunk:
 
 
 def named_event(name: str, content: Mapping[str, object]) -> Chunk:
-    """`event`, with its name on a line of its own."""
+    """`event` with a separate line for its name."""
     head = b"event: " + name.encode() + b"\n"
     payload = event(content)
     return head + payload if isinstance(payload, bytes) else itertools.chain((head,), payload)
 
 
 def joined(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """The same, those that are ready as one."""
+    """The same chunks; consecutive ones that are ready become one."""
     ready: list[bytes] = []
     for chunk in chunks:
         if isinstance(chunk, bytes):

@@ -1,4 +1,4 @@
-"""Prompts of a native request become token ids, their images bound to their places."""
+"""Turns the prompts of a native request into token ids, with their images at their positions."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _PARAM = "image_data"
 async def encode_with_images(
     context: ServiceContext, plan: GeneratePlan, encode: EncodePrompts
 ) -> tuple[list[list[int]], GeneratePlan]:
-    """Token ids of a request's prompts, and the request with the images in its samples.
+    """Token ids of a request's prompts, and the plan with the images in its samples.
 
     Args:
         context: the server's.
-        plan: a request that has images.
-        encode: token ids of prompts whose images have one placeholder each.
+        plan: a request with images.
+        encode: encodes prompts that have one placeholder per image.
 
     Raises:
-        InvalidRequest: what `encode` refuses; an image cannot be had; a prompt has other
-            placeholders than images.
+        InvalidRequest: `encode` refuses a prompt; an image cannot be loaded; a prompt's
+            placeholders do not match its images.
         TooLong: with its images a prompt is longer than the context or the KV pool.
     """
     vision = context.images.require_vision(_PARAM)
@@ -42,7 +42,7 @@ async def encode_with_images(
         write_expansions(prompt, vision, len(items), _PARAM) if isinstance(prompt, str) else prompt
         for prompt, items in zip(plan.prompts, plan.images, strict=True)
     ]
-    # Before anything is decoded: what is wrong with the texts costs little to find.
+    # First, as errors in the texts are cheaper to find than images are to decode.
     encoded = await encode(cast("Prompts", written))
     loaded = iter(await context.images.load([each for items in plan.images for each in items]))
     prompt_ids: list[list[int]] = []

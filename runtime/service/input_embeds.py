@@ -1,4 +1,4 @@
-"""Embeddings in the place of a prompt's tokens, as `/generate` takes them."""
+"""Embeddings instead of a prompt's tokens, as `/generate` takes them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Row = list[float | list[float]]
 
 @dataclass(frozen=True)
 class Features:
-    """What requests may ask for because of how the server was started.
+    """Features that requests may use, depending on how the server was started.
 
     Attributes:
         hidden_size: numbers of a token's embedding.
-        offered: extras that the server was started for, of those that need it.
+        offered: extras that an option of the server has enabled, of those that need one.
         input_embeds: whether prompts may be embeddings.
         sees: whether the model takes images.
     """
@@ -32,7 +32,7 @@ def read_embeds(given: list[Row], features: Features) -> tuple[list[bytes], bool
     """The prompts that `input_embeds` holds, as float32 bytes, and whether it is one prompt.
 
     Raises:
-        InvalidRequest: the server was not started for it, a wrong shape, or a number that is too
+        InvalidRequest: the server was not started with it, a wrong shape, or a number that is too
             large.
     """
     if not features.input_embeds:
@@ -63,7 +63,7 @@ def _prompt_bytes(rows: object, hidden_size: int) -> bytes:
                 f"Each row of input_embeds must have {hidden_size} numbers, got {len(values)}.",
                 param="input_embeds",
             )
-        # The sum of what is finite in 32 bits cannot leave 64: one pass finds every other value.
+        # A 64-bit sum of finite 32-bit numbers is finite, so one sum finds every other value.
         if not math.isfinite(sum(values)):
             raise InvalidRequest("input_embeds must be finite in 32 bits.", param="input_embeds")
         data += values.tobytes()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
 
-# What the scheduler can change between two steps, and the values it may have.
+# Options that the scheduler can change between two steps, and their bounds.
 BOUNDS: dict[str, tuple[int, int]] = {
     "max_queued_requests": (0, 2**31),
     "decode_log_interval": (1, 2**31),
 }
-# Options of the reference for what this server does not have: asked for, they change nothing.
+# Options of the reference for features that this server does not have: they are ignored.
 _OF_NO_USE = frozenset(
     {
         "pp_max_micro_batch_size",
@@ -21,11 +21,11 @@ _OF_NO_USE = frozenset(
 
 
 async def change_options(context: ServiceContext, values: dict[str, float]) -> bool:
-    """Change the scheduler's options and what the server says of them.
+    """Change options of the scheduler, and what the server reports about them.
 
     Args:
         context: the server.
-        values: new values by the names of the command line, with underscores.
+        values: new values by the command-line names of the options, with underscores.
 
     Returns:
         Whether they were changed: all of them, or none.

@@ -1,4 +1,4 @@
-"""What a model makes of several prompts at once, without a token generated."""
+"""Computes several prompts at once without generating a token."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from runtime.requests.sampling_params import SamplingParams
 from runtime.service.context import ServiceContext
 from runtime.service.generation import generate, sample_rids
 
-# Tokens that one request may have computed; a GPU takes ten seconds for the most.
+# Most tokens that one request may have computed; a GPU takes ten seconds for them.
 MAX_TOKENS_TOGETHER = 2**20
-# What would come next is told even where nothing is generated.
+# The log-probabilities of the next token are reported although nothing is generated.
 _NOTHING = SamplingParams(max_new_tokens=0, temperature=0.0)
 
 
 class PrefillAborted(HeadraceError):
-    """Somebody aborted the request before every prompt was computed."""
+    """The request was aborted before every prompt was computed."""
 
     status_code = 400
 
 
 @dataclass(slots=True)
 class Prefill:
-    """What was asked about one prompt.
+    """Log-probabilities of one prompt.
 
     Attributes:
-        inputs: one for each of the prompt's tokens after the first that is reported.
-        following: one, about the token that would come next.
-        cached_tokens: of the prompt, found in the prefix cache.
+        inputs: one entry for each of the prompt's tokens after the first reported one.
+        following: one entry, for the token that would come next.
+        cached_tokens: tokens of the prompt found in the prefix cache.
         weight_version: label of the weights that computed it.
     """
 
@@ -61,15 +61,15 @@ async def prefill(
 ) -> list[Prefill]:
     """Compute every prompt, or none.
 
-    The first one runs alone where all share a beginning: the others then find it in the prefix
-    cache.
+    If all share a prefix, the first prompt runs alone, so that the others find the prefix in the
+    prefix cache.
 
     Args:
         context: the server's.
         rid: the caller's name for all of them; aborting it aborts each.
-        prompts: token ids, and what is asked about them.
-        param: the field they came in.
-        most_tokens: that may be computed; a context's worth always may.
+        prompts: token ids, and which log-probabilities are requested.
+        param: the field of the request that holds them.
+        most_tokens: most tokens that may be computed; the context length is always allowed.
 
     Raises:
         InvalidRequest: a prompt is wrong, or all together are too long.
@@ -77,7 +77,7 @@ async def prefill(
     """
     all_ids = [ids for ids, _ in prompts]
     shares = _share_prefix(context, all_ids)
-    # Of one prompt admission says whether it is too long.
+    # The length of a single prompt is checked by admission.
     if len(prompts) > 1:
         num_tokens = await work_out(sum(map(len, all_ids)), _num_computed, all_ids, shares=shares)
         check_tokens_together(context, num_tokens, most_tokens, param)
@@ -94,7 +94,7 @@ async def prefill(
 def check_tokens_together(
     context: ServiceContext, num_tokens: int, most_tokens: int, param: str
 ) -> None:
-    """Refuse a request that costs too much; see `docs/limits.md`.
+    """Refuse a request that has too many tokens to compute; see `docs/limits.md`.
 
     Raises:
         InvalidRequest: more than `most_tokens`, and more than a context holds.
@@ -109,10 +109,10 @@ def check_tokens_together(
 
 
 def _num_computed(prompts: Sequence[list[int]], *, shares: bool) -> int:
-    """Tokens that are computed, those that all begin with once where that can be."""
+    """Tokens to compute; with `shares`, a common prefix counts once."""
     num_tokens = sum(map(len, prompts))
     if shares:
-        # What the first and the last in order begin with, all others do.
+        # The common prefix of the first and the last in sorted order is that of all.
         pairs = zip(min(prompts), max(prompts), strict=False)
         shortest = min(map(len, prompts))
         common = next((at for at, (a, b) in enumerate(pairs) if a != b), shortest)
@@ -129,7 +129,7 @@ async def _run(context: ServiceContext, inputs: list[GenerationInput]) -> list[P
     async with contextlib.aclosing(generation.chunks()) as chunks:
         async for index, chunk in chunks:
             blocks[index] += chunk.blocks(NAME, is_input=True)
-            # Read as it comes, in the turns of its chunks: all at once would hold the loop.
+            # Each is read when its last chunk arrives: reading all at once would block the loop.
             if chunk.finish_reason is not None:
                 found[index] = _read(blocks[index], chunk)
     return [found[index] for index in range(len(inputs))]

@@ -1,4 +1,4 @@
-"""Profiles of the worker's steps: what is asked for, checked; files for Perfetto."""
+"""Profiles of the worker's steps: checks a request for one; the files are for Perfetto."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _refused(why: str) -> InvalidRequest:
 
 ACTIVITIES = ("CPU", "GPU", "MEM", "CUDA_PROFILER")
 STAGES: dict[str, Stage] = {"prefill": "EXTEND", "extend": "EXTEND", "decode": "DECODE"}
-# A longer trace opens in no viewer, and what is recorded lies in the worker's memory.
+# Viewers cannot open a longer trace, and the recording takes the worker's memory.
 MAX_STEPS = 2000
 # Writing the trace of many steps takes the worker a while.
 WRITE_TIMEOUT_S = 300.0
@@ -98,7 +98,7 @@ _LABEL = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class ProfileBody(msgspec.Struct, kw_only=True):
-    """`/start_profile` as it arrives; every key may be left away."""
+    """`/start_profile` as it arrives; every key is optional."""
 
     output_dir: str | None = None
     start_step: Annotated[int, within(0, INT64_MAX)] | None = None
@@ -116,12 +116,12 @@ class ProfileBody(msgspec.Struct, kw_only=True):
 async def start_profile(
     context: ServiceContext, body: ProfileBody, *, anywhere: bool = False
 ) -> str:
-    """Start a profile on every rank; where its files will be.
+    """Start a profile on every rank; returns where its files will be.
 
     Args:
         context: of the engine.
-        body: what is asked for.
-        anywhere: whether `output_dir` may be any folder: it comes from this process's own program.
+        body: the request.
+        anywhere: whether `output_dir` may be any folder, as in a call from this process.
 
     Raises:
         InvalidRequest: a value is wrong, or a profile is running already.
@@ -138,7 +138,7 @@ async def start_profile(
 
 
 async def stop_profile(client: EngineClient) -> str:
-    """End the profile; once this returns its files are there.
+    """End the profile; its files are complete when this returns.
 
     Raises:
         InvalidRequest: none is running.

@@ -1,4 +1,4 @@
-"""How well documents answer a query: by a model that scores pairs, or one that says yes or no."""
+"""Ranks documents for a query with a model that scores pairs or one that answers yes or no."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RelevanceBody(msgspec.Struct, kw_only=True):
     """`/rerank` and `/v2/rerank` as they arrive, in Jina's and Cohere's form.
 
     Attributes:
-        documents: texts, or objects with a `text`, which come back as they were sent.
+        documents: texts, or objects with a `text`; objects are returned as they were sent.
     """
 
     query: str | list[dict[str, Any]]
@@ -58,7 +58,7 @@ class RelevanceBody(msgspec.Struct, kw_only=True):
 
 
 class Ranked(TypedDict):
-    """A document with its score; `meta_info` of a model that scores pairs."""
+    """A document with its score; `meta_info` is set by a model that scores pairs."""
 
     score: float
     index: int
@@ -67,7 +67,7 @@ class Ranked(TypedDict):
 
 
 class Relevant(TypedDict):
-    """A document with its relevance; `index` is its place in the request."""
+    """A document with its relevance; `index` is its position in the request."""
 
     index: int
     relevance_score: float
@@ -82,7 +82,7 @@ class RelevanceUsage(TypedDict):
 
 
 class ApiVersion(TypedDict):
-    """Whose form an answer has."""
+    """The API version of an answer, as Cohere's clients read it."""
 
     version: Literal["2"]
 
@@ -116,8 +116,8 @@ class _Scored:
     """One document's score.
 
     Attributes:
-        score: as the model gives it.
-        relevance: the same as the folder's activation makes it.
+        score: the model's output.
+        relevance: the score after the activation that the model's folder names.
     """
 
     index: int
@@ -128,7 +128,7 @@ class _Scored:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What all documents are compared with, and how."""
+    """A checked request: the query, the documents, the instruction and the request ids."""
 
     query: str
     documents: list[str]
@@ -144,8 +144,8 @@ async def rerank(
     Args:
         context: the service.
         body: the request.
-        ask: for a model that generates text: what its chat template writes; `None` where that asks
-            for no yes or no.
+        ask: for a model that generates text, writes the prompt by its chat template; `None` if
+            the template does not ask for yes or no.
 
     Raises:
         InvalidRequest: something in `body` is wrong, or the model cannot compare texts.
@@ -177,8 +177,8 @@ async def rank_by_relevance(
     Args:
         context: the service.
         body: the request.
-        ask: as of `rerank`.
-        returns_documents: whether documents come back where the request says nothing of it.
+        ask: see `rerank`.
+        returns_documents: whether documents are returned when the request does not say.
 
     Raises:
         InvalidRequest: as `rerank`.
@@ -212,7 +212,7 @@ def _check(context: ServiceContext, body: RerankBody | RelevanceBody) -> _Asked:
     if len(body.documents) > most:
         raise InvalidRequest(f"documents may have at most {most} entries.", param="documents")
     documents = [_document(each) for each in body.documents]
-    # Each gets the query: together that could be a thousand times what was sent.
+    # The query is repeated for each document: together that could be a thousand times the body.
     repeated = (len(query) + len(body.instruct or "")) * len(documents)
     check_num_chars(repeated + sum(map(len, documents)))
     if body.top_n is not None and body.top_n < 1:
@@ -223,7 +223,7 @@ def _check(context: ServiceContext, body: RerankBody | RelevanceBody) -> _Asked:
 async def _ranked(
     context: ServiceContext, asked: _Asked, ask: AskPrompt | None
 ) -> tuple[list[_Scored], int]:
-    """All documents, the best first, and the tokens of all their prompts."""
+    """All documents, the best first, and the number of tokens of all their prompts."""
     if context.model.gives == "tokens":
         scored, num_tokens = await _ask_each(context, asked, ask)
     else:
@@ -254,7 +254,7 @@ async def _score_pairs(context: ServiceContext, asked: _Asked) -> tuple[list[_Sc
 
 
 def _sigmoid(score: float) -> float:
-    # Of a large negative number the exponential would be out of range.
+    # The exponential of a large positive number would overflow.
     odds = math.exp(-abs(score))
     return 1 / (1 + odds) if score >= 0 else odds / (1 + odds)
 
@@ -262,7 +262,7 @@ def _sigmoid(score: float) -> float:
 async def _ask_each(
     context: ServiceContext, asked: _Asked, ask: AskPrompt | None
 ) -> tuple[list[_Scored], int]:
-    """Each document's probability of yes against no, right after the prompt."""
+    """Each document's probability of yes against no as the token after the prompt."""
     if ask is None:
         raise InvalidRequest(
             "/v1/rerank needs a model that scores pairs of texts, or one whose chat template asks "
@@ -277,7 +277,7 @@ async def _ask_each(
     scored = await score(
         context, ScoreBody(items=prompts, label_token_ids=[*labels], apply_softmax=True)
     )
-    # A probability is a relevance as it is.
+    # A probability is already a relevance.
     found = [_Scored(index, numbers[0], numbers[0]) for index, numbers in enumerate(scored.scores)]
     return found, scored.prompt_tokens
 
@@ -303,10 +303,10 @@ def _document(given: str | dict[str, Any] | Sequence[dict[str, Any]]) -> str:
 
 
 def _text(given: str | Sequence[dict[str, Any]], name: str) -> str:
-    """A text, or the texts of content parts, one a line.
+    """A text, or the texts of content parts, one per line.
 
     Raises:
-        InvalidRequest: blank, or a part that is no text.
+        InvalidRequest: blank, or a part that is not a text.
     """
     if not isinstance(given, str):
         parts = [part.get("text") if part.get("type") == "text" else None for part in given]

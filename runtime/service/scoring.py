@@ -1,4 +1,4 @@
-"""How probable each label is right after a text: one prompt for each item, no token generated."""
+"""Scores labels as the token after a text: one prompt per item, no token generated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ScoreBody(msgspec.Struct, kw_only=True):
     apply_softmax: bool | None = None
     item_first: bool | None = None
     model: str | None = None
-    # An object asks for a feature that this server does not have: neutral values pass.
+    # Any other value requests a feature that this server does not have: neutral values pass.
     temperature: float | None = None
     return_token_logprobs: object | None = None
     return_pooled_hidden_states: object | None = None
@@ -146,7 +146,7 @@ async def _prompts(context: ServiceContext, body: ScoreBody) -> list[list[int]]:
             )
         return await work_out(num_tokens, _joined, ids, head, bool(body.item_first))
     start = query if isinstance(query, str) else ""
-    # Counted before each item gets the query: that could be a hundred times what was sent.
+    # Checked before each item gets the query: that could be a hundred times the body.
     check_num_chars(len(start) * len(texts) + sum(map(len, texts)))
     prompts = [item + start if body.item_first else start + item for item in texts]
     return await encode_prompts(context.tokenizer, prompts, context.client.limits)

@@ -1,4 +1,4 @@
-"""Vectors and scores of texts: admitted like every request, run in batches, or refused whole."""
+"""Vectors and scores of texts: admitted like other requests, all texts of a request or none."""
 
 from __future__ import annotations
 
@@ -84,26 +84,26 @@ A = TypeVar("A", bound=ExtraAnswer)
 T = TypeVar("T")
 
 MAX_INPUTS = 2048
-# A text is computed, and nothing is generated after it.
+# The text is computed without generating a token.
 _NOTHING = SamplingParams(max_new_tokens=0, temperature=0.0)
 
 
-# A text, its token ids, or two texts that are compared.
+# A text, its token ids, or two texts to compare.
 TextInput = str | list[int] | tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """What a request for the numbers of texts says beside them.
+    """Options of a request for vectors or scores of texts.
 
     Attributes:
-        rid: a name for all texts or one for each.
-        dimensions: the vectors' length, of those that the model was trained for.
-        prompt: put ahead of each text; an empty one turns the model's default off.
-        prompt_name: the same, of the model's own.
-        priority: of the requests, as the scheduler takes it.
-        dp_rank: the replica that has to compute them; any where absent.
-        truncate: whether a text that is too long is cut; as the server says where absent.
+        rid: a name for all texts, or one for each.
+        dimensions: the vectors' length, one of those that the model was trained for.
+        prompt: put before each text; an empty one disables the model's default prompt.
+        prompt_name: the same, by the name of one of the model's prompts.
+        priority: the requests' priority, for the scheduler.
+        dp_rank: the replica that must compute them; `None` for any.
+        truncate: whether a text that is too long is cut; `None` for the server's default.
     """
 
     rid: str | Sequence[str] | None = None
@@ -119,7 +119,7 @@ _AS_IT_IS = TextOptions()
 
 
 class EmbeddingAborted(HeadraceError):
-    """Somebody aborted the request before every text had its vector."""
+    """The request was aborted before every text had its vector."""
 
     status_code = 400
 
@@ -129,7 +129,7 @@ class Embedding:
     """One text's vector or scores.
 
     Attributes:
-        numbers: `[output_size]` float32; fewer where fewer dimensions were asked for.
+        numbers: `[output_size]` float32; fewer if fewer dimensions were requested.
         latency_s: from admission to the vector.
     """
 
@@ -142,7 +142,7 @@ class Embedding:
 
 
 class EmbeddingMeta(TypedDict):
-    """What is known of a vector; `e2e_latency` in seconds."""
+    """Information about a vector; `e2e_latency` in seconds."""
 
     id: str
     finish_reason: FinishReason
@@ -161,7 +161,7 @@ class EmbeddingAnswer(TypedDict):
 def vector_input(
     input_ids: list[int], rid: str, extra: ExtraSpec = VECTOR, options: TextOptions = _AS_IT_IS
 ) -> GenerationInput:
-    """The request for one text's numbers, which `extra` asks for."""
+    """The request for one text's vector or scores, which `extra` names."""
     spec = RequestSpec(
         row=RowSpec(sampling=_NOTHING, extras=[extra]),
         rid=rid,
@@ -175,7 +175,7 @@ def _rids(rid: str | Sequence[str] | None, count: int) -> list[str]:
     """A name for each of `count` texts; aborting a single given name reaches them all.
 
     Raises:
-        InvalidRequest: a list of names of another length.
+        InvalidRequest: a list of names with a different length.
     """
     if rid is not None and not isinstance(rid, str):
         if len(rid) != count:
@@ -189,7 +189,7 @@ def _check_dimensions(dimensions: int | None, model: ModelSpec) -> None:
     """Refuse lengths of vectors that the model was not trained for (Matryoshka, arXiv 2205.13147).
 
     Raises:
-        InvalidRequest: another length than the model gives.
+        InvalidRequest: a length that the model does not give.
     """
     full = model.output_size
     if dimensions is not None and model.gives != "vectors":
@@ -215,7 +215,7 @@ def _check_dimensions(dimensions: int | None, model: ModelSpec) -> None:
 
 
 def _shortened(numbers: array[float], dimensions: int | None) -> array[float]:
-    """The first `dimensions` of a vector, of unit length again."""
+    """The first `dimensions` of a vector, normalised to unit length again."""
     if dimensions in (None, len(numbers)):
         return numbers
     short = numbers[:dimensions]
@@ -245,14 +245,14 @@ async def embed(
     Args:
         context: the service.
         given: texts, lists of token ids, or pairs of texts.
-        options: what else was asked for.
+        options: the request's options.
 
     Raises:
         InvalidRequest: too many inputs, one that is too long, or the model gives no vectors.
         EmbeddingAborted: one was aborted.
     """
     check_priority(options.priority)
-    # The kind of model is checked before time goes into texts.
+    # The kind of model is checked before time is spent on texts.
     check_kind([VECTOR], context.client.limits)
     if context.model.pooling.per_token:
         raise InvalidRequest(
@@ -287,8 +287,8 @@ async def open_texts(
     Args:
         context: the service.
         given: texts, lists of token ids, or pairs of texts.
-        options: what else was asked for.
-        extra: what is wanted of each text in the place of its vector.
+        options: the request's options.
+        extra: what to compute for each text instead of its vector.
     """
     if not 1 <= len(given) <= MAX_INPUTS:
         raise InvalidRequest(
@@ -308,7 +308,7 @@ async def open_texts(
 async def _encode(
     context: ServiceContext, given: Sequence[TextInput], options: TextOptions
 ) -> list[tuple[list[int], ExtraSpec]]:
-    """Token ids of each input, and what asks for its numbers."""
+    """Token ids of each input, and the extra that requests its vector or scores."""
     limits, tokenizer = context.client.limits, context.tokenizer
     if options.truncate is not None:
         limits = dataclasses.replace(limits, allow_auto_truncate=options.truncate)
@@ -325,11 +325,11 @@ async def _encode(
             raise InvalidRequest(
                 "A prompt is put ahead of texts: of token ids it has to be a part.", param="prompt"
             )
-        # Ids are taken as they are.
+        # Ids are used as they are.
         prompt = "" if not texts else prompt
     of_text = VECTOR
     if prompt:
-        # Counted before each text gets the prompt: that could be a thousand times what was sent.
+        # Checked before each text gets the prompt: that could be a thousand times the body.
         check_num_chars(len(prompt) * len(texts) + sum(map(len, texts)))
         others = [prompt + each if isinstance(each, str) else each for each in others]
         if not context.model.pooling.include_prompt:
@@ -351,15 +351,15 @@ async def read_texts(
     new_answer: Callable[[], A],
     made_of: Callable[[str, A, GenerationChunk], T],
 ) -> list[T]:
-    """Read all texts as their ends come, in turns of the event loop; what was found, in order.
+    """Read each text's result when it ends; returns the results in order.
 
     Args:
         generation: of the texts.
-        new_answer: makes what a text's chunks are read into.
-        made_of: what is found, from the text's rid, its answer and its last chunk.
+        new_answer: makes the object that collects a text's chunks.
+        made_of: makes the result from the text's rid, its answer and its last chunk.
 
     Raises:
-        EmbeddingAborted: somebody aborted one.
+        EmbeddingAborted: one was aborted.
     """
     streams = generation.streams
     answers = [new_answer() for _ in streams]

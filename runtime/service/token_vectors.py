@@ -1,4 +1,4 @@
-"""A vector for each token of texts, for late interaction: packed until it is sent."""
+"""A vector for each token of texts, for late interaction; stays packed until it is sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BASE64_BYTES = 3 * 2**12
 
 @dataclass(frozen=True)
 class TokenVectors:
-    """One text's.
+    """The token vectors of one text.
 
     Attributes:
         data: `[prompt_tokens, size]` float32, each row of unit length.
@@ -38,7 +38,7 @@ class TokenVectors:
     prompt_tokens: int
 
     def lists(self) -> list[list[float]]:
-        """As lists of numbers, one for each token."""
+        """Lists of numbers, one for each token."""
         return list(map(array.tolist, self._rows()))
 
     def _rows(self) -> Iterator[array[float]]:
@@ -48,10 +48,10 @@ class TokenVectors:
 
 
 class TokenVectorsJson(Pieces):
-    """One text's vectors as lists, or in base64 the bytes of all, one row after the other."""
+    """One text's vectors as lists of numbers, or as base64 of the bytes of all rows in order."""
 
     def __init__(self, found: TokenVectors, encoding_format: str) -> None:
-        """Encode `found` as it is sent."""
+        """Encode `found` while it is sent."""
         self.cost = len(found.data) // _BYTES
         self._found = found
         self._as_base64 = encoding_format == "base64"
@@ -94,10 +94,10 @@ async def embed_tokens(
     Args:
         context: the service.
         given: texts or lists of token ids.
-        options: what else was asked for.
+        options: the request's options.
 
     Raises:
-        InvalidRequest: too many inputs, one that is too long, an answer that would weigh too much,
+        InvalidRequest: too many inputs, one that is too long, an answer that would be too large,
             or the model gives no vectors.
         EmbeddingAborted: one was aborted.
     """
