@@ -1,7 +1,7 @@
-"""Arrays of numbers in msgspec structs: one-dimensional, as the bytes of their numbers.
+"""Encodes one-dimensional arrays of numbers in msgspec structs, as their bytes.
 
-A field is declared as `NDArray` of its number type, which is what the receiver reads the bytes as:
-the sender's array must have that type.
+A field is declared as `NDArray` of its number type. The receiver reads the bytes as that type, so
+the sender's array must have it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 
 def encode_array(value: object) -> bytes:
-    """An `enc_hook` of msgspec.
+    """An `enc_hook` for msgspec.
 
     Raises:
         NotImplementedError: not an array of one dimension.
@@ -25,12 +25,12 @@ def encode_array(value: object) -> bytes:
 
 
 def decode_array(kind: Any, data: Any) -> NDArray[Any]:
-    """A `dec_hook` of msgspec.
+    """A `dec_hook` for msgspec.
 
     Raises:
         ValueError: `data` are not bytes of whole numbers; the message is then rejected.
     """
-    # A copy: torch takes no view of numbers that cannot be written.
+    # A copy: torch does not accept a read-only buffer.
     return np.frombuffer(bytearray(data), dtype=_dtype(kind))
 
 

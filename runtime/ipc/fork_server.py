@@ -1,8 +1,8 @@
-"""A process for hostile work: every job in a fork of its own, under limits.
+"""A process for untrusted work: each job runs in a separate fork, under limits.
 
-The front hands over one end of a pair of sockets for each job, writes the job there and reads the
-answer. The process starts with the first job and again when it has died; it ends when its standard
-input, the other end of the front's socket, does.
+For each job the front passes one end of a socket pair to the process, writes the job to its own end
+and reads the answer from it. The process starts with the first job and is restarted when it has
+died. It ends when its standard input, a socket whose other end the front holds, is closed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from runtime.ipc.process import child_environment
 
 logger = logging.getLogger(__name__)
 
-# Streams come first.
+# Running streams have priority.
 _NICENESS = 10
-# Of a front that has left meanwhile.
+# For a front that has left meanwhile.
 _REPLY_TIMEOUT_S = 5.0
 _READ_BYTES = 1 << 20
 _ANSWER_TIMEOUT_S = 100.0
@@ -41,15 +41,15 @@ _MAX_ATTEMPTS = 2
 
 
 class ForkServer:
-    """Has jobs done by a process that runs a module of ours; for any thread."""
+    """Runs jobs in a process that runs one of our modules; safe to use from any thread."""
 
     def __init__(self, module: str, doing: str, environment: Mapping[str, str] = {}) -> None:
         """Prepare; nothing starts yet.
 
         Args:
             module: what `python -m` runs; it calls `serve`.
-            doing: what for, as messages say it: "rendering chat templates".
-            environment: what the process gets besides ours.
+            doing: its purpose, for messages: "rendering chat templates".
+            environment: variables that the process gets besides ours.
         """
         self._module = module
         self._doing = doing
@@ -60,14 +60,14 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """The process id, once it was started."""
+        """The process id; `None` before the first start."""
         return None if self._process is None else self._process.pid
 
     def ask(self, *parts: bytes | memoryview) -> bytes:
-        """Have one job done; blocks.
+        """Run one job; blocks.
 
         Args:
-            parts: of the job, sent one behind the other: what is large need not be copied.
+            parts: of the job, sent one after the other, so that large parts need not be copied.
 
         Raises:
             EngineDead: the process died, and so did the one after it.
@@ -80,7 +80,7 @@ class ForkServer:
         raise EngineDead(f"The process for {self._doing} died; please try again.")
 
     def stop(self) -> None:
-        """Have the process leave, if it runs; a later job starts another one."""
+        """End the process if it runs; a later job starts another one."""
         with self._lock:
             if self._control is not None:
                 self._control.close()
@@ -122,7 +122,7 @@ class ForkServer:
     def _start(self) -> socket.socket:
         if self._process is not None:
             logger.error("The process for %s died; starting it again.", self._doing)
-            # Without its socket it leaves, if it has not ended.
+            # If it has not ended yet, it does so now: its socket is closed.
             self._process.wait()
         ours, theirs = socket.socketpair()
         with theirs:
@@ -144,13 +144,13 @@ def serve(
     limits: ForkLimits,
     max_parallel: int,
 ) -> None:
-    """Do jobs until the front has gone.
+    """Run jobs until the front has gone.
 
     Args:
-        work: in a fork: makes an answer of a job.
-        answer: in this process: what the front hears of a fork that has ended.
+        work: called in a fork; makes the answer to a job.
+        answer: called in this process; makes the reply to the front from a fork that has ended.
         limits: of each fork.
-        max_parallel: forks at a time.
+        max_parallel: most forks at a time.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
@@ -158,7 +158,7 @@ def serve(
     poller = zmq.Poller()
     poller.register(control.fileno(), zmq.POLLIN)
     forks = LimitedForks(poller, max_parallel)
-    # Forks share what is here: the collector must not touch it.
+    # Forks share this memory: the garbage collector must not write to it.
     gc.collect()
     gc.freeze()
     while True:
@@ -176,7 +176,7 @@ def serve(
 
 
 def _work(work: Callable[[bytes], bytes], connection: socket.socket) -> bytes:
-    """In a fork: read a job and do it; no answer where it takes too much memory."""
+    """In a fork: read a job and run it; the answer is empty if it takes too much memory."""
     try:
         parts = []
         while part := connection.recv(_READ_BYTES):
@@ -195,5 +195,5 @@ def _reply(answer: Callable[[ForkEnd], bytes], connection: socket.socket, end: F
         try:
             connection.sendall(content)
         finally:
-            # Forks that were made meanwhile hold it too: closing it here tells the front nothing.
+            # Forks made meanwhile hold it, too: closing it here would not signal the end.
             connection.shutdown(socket.SHUT_RDWR)

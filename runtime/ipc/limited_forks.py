@@ -1,7 +1,7 @@
-"""Work on hostile input: each piece in a fork of its own, under limits, killed when it is slow.
+"""Runs work on untrusted input, each piece in a separate fork, under limits, killed when slow.
 
-What crashes, hangs or eats memory takes one fork with it. The fork starts with everything loaded,
-so a small piece takes some ten milliseconds. For a process of one thread.
+Input that crashes, hangs or fills memory ends only its fork. The fork starts with everything
+loaded, so a small piece takes some ten milliseconds. For single-threaded processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import zmq
 
 _IDLE_WAIT_MS = 1000
 _READ_BYTES = 1 << 20
-# Of the time it was given: a fork that ran for less says nothing of its work.
+# Share of its time limit: when a fork got less processor time, its time-out proves nothing.
 _LEAST_SHARE = 0.25
 
 
@@ -28,9 +28,9 @@ class ForkLimits:
     """What one fork may use.
 
     Attributes:
-        timeout_s: seconds by the clock.
+        timeout_s: seconds of wall time.
         cpu_s: seconds of processor time.
-        memory_bytes: address space beyond what the forking process has.
+        memory_bytes: address space in addition to that of the forking process.
     """
 
     timeout_s: float
@@ -40,13 +40,13 @@ class ForkLimits:
 
 @dataclass(frozen=True)
 class ForkEnd:
-    """What became of a fork.
+    """The result of a fork.
 
     Attributes:
-        answer: what its work gave; empty where it was ended before.
-        status: as `os.wait4` gives it.
-        timed_out: it was ended because its time was over.
-        got_no_processor: the machine was too busy for it to have had its time.
+        answer: the result of its work; empty if it ended before.
+        status: from `os.wait4`.
+        timed_out: whether it was killed because its time was over.
+        got_no_processor: whether the machine was too busy to give it its processor time.
     """
 
     answer: bytes
@@ -67,15 +67,15 @@ class _Fork:
         self._parts: list[bytes] = []
 
     def read(self) -> bool:
-        """Take what has come; whether that was all."""
+        """Read available output; returns whether it is complete."""
         part = os.read(self.reader, _READ_BYTES)
         if part:
             self._parts.append(part)
         return not part
 
     def end(self, *, timed_out: bool) -> ForkEnd:
-        """Collect the process and say what came out."""
-        # Whatever it does behind its answer must not keep this process waiting.
+        """Reap the process and return the result."""
+        # What it does after its answer must not keep this process waiting.
         os.kill(self.pid, signal.SIGKILL)
         os.close(self.reader)
         _, status, usage = os.wait4(self.pid, 0)
@@ -85,10 +85,10 @@ class _Fork:
 
 
 class LimitedForks:
-    """Runs pieces of work in forks, some at a time, in the order in which they came."""
+    """Runs pieces of work in forks, a limited number at a time, in order of arrival."""
 
     def __init__(self, poller: zmq.Poller, max_parallel: int) -> None:
-        """Wait on `poller`, on which the process's own sockets are registered already."""
+        """Use `poller`, with which the process's own sockets are already registered."""
         self._poller = poller
         self._max_parallel = max_parallel
         self._waiting: deque[tuple[Callable[[], bytes], ForkLimits, Callable[[ForkEnd], None]]] = (
@@ -99,12 +99,12 @@ class LimitedForks:
     def add(
         self, work: Callable[[], bytes], limits: ForkLimits, done: Callable[[ForkEnd], None]
     ) -> None:
-        """Run `work` in a fork as soon as one is free, and then `done`, here."""
+        """Run `work` in a fork as soon as one is free, then call `done` in this process."""
         self._waiting.append((work, limits, done))
         self._start()
 
     def turn(self) -> None:
-        """Wait until something has happened, here or on one of the process's sockets."""
+        """Wait for an event of a fork or of one of the process's own sockets, and handle it."""
         now = time.monotonic()
         first = min((fork.deadline for fork, _ in self._running.values()), default=None)
         wait_ms = _IDLE_WAIT_MS if first is None else max(0, int((first - now) * 1000) + 1)
@@ -128,7 +128,7 @@ class LimitedForks:
 
 
 def _work_and_exit(work: Callable[[], bytes], limits: ForkLimits, writer: int) -> None:
-    """In the fork: work, answer, and leave without any clean-up of the parent's things."""
+    """In the fork: work, answer, and exit without cleaning up the parent's objects."""
     try:
         _limit_resources(limits)
         answer = work()
@@ -140,7 +140,7 @@ def _work_and_exit(work: Callable[[], bytes], limits: ForkLimits, writer: int) -
 
 def _limit_resources(limits: ForkLimits) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Should the parent be killed, nobody else would end this process.
+    # If the parent is killed, nothing else would end this process.
     seconds = int(limits.cpu_s) + 2
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -20,7 +20,7 @@ class _OneLineFormatter(logging.Formatter):
         self._time = ""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        # Made once a second, not for each line.
+        # Formatted once a second, not for each line.
         if int(record.created) != self._second:
             self._second = int(record.created)
             self._time = super().formatTime(record, datefmt)
@@ -38,11 +38,11 @@ class _OneLineFormatter(logging.Formatter):
 def configure_logging(level: str, process_name: str) -> None:
     """Send this process's logs to standard error, each line naming `process_name`.
 
-    Whoever logs, warns or writes to `sys.stderr` never waits for it to be read.
+    Logging, warnings and writes to `sys.stderr` never wait for it to be read.
     """
     queue_standard_error(process_name)
     logging.captureWarnings(True)
-    # What each record would look up, and no line of ours shows.
+    # Each record would look these up, but our format does not show them.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLineFormatter(process_name))

@@ -39,10 +39,10 @@ class GenerateRequest(_Message, frozen=True):
 
     Attributes:
         input_ids: little-endian int32 bytes, checked against the logits' width.
-        spec: what is asked for; `max_new_tokens` is a number that fits the context, `seed` is set.
+        spec: the request; its `max_new_tokens` is set and fits the context, its `seed` is set.
         arrival: `time.monotonic()` at the front, comparable across processes of one machine.
-        grammar_key: names the compiled grammar that the output follows; empty for free text.
-        grammar: the compiled grammar, when the scheduler does not have it any more.
+        grammar_key: key of the compiled grammar that the output follows; empty for free text.
+        grammar: the compiled grammar; only when the scheduler does not have it.
     """
 
     request_id: int
@@ -66,7 +66,7 @@ class AbortAll(_Message, frozen=True):
 
 
 class StopHit(_Message, frozen=True):
-    """The detokenizer found a stop string: the scheduler may drop the request in silence."""
+    """The detokenizer found a stop string: the scheduler may drop the request without a message."""
 
     request_ids: list[int]
 
@@ -78,12 +78,12 @@ class FlushCache(_Message, frozen=True):
 
 
 class MatchPrefix(_Message, frozen=True):
-    """Say how much of a prompt is cached; answered by an encoded `PrefixReport`.
+    """Ask how much of a prompt is cached; answered by an encoded `PrefixReport`.
 
     Attributes:
         input_ids: little-endian int32 bytes.
         namespace: of the prefix cache.
-        images: of the prompt, known by their digests; their pixels stay where they are.
+        images: of the prompt, identified by their digests; their pixels are not sent.
     """
 
     call_id: int
@@ -93,12 +93,12 @@ class MatchPrefix(_Message, frozen=True):
 
 
 class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How far a prompt and the most similar one that is cached are the same.
+    """How long a prefix a prompt has in common with the most similar cached prompt.
 
     Attributes:
-        num_tokens: that are the same.
-        num_cached: of them, those that a request would take from the cache: whole pages.
-        differs: the cached one goes on with another token; else it ends there.
+        num_tokens: length of the common prefix.
+        num_cached: how many of these a request would take from the cache: whole pages.
+        differs: whether the cached prompt continues with another token; else it ends there.
     """
 
     num_tokens: int
@@ -107,7 +107,7 @@ class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ping(_Message, frozen=True):
-    """Answered by the scheduler loop itself: proof of life beyond the heartbeat."""
+    """Answered by the scheduler's loop itself, which proves more than a heartbeat."""
 
     call_id: int
 
@@ -118,13 +118,13 @@ class ProfileSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         folder: an existing folder for the files.
         name: how every file's name begins.
-        activities: the wire's words, checked: `CPU`, `GPU`, `MEM`, `CUDA_PROFILER`.
+        activities: names of the native API, checked: `CPU`, `GPU`, `MEM`, `CUDA_PROFILER`.
         start_step: first step that is recorded, counted from the worker's start.
-        num_steps: steps to record, of each stage; the profile then ends by itself.
-        stages: `EXTEND` and `DECODE` each get a file of their own; empty for one file of all steps.
+        num_steps: steps to record, of each stage; then the profile ends.
+        stages: `EXTEND` and `DECODE`, with a separate file each; empty for one file of all steps.
         with_stack: record the Python and C++ call stacks.
         record_shapes: record the shapes of operators' inputs.
-        merge: put the traces of all ranks into one more file.
+        merge: also write a file with the traces of all ranks.
     """
 
     folder: str
@@ -159,7 +159,7 @@ class SlowDown(_Message, frozen=True):
 
 
 class FreezeGarbage(_Message, frozen=True):
-    """Collect garbage now and leave what lives out of later collections."""
+    """Collect garbage now and exclude all surviving objects from later collections."""
 
     call_id: int
 
@@ -172,7 +172,7 @@ class SetLogLevel(_Message, frozen=True):
 
 
 class SetOptions(_Message, frozen=True):
-    """Change options of the scheduler, by the names and in the units of the command line; checked.
+    """Change options of the scheduler; names and units are those of the command line; checked.
 
     They are `max_queued_requests` and `decode_log_interval`.
     """
@@ -182,13 +182,13 @@ class SetOptions(_Message, frozen=True):
 
 
 class RecordExperts(_Message, frozen=True):
-    """Record which experts are chosen, stop it, or write what was recorded."""
+    """Start or stop recording which experts are chosen, or write the record."""
 
     call_id: int
     action: Literal["start", "stop", "dump"]
 
 
-# Commands that every rank of a worker obeys.
+# Commands that every rank of a worker executes.
 WorkerCommand = StartProfile | StopProfile | SlowDown | FreezeGarbage | SetLogLevel | RecordExperts
 
 SchedulerInbound = (
@@ -222,7 +222,7 @@ class CompileGrammar(_Message, frozen=True):
 
 
 class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Why a request ended, in the native API's words.
+    """Why a request ended, in the native API's format.
 
     Attributes:
         matched: the token id, stop string or stop pattern that ended it.
@@ -239,17 +239,20 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 def internal_error(message: str) -> FinishReason:
-    """The end of a request that is not to blame on its client; `message` is for the client."""
+    """The finish reason of a request that failed without its client's fault.
+
+    `message` is for the client.
+    """
     return FinishReason("abort", message=message, status_code=500, err_type="InternalServerError")
 
 
 class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the detokenizer must know before a request's first token.
+    """What the detokenizer needs before a request's first token.
 
     Attributes:
-        admitted_at: `time.monotonic()` when it left the queue; 0 where it never did.
-        min_new_tokens: tokens by whose end no stop string or pattern counts.
-        thoughts: what tells the part of the output in which these are not looked for.
+        admitted_at: `time.monotonic()` when it left the queue; 0 if it never did.
+        min_new_tokens: stop strings and patterns that end within this many tokens do not count.
+        thoughts: texts that mark thoughts, in which stop strings and patterns are not searched.
     """
 
     request_id: int
@@ -284,7 +287,7 @@ class TokenDeltas(_Message, frozen=True):
         token_ids: int32 bytes, concatenated.
         cached_tokens: for each entry of `starts`, prompt tokens found in the prefix cache.
         ends: requests that end with this step.
-        extras: of this step's tokens, and of prompt chunks, for requests that want them.
+        extras: of this step's tokens, and of prompt chunks, for requests that have extras.
     """
 
     starts: list[StreamStart]
@@ -307,7 +310,7 @@ DetokenizerInbound = TokenDeltas | ResetStreams
 
 
 class BeginTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """When a request got its turn and its first token, both `time.monotonic()`; 0 for never."""
+    """When a request left the queue and got its first token, `time.monotonic()`; 0 for never."""
 
     admitted_at: float = 0.0
     first_token_at: float = 0.0
@@ -317,12 +320,12 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New text of one request.
 
     Attributes:
-        text: new characters, never cutting one in half; empty while a stop string may be forming.
+        text: new whole characters; empty while a stop string may be forming.
         token_ids: the new tokens, int32 bytes.
         reason: set on the last delta of the request.
         cached_tokens: set on the first delta, else -1.
-        num_retractions: set on the last delta: times the request was put back and recomputed.
-        extras: in order; after a stop string some may lie behind the last of `token_ids`.
+        num_retractions: set on the last delta: times the request was retracted and recomputed.
+        extras: in order; after a stop string some may belong to tokens after `token_ids`.
         times: set on the first delta.
     """
 
@@ -343,7 +346,7 @@ class TextDeltas(_Message, frozen=True):
 
 
 class Progress(_Message, frozen=True):
-    """Where the worker's start-up is; `fraction` counts within the phase, 0 to 1."""
+    """Progress of the worker's start-up; `fraction` is within the phase, 0 to 1."""
 
     phase: Phase
     fraction: float = 0.0
@@ -351,14 +354,14 @@ class Progress(_Message, frozen=True):
 
 
 class WorkerReady(_Message, frozen=True):
-    """The worker can take requests; what the front tells users about it.
+    """The worker can take requests; the fields are what the front reports to users.
 
     Attributes:
         max_total_num_tokens: capacity of the KV pool, tokens.
         max_running_requests: rows of the running batch.
         weight_bytes, kv_bytes: memory held by each.
         load_seconds: from process start to ready.
-        pid: the worker's, which tells it from one before it.
+        pid: the worker's process id, which distinguishes it from an earlier worker.
     """
 
     max_total_num_tokens: int
@@ -374,7 +377,7 @@ class WorkerReady(_Message, frozen=True):
 
 
 class DetokenizerReady(_Message, frozen=True):
-    """The detokenizer has loaded its tokenizer; `pid` tells it from one before it."""
+    """The detokenizer has loaded its tokenizer; `pid` distinguishes it from an earlier one."""
 
     pid: int
 
@@ -389,9 +392,9 @@ class ControlReply(_Message, frozen=True):
     """Answer to a message with a `call_id`.
 
     Attributes:
-        data: what the message asks for, if anything.
-        is_partial: set where the answers of several replicas are merged: of a failure, that
-            others succeeded.
+        data: the requested data, if any.
+        is_partial: set when replies of several replicas are merged: this one failed and others
+            succeeded.
     """
 
     call_id: int
@@ -402,17 +405,17 @@ class ControlReply(_Message, frozen=True):
 
 
 class RequestError(_Message, frozen=True):
-    """Requests that failed before any token of theirs reached the detokenizer."""
+    """Requests that failed before the detokenizer got a token of theirs."""
 
     request_ids: list[int]
     message: str
 
 
 class GrammarReply(_Message, frozen=True):
-    """What has become of a constraint: `payload` when it can be used, else `error`.
+    """The result of compiling a constraint: `payload` when it can be used, else `error`.
 
     Attributes:
-        got_no_processor: it was given up because the machine was busy, whatever it is like.
+        got_no_processor: whether it was given up only because the machine was busy.
     """
 
     call_id: int
@@ -422,7 +425,7 @@ class GrammarReply(_Message, frozen=True):
 
 
 class GrammarsUnavailable(_Message, frozen=True):
-    """No constraint can be compiled, whatever it is; the compiler's last message."""
+    """No constraint at all can be compiled; the compiler's last message."""
 
     reason: str
 

@@ -2,7 +2,7 @@
 
 A child is `python -m runtime.ipc.process <entry>`: no fork of a threaded parent, no pickled
 arguments, no `__main__` guard needed in a user's script. The parent keeps the write end of the
-child's stdin; when the parent dies, however it dies, the child reads end-of-file there and leaves.
+child's stdin; when the parent dies, in any way, the child reads end-of-file there and exits.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
     },
 )
 
-# A child writes the Python stacks of its threads when it gets it, also while one holds the GIL.
+# On this signal a child writes the Python stacks of its threads, even while one holds the GIL.
 STACKS_SIGNAL = signal.SIGUSR1
-# The environment names the descriptor for them.
+# Environment variable with the file descriptor for them.
 _STACKS_FILE = "HEADRACE_STACKS_FILE"
 
 # The exit code of a process that ends because its device has failed.
@@ -45,7 +45,7 @@ DEVICE_LOST_CODE = 71
 _encoder = msgspec.msgpack.Encoder()
 
 _LAST_WORDS_LINES = 40
-# A grandchild may hold the pipe of a child that is gone.
+# A grandchild may keep the pipe of a dead child open.
 _LAST_WORDS_WAIT_S = 1.0
 
 
@@ -57,7 +57,7 @@ def child_environment(changes: Mapping[str, str] = {}) -> dict[str, str]:
 
 
 def compute_environment(num_threads: int) -> dict[str, str]:
-    """What makes a worker compute with `num_threads` threads."""
+    """The environment that makes a worker compute with `num_threads` threads."""
     return {
         "OMP_NUM_THREADS": str(num_threads),
         "MKL_NUM_THREADS": str(num_threads),
@@ -69,7 +69,7 @@ def compute_environment(num_threads: int) -> dict[str, str]:
 
 
 def send_config(process: subprocess.Popen[bytes], config: object) -> None:
-    """Give `runtime.ipc.process` what it waits for; its stdin stays open, or it would leave."""
+    """Send `runtime.ipc.process` its configuration; its stdin stays open, or it would exit."""
     payload = _encoder.encode(config)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
@@ -95,11 +95,11 @@ class Child:
         notebook shows) and its end is kept for `last_words`.
         """
         self.entry = entry
-        # In memory: a full disk must not cost the stacks, nor a log that nobody reads the time.
+        # In memory: neither a full disk nor an unread log can prevent or delay the stacks.
         self._stacks = os.fdopen(os.memfd_create(f"stacks-{entry}"), "rb")
         self._last_lines: deque[str] = deque(maxlen=_LAST_WORDS_LINES)
         self._process = subprocess.Popen(
-            # -P keeps the user's current folder off the path: it may hold a `runtime` of its own.
+            # -P keeps the user's current folder off the path: it may hold another `runtime`.
             [sys.executable, "-P", "-m", "runtime.ipc.process", entry],
             pass_fds=(self._stacks.fileno(),),
             stdin=subprocess.PIPE,
@@ -107,7 +107,7 @@ class Child:
             env=child_environment(
                 {**(environment or {}), _STACKS_FILE: str(self._stacks.fileno())}
             ),
-            # A terminal's Ctrl-C must reach the front alone, which then drains its children.
+            # A terminal's Ctrl-C must reach the front only, which then drains its children.
             start_new_session=True,
         )
         send_config(self._process, config)
@@ -154,12 +154,12 @@ class Child:
         self._on_exit(self, code)
 
     def ask_for_stacks(self) -> None:
-        """Have the child, which must have begun its work, write the stacks of its threads."""
+        """Make the child write the stacks of its threads; it must have begun its work."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, STACKS_SIGNAL)
 
     def stacks(self) -> str:
-        """What it has written of them so far; nothing while it is stopped."""
+        """The stacks it has written so far; empty while it is stopped."""
         self._stacks.seek(0)
         return self._stacks.read().decode(errors="replace")
 
@@ -169,7 +169,7 @@ class Child:
             os.kill(self.pid, signal.SIGKILL)
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Close the child's stdin, which tells it to leave; kill it when it does not."""
+        """Close the child's stdin, which makes it exit; kill it if it does not."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -191,7 +191,7 @@ def describe_exit(code: int) -> str:
 
 
 def watch_parent() -> None:
-    """End this process as soon as its parent, which holds the other end of stdin, has gone."""
+    """End this process when its parent, which holds the other end of stdin, has gone."""
     threading.Thread(target=_leave_with_parent, name="parent-watch", daemon=True).start()
 
 
@@ -215,9 +215,9 @@ def _read_exactly(size_bytes: int) -> bytes:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """What is made in the context lives as long as the process: no collection looks at it.
+    """Exclude objects made in the context from garbage collection, for the process's lifetime.
 
-    Without it a tenth of the time of importing torch is the collector's.
+    Otherwise the collector takes a tenth of the time of importing torch.
     """
     gc.disable()
     try:
@@ -228,7 +228,7 @@ def uncollected() -> Iterator[None]:
 
 
 def run_child(entry: Callable[[bytes], None]) -> None:
-    """Run `entry` with the configuration that waits on stdin, until the parent has gone."""
+    """Run `entry` with the configuration read from stdin, until the parent has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     size_bytes = int.from_bytes(_read_exactly(8), "little")
     payload = _read_exactly(size_bytes)

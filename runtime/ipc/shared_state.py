@@ -1,7 +1,7 @@
-"""Numbers the children publish and the front reads, in a small shared file: no message, no queue.
+"""Numbers that the children write and the front reads, in a small shared file.
 
-Heartbeats prove that the scheduler's and the detokenizer's loops turn without a request that would
-wait behind a long prefill; the gauges are as fresh as the last step whenever someone asks.
+No message is needed, which would wait behind a long prefill. Heartbeats show that the loops of the
+scheduler and the detokenizer run; gauges are always as recent as the last step.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SharedState:
         descriptor = os.open(path, flags, 0o600)
         try:
             if create:
-                # With its blocks: on a full device the first write to the map would be a bus error.
+                # Allocates blocks: else a write to the map on a full device is a bus error.
                 os.posix_fallocate(descriptor, 0, _SIZE_BYTES)
             self._map = mmap.mmap(descriptor, _SIZE_BYTES)
         finally:
@@ -60,16 +60,16 @@ class SharedState:
         self._cells = memoryview(self._map).cast("d")
 
     def beat(self) -> None:
-        """Note when the scheduler's loop turned."""
+        """Record a heartbeat of the scheduler's loop."""
         self._cells[0] = time.monotonic()
 
     def beat_detokenizer(self) -> None:
-        """Note when the detokenizer's loop turned."""
+        """Record a heartbeat of the detokenizer's loop."""
         self._cells[1] = time.monotonic()
 
     def oldest_beat(self) -> tuple[float, str]:
-        """Seconds since the older of both last beats, and whose: `worker` or `detokenizer`."""
-        # A cell without one is 0: the clock's whole age, which readers bound.
+        """Seconds since the older heartbeat, and its process: `worker` or `detokenizer`."""
+        # A cell without a heartbeat is 0, which gives the age of the clock; callers bound it.
         last, name = min((self._cells[0], "worker"), (self._cells[1], "detokenizer"))
         return time.monotonic() - last, name
 
@@ -80,7 +80,7 @@ class SharedState:
         self._cells[_INDEX[name]] = value
 
     def counter(self, name: str) -> Callable[[int], None]:
-        """What sets the cell `name` when it is called with a count."""
+        """A function that sets the cell `name` to a count."""
 
         def count(value: int) -> None:
             self[name] = value
@@ -88,7 +88,7 @@ class SharedState:
         return count
 
     def reset(self) -> None:
-        """Zero every cell: a new worker starts from nothing."""
+        """Set every cell to zero, for a new worker."""
         self._map[:] = bytes(_SIZE_BYTES)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Standard error that nobody has to wait for: a bounded queue, and a thread that writes.
+"""Standard error that never blocks: a bounded queue, and a thread that writes.
 
-A pipe that is not read and a stopped terminal block the writer, a full device fails; none of that
-may hold a process that serves. What finds no room is dropped and counted; once something is written
-again, one line says how much it was.
+A pipe that is not read and a stopped terminal block the writer, and a full device fails. None of
+them may stop a serving process. Lines that do not fit are dropped and counted. Once a line is
+written again, a further line reports the count.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections import deque
 from typing import NoReturn, TextIO
 
 MAX_BYTES = 2**19
-# For the last lines of a process that ends.
+# Time to write the last lines of a process that ends.
 DRAIN_S = 1.0
-# What comes so soon after a line is written with it: each waking of the writer is a switch of
+# Lines that come this soon after a line are written with it: each waking of the writer switches
 # threads that share the GIL.
 _GATHER_S = 0.002
 
@@ -28,7 +28,7 @@ class QueuedText(io.TextIOBase):
     """A text stream in front of another one's file descriptor; `write` and `flush` never wait.
 
     Attributes:
-        process_name: who lost lines, where the count of them is written.
+        process_name: named in the line that reports lost lines.
     """
 
     process_name = "python"
@@ -44,7 +44,7 @@ class QueuedText(io.TextIOBase):
         self._descriptor = stream.fileno()
         self._max_bytes = max_bytes
         self._reset()
-        # A fork has no writer of its own yet, and may have copied a lock that is held.
+        # A fork has no writer thread yet, and may have copied a held lock.
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
@@ -55,10 +55,10 @@ class QueuedText(io.TextIOBase):
         self._num_lost = 0
         self._writer: threading.Thread | None = None
 
-    # ---- what a text stream has ----
+    # ---- interface of a text stream ----
 
     def fileno(self) -> int:
-        """The descriptor, for who writes past the queue."""
+        """The descriptor, for writes that bypass the queue."""
         return self._descriptor
 
     def isatty(self) -> bool:
@@ -70,7 +70,7 @@ class QueuedText(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Queue whole lines; what has no end yet waits for it or for `flush`."""
+        """Queue whole lines; an unfinished line waits for its end or for `flush`."""
         with self._changed:
             self._unfinished += text
             if text.endswith("\n") or len(self._unfinished) > self._max_bytes:
@@ -78,7 +78,7 @@ class QueuedText(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Queue what has no line end; does not wait until it is written."""
+        """Queue the unfinished line; does not wait until it is written."""
         with self._changed:
             self._queue()
 
@@ -111,7 +111,7 @@ class QueuedText(io.TextIOBase):
                 self._changed.wait_for(lambda: self._waiting)
             time.sleep(_GATHER_S)
             with self._changed:
-                # They stay until they are written: a drain waits for them.
+                # Lines stay in the queue until they are written: a drain waits for them.
                 num_parts = len(self._waiting)
                 data = b"".join(self._waiting)
             is_written = self._write_through(data)
@@ -122,7 +122,7 @@ class QueuedText(io.TextIOBase):
                 self._num_lost += 0 if is_written else _num_lines(data)
                 num_lost, is_last = self._num_lost, not self._waiting
                 self._changed.notify_all()
-            # Behind what was queued before them, or as soon as a failure has passed.
+            # The notice follows lines queued before it, or comes as soon as writing works again.
             if num_lost and is_written and is_last and self._write_through(self._notice(num_lost)):
                 with self._changed:
                     self._num_lost -= num_lost
@@ -143,12 +143,12 @@ class QueuedText(io.TextIOBase):
 
 
 def queue_standard_error(process_name: str) -> None:
-    """Put the queue before this process's `sys.stderr`, once; not where that is no file."""
+    """Put the queue before this process's `sys.stderr`, once; only if that is a file."""
     if not isinstance(sys.stderr, QueuedText):
         try:
             queued = QueuedText(sys.stderr)
         except OSError:
-            # A notebook or a test shows it.
+            # Not a file: a notebook or a test shows it.
             return
         sys.stderr = queued
         atexit.register(queued.drain)
@@ -156,13 +156,13 @@ def queue_standard_error(process_name: str) -> None:
 
 
 def drain_standard_error() -> None:
-    """Give the last lines a moment, before an end without clean-up."""
+    """Wait briefly for the last lines, before an exit without clean-up."""
     if isinstance(sys.stderr, QueuedText):
         sys.stderr.drain()
 
 
 def leave_at_once(status: int) -> NoReturn:
-    """End this process without any clean-up but that of its last words."""
+    """Exit without any clean-up except writing the last lines."""
     drain_standard_error()
     os._exit(status)
 

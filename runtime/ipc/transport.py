@@ -1,7 +1,7 @@
 """ZMQ over unix sockets in a private folder, carrying msgspec-encoded messages.
 
-Every address lives in one run folder (mode 0700), so nothing off this machine and no other user can
-reach a socket. Bytes that do not decode are counted and dropped: they never end a process.
+Every address is in one run folder (mode 0700), so no other machine and no other user can reach a
+socket. Bytes that do not decode are counted and dropped: they never end a process.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 _LARGE_BYTES = 256 * 1024
 
 M = TypeVar("M")
-# More than msgpack can write of one text or block of bytes. Whoever sends more is cut off.
+# More than msgpack can write of one text or block of bytes. A sender of more is disconnected.
 MAX_FRAME_BYTES = 2**32
-# Of the system's address of a unix socket, with the zero behind it.
+# Bytes of a unix socket's path that the system allows, including the terminating zero.
 _MAX_SOCKET_PATH = 107
-# Those of ranks, of the hundredth worker.
+# A rank's socket of the hundredth worker.
 _LONGEST_SOCKET_NAME = "replica-63/rank-replies-999"
 RUN_FOLDER_PREFIX = "headrace-"
 # The run folders of this process, and the descriptors that hold their locks.
@@ -42,11 +42,12 @@ _locks: dict[Path, int] = {}
 def create_run_folder() -> Path:
     """Make the private folder of one server's sockets; stale ones of dead servers are removed.
 
-    `remove_run_folder` ends it. Until then this process holds a lock on it: in another container
-    that shares the folder for temporary files our process id names nobody, or somebody else.
+    Until `remove_run_folder` this process holds a lock on the folder. A process id would not show
+    that the server lives: in another container that shares the folder for temporary files, the id
+    names no process, or another one.
 
     Raises:
-        StartupError: there is none to be had; one line.
+        StartupError: the folder cannot be made; one line.
     """
     base = Path(tempfile.gettempdir())
     longest = base / f"{RUN_FOLDER_PREFIX}{2**22}-xxxxxxxx" / _LONGEST_SOCKET_NAME
@@ -59,7 +60,7 @@ def create_run_folder() -> Path:
     for old in base.glob(f"{RUN_FOLDER_PREFIX}*"):
         pid = old.name.removeprefix(RUN_FOLDER_PREFIX).split("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            with contextlib.suppress(OSError):  # in use, somebody else's, or just removed by others
+            with contextlib.suppress(OSError):  # in use, another user's, or just removed
                 lock = _lock(old)
                 if os.fstat(lock).st_uid == os.getuid():
                     shutil.rmtree(old, ignore_errors=True)
@@ -83,7 +84,7 @@ def remove_run_folder(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> int:
-    """A descriptor that holds the lock of `folder`; OSError where another holds it."""
+    """A descriptor that holds the lock of `folder`; OSError if another process holds it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,17 +102,17 @@ def create_replica_folder(run_folder: Path, rank: int) -> Path:
 
 
 def scheduler_address(run_folder: Path, generation: int) -> str:
-    """Where the worker of this generation listens; a restarted worker gets a fresh address."""
+    """Where the worker of this generation listens; a restarted worker gets a new address."""
     return f"ipc://{run_folder}/scheduler-{generation}"
 
 
 def rank_address(run_folder: Path, generation: int, rank: int) -> str:
-    """Where a further rank of the worker of this generation listens."""
+    """Where rank `rank` of the worker of this generation listens."""
     return f"ipc://{run_folder}/rank-{rank}-{generation}"
 
 
 def rank_replies_address(run_folder: Path, generation: int) -> str:
-    """Where rank 0 of the worker of this generation hears of the others."""
+    """Where rank 0 of the worker of this generation receives the replies of the other ranks."""
     return f"ipc://{run_folder}/rank-replies-{generation}"
 
 
@@ -132,7 +133,7 @@ def front_address(run_folder: Path) -> str:
 
 def _socket(context: zmq.Context[Any], kind: int) -> Any:
     socket = context.socket(kind)
-    # Admission bounds the work in flight, so queues need no second, silent bound that drops.
+    # Admission bounds the work in flight, so queues need no second bound that silently drops.
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
@@ -140,7 +141,7 @@ def _socket(context: zmq.Context[Any], kind: int) -> Any:
 
 
 class Outbox:
-    """The sending end towards one address; `send` never blocks."""
+    """The sending end for one address; `send` never blocks."""
 
     def __init__(
         self,
@@ -148,7 +149,7 @@ class Outbox:
         address: str,
         enc_hook: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Connect to `address`, which may not exist yet; `enc_hook` writes what msgspec cannot."""
+        """Connect to `address`, which may not exist yet; `enc_hook` encodes what msgspec cannot."""
         self._socket = _socket(context, zmq.PUSH)
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder(enc_hook=enc_hook)
@@ -159,16 +160,16 @@ class Outbox:
             self._socket.send(self._encoder.encode(message), zmq.NOBLOCK, copy=True)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close, giving queued messages up to `linger_ms` to leave."""
+        """Close; queued messages have up to `linger_ms` to be sent."""
         self._socket.close(linger_ms)
 
 
 def _ignore(num_rejected: int) -> None:
-    """Nobody counts."""
+    """Do nothing."""
 
 
 class _BoundSocket(Generic[M]):
-    """A bound end, which lets in what is a message of one union; all else is dropped and counted.
+    """A bound end, which accepts messages of one union; all others are dropped and counted.
 
     Attributes:
         num_rejected: messages that did not decode.
@@ -183,10 +184,10 @@ class _BoundSocket(Generic[M]):
         *,
         dec_hook: Callable[[type, Any], Any] | None = None,
     ) -> None:
-        """Bind `address`; only messages of the union `message_type` are let in.
+        """Bind `address`; only messages of the union `message_type` are accepted.
 
-        Of others `on_rejected` is told how many have come so far. `dec_hook` reads what the
-        sender's `enc_hook` wrote.
+        For every other message `on_rejected` is called with their number so far. `dec_hook`
+        decodes what the sender's `enc_hook` wrote.
         """
         self._socket = _socket(context, zmq.PULL)
         self._socket.bind(address)
@@ -199,12 +200,11 @@ class _BoundSocket(Generic[M]):
     def _decode(self, payload: bytes) -> M | None:
         try:
             return self._decoder.decode(payload)
-        # Whatever it is: msgspec raises other errors than its own, too, as for text that is not
-        # UTF-8.
+        # Any error: msgspec raises others than its own, too, for example when text is not UTF-8.
         except Exception as error:
             self.num_rejected += 1
             self._on_rejected(self.num_rejected)
-            # At the powers of two: a flood of bytes must not become a flood of lines.
+            # Log at powers of two: a flood of messages must not become a flood of lines.
             if self.num_rejected & (self.num_rejected - 1) == 0:
                 logger.warning(
                     "Dropped a message of %d bytes, number %d: %s",
@@ -216,14 +216,14 @@ class _BoundSocket(Generic[M]):
 
 
 class Inbox(_BoundSocket[M]):
-    """The receiving end of a synchronous process: drained without blocking, or waited on."""
+    """The receiving end in a synchronous process: drained without blocking, or waited on."""
 
     def register(self, poller: zmq.Poller) -> None:
-        """Let `poller` wake when a message waits."""
+        """Make `poller` wake when a message waits."""
         poller.register(self._socket, zmq.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until a message waits or the time is over; whether one waits."""
+        """Block until a message waits or the time is over; returns whether one waits."""
         return bool(self._socket.poll(int(timeout_s * 1000)))
 
     def drain(self) -> Iterator[M]:
@@ -239,13 +239,13 @@ class Inbox(_BoundSocket[M]):
 
 
 class AsyncInbox(_BoundSocket[M]):
-    """The receiving end of an asyncio process, read by one task.
+    """The receiving end in an asyncio process, read by one task.
 
-    The loop watches the socket's own descriptor: a message takes 4 microseconds. It takes 12 with
-    `zmq.asyncio`, which makes futures and asks for the socket's state each time.
+    The loop watches the socket's own descriptor: a message takes 4 microseconds. With
+    `zmq.asyncio`, which makes futures and queries the socket's state each time, it takes 12.
     """
 
-    # The loop that watches, once something was waited for.
+    # The loop that watches the descriptor, from the first wait on.
     _loop: asyncio.AbstractEventLoop | None = None
     _arrived: asyncio.Future[None] | None = None
 
@@ -265,8 +265,8 @@ class AsyncInbox(_BoundSocket[M]):
                 return message
 
     async def _until_readable(self) -> None:
-        # The descriptor tells that something has happened since the socket was last looked at in
-        # vain, which has just been.
+        # The descriptor signals events after the last failed read of the socket, which has just
+        # been made.
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._socket.FD, self._wake)

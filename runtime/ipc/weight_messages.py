@@ -1,4 +1,4 @@
-"""Messages about weights, pausing and memory: the front's calls, and what each rank is told.
+"""Messages about weights, pausing and memory: the front's calls, and the commands to ranks.
 
 Tensors cross processes as safetensors bytes, as names of shared memory or as CUDA handles.
 """
@@ -11,9 +11,9 @@ import msgspec
 
 MemoryTag = Literal["kv_cache", "weights", "cuda_graph"]
 MEMORY_TAGS: tuple[MemoryTag, ...] = ("kv_cache", "weights", "cuda_graph")
-# A broadcast that has not come by then never will; a group can be told to wait for less.
+# A broadcast that has not come by then will not come; a message can set a shorter time.
 BROADCAST_TIMEOUT_S = 300.0
-# Both sides are started for this; a trainer that is not there is a wrong address.
+# Both sides are started for this; a trainer that does not answer means a wrong address.
 JOIN_TIMEOUT_S = 30.0
 CheckAction = Literal["snapshot", "reset_tensors", "compare", "checksum"]
 
@@ -23,7 +23,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False)
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One tensor that is to come.
+    """One tensor to be received.
 
     Attributes:
         dtype: `float32`, `float16`, `bfloat16` or `float64`.
@@ -37,15 +37,15 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class CudaHandle(msgspec.Struct, frozen=True, gc=False):
     """CUDA memory of another process of this machine, and the tensors in it.
 
-    What `torch.UntypedStorage._share_cuda_` gives, with the device named by its UUID: processes
-    number their devices differently. The JSON form of a body has the bytes in base64.
+    The result of `torch.UntypedStorage._share_cuda_`, but with the device's UUID, as processes
+    number their devices differently. In JSON the bytes are base64.
 
     Attributes:
         device_uuid: as `nvidia-smi -L` prints it.
         handle: of the whole allocation.
         storage_size_bytes, storage_offset_bytes: where the storage lies in it.
-        ref_counter_handle, ref_counter_offset: by which the owner learns that we are done.
-        event_handle, event_sync_required: what to wait for before reading.
+        ref_counter_handle, ref_counter_offset: counter that shows the owner that we are done.
+        event_handle, event_sync_required: event to wait for before reading.
         tensors: each with its offset in bytes from the storage's beginning.
     """
 
@@ -60,17 +60,17 @@ class CudaHandle(msgspec.Struct, frozen=True, gc=False):
     tensors: list[tuple[TensorSpec, int]]
 
 
-# ---- what every rank does; rank 0 passes it on ---------------------------------------------------
+# ---- commands for every rank; rank 0 forwards them -----------------------------------------------
 
 
 class LoadFolder(_Message, frozen=True):
-    """Replace all weights by those of a local folder."""
+    """Replace all weights with those of a local folder."""
 
     folder: str
 
 
 class LoadDummy(_Message, frozen=True):
-    """Replace all weights by seeded random numbers."""
+    """Replace all weights with seeded random numbers."""
 
     seed: int
 
@@ -98,9 +98,10 @@ class LoadCuda(_Message, frozen=True):
 
 
 class JoinGroup(_Message, frozen=True):
-    """Begin to meet a trainer; `GroupStatus` says when it is done. This rank's is `rank_offset` +
-    its own.
-    """  # noqa: D205  # one sentence
+    """Begin to join a trainer's group; `GroupStatus` reports when it is done.
+
+    This rank's number in the group is `rank_offset` plus its own.
+    """
 
     master_address: str
     master_port: int
@@ -112,7 +113,7 @@ class JoinGroup(_Message, frozen=True):
 
 
 class GroupStatus(_Message, frozen=True):
-    """Ask whether a group is joined; not yet while the answer's message is empty."""
+    """Ask whether a group is joined; the answer's message is empty until it is."""
 
     group_name: str
 
@@ -124,13 +125,14 @@ class LeaveGroup(_Message, frozen=True):
 
 
 class ReceiveTensors(_Message, frozen=True):
-    """Begin to take tensors that rank 0 of a group broadcasts, in order; `ReceiveStatus` says when
-    all have come, `LoadReceived` makes them the weights.
+    """Begin to receive tensors that rank 0 of a group broadcasts, in order.
+
+    `ReceiveStatus` reports when all have been received; `LoadReceived` loads them as weights.
 
     Attributes:
-        flattened: all of them come as one tensor of bytes instead.
+        flattened: they come as one tensor of bytes instead.
         timeout_s: for each broadcast.
-    """  # noqa: D205  # one sentence
+    """
 
     group_name: str
     tensors: list[TensorSpec]
@@ -139,54 +141,54 @@ class ReceiveTensors(_Message, frozen=True):
 
 
 class ReceiveStatus(_Message, frozen=True):
-    """Ask whether a group's tensors have come; not yet while the answer's message is empty."""
+    """Ask whether a group's tensors have been received; the answer is empty until they are."""
 
     group_name: str
 
 
 class LoadReceived(_Message, frozen=True):
-    """Replace some weights by what has come from a group."""
+    """Replace some weights with the tensors received from a group."""
 
     group_name: str
 
 
 class KeepUpdate(_Message, frozen=True):
-    """Every rank has loaded: what was kept for going back may go."""
+    """Every rank has loaded the update: free what was kept to undo it."""
 
 
 class UndoUpdate(_Message, frozen=True):
-    """Some rank failed: take back what was loaded since the last `KeepUpdate`."""
+    """Some rank failed: undo what was loaded since the last `KeepUpdate`."""
 
 
 class ReadWeight(_Message, frozen=True):
-    """Give a weight's first `num_rows` rows as an encoded `WeightPart`."""
+    """Return a weight's first `num_rows` rows as an encoded `WeightPart`."""
 
     name: str
     num_rows: int
 
 
 class CheckWeights(_Message, frozen=True):
-    """A trainer's tests: remember, destroy, compare, or sum up the weights."""
+    """A trainer's tests: snapshot, overwrite, compare, or checksum the weights."""
 
     action: CheckAction
 
 
 class ReleaseMemory(_Message, frozen=True):
-    """Give the device's memory back, by tag."""
+    """Release device memory, by tag."""
 
     tags: list[MemoryTag]
 
 
 class ResumeMemory(_Message, frozen=True):
-    """Take it again; weights come back as they were."""
+    """Allocate released memory again; weights are restored."""
 
     tags: list[MemoryTag]
 
 
 class RestoreGraphs(_Message, frozen=True):
-    """Capture CUDA graphs where some are missing; every rank has its memory.
+    """Capture missing CUDA graphs; every rank must have its memory.
 
-    An operation of its own: ranks capture together, and none may wait for one that has failed.
+    It is a separate operation because ranks capture together: none may wait for a failed one.
     """
 
 
@@ -210,11 +212,11 @@ class WeightPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         shape: of `data`.
-        shard_dim: dimension cut among ranks; `None` for a part that is the whole.
+        shard_dim: dimension that is sharded among ranks; `None` when `data` is the whole.
         start: of this part along `shard_dim`.
-        whole_len: of the whole along `shard_dim`, among the rows that were asked for.
+        whole_len: length of the whole along `shard_dim`, within the requested rows.
         data: float32 bytes.
-        num_blocks: see `WeightShard`; of several, all rows are there, whatever was asked for.
+        num_blocks: see `WeightShard`; if there are several, all rows are returned.
     """
 
     shape: list[int]
@@ -226,7 +228,7 @@ class WeightPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RankCall(_Message, frozen=True):
-    """Rank 0 to each other rank."""
+    """A command from rank 0 to each other rank."""
 
     op: WeightOp
 
@@ -255,8 +257,8 @@ class PauseGeneration(_Message, frozen=True):
     """Compute no more steps until `ContinueGeneration`.
 
     Attributes:
-        retract: put running requests back to wait, so that their pages can be freed; else they
-            keep rows and pages.
+        retract: move running requests back to the queue, so that their pages can be freed;
+            otherwise they keep rows and pages.
     """
 
     call_id: int
@@ -264,12 +266,12 @@ class PauseGeneration(_Message, frozen=True):
 
 
 class ContinueGeneration(_Message, frozen=True):
-    """Go on after a pause; harmless when there is none."""
+    """Continue after a pause; does nothing without one."""
 
     call_id: int
 
 
 class InvalidateCache(_Message, frozen=True):
-    """Let no later request find a prefix computed so far; requests may be running."""
+    """Make all prefixes computed so far invisible to later requests; requests may be running."""
 
     call_id: int
