@@ -1,1 +1,1 @@
-"""What a request may say: sampling parameters and their checks. Front-safe."""
+"""Requests: sampling parameters and their checks. Front-safe."""

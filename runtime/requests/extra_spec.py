@@ -1,9 +1,9 @@
-"""Extras: what a request may ask for beside tokens, as it is carried from end to end.
+"""Extras: outputs besides tokens that a request may ask for, in the form in which they are carried.
 
-An extra is a folder with two halves. Its front half says how it is asked for, checked and answered
-(`runtime.client.front_extras`), its device half how it is gathered
-(`runtime.extras.device_extras`). Whoever passes it on between them knows the facts below and opens
-nothing.
+An extra is a folder with two halves. Its front half defines how it is requested, checked and
+answered (`runtime.client.front_extras`), its device half how it is gathered
+(`runtime.extras.device_extras`). Code between them passes it on without decoding it, and knows only
+the facts below.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib import import_module
 
 import msgspec
 
-# One line an extra: the package with its `front` and its `device` module, loaded on use.
+# One line per extra: the package with its `front` and its `device` module, loaded on use.
 EXTRAS: dict[str, str] = {
     "logprobs": "runtime.extras.logprobs",
     "hidden_states": "runtime.extras.hidden_states",
@@ -24,16 +24,16 @@ EXTRAS: dict[str, str] = {
 
 
 class ExtraSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One extra that a request asks for.
+    """One extra of a request.
 
     Attributes:
         name: in `EXTRAS`.
-        params: what the device half needs to know of the request; its own encoding.
-        prompt_start: first prompt position that is reported, -1 for none. What is found at the
-            last position of a prompt comes with the first output token.
-        of_outputs: whether something is reported of each output token. Then all of them are
-            sampled, also where a grammar leaves no choice, and one where none is to be generated.
-        replaces: whether what is reported of a token takes the place of all before.
+        params: what the device half needs of the request, in the extra's own encoding.
+        prompt_start: first prompt position to report, -1 for none. The result of the prompt's last
+            position comes with the first output token.
+        of_outputs: whether each output token is reported. Then every token is sampled, even where
+            a grammar leaves no choice, and one token is sampled even when none is generated.
+        replaces: whether each report replaces all earlier ones.
     """
 
     name: str
@@ -48,10 +48,11 @@ class ExtraBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         extra: its name.
-        is_input: positions of the prompt but for the last, else what output tokens came from.
-        data: its own encoding.
-        replaces: whether earlier blocks of this extra mean nothing any more.
-        unsent_ids: int32 bytes, the positions' tokens where they are no part of the output.
+        is_input: whether the positions are those of the prompt except the last; else they are
+            the positions from which output tokens were sampled.
+        data: in the extra's own encoding.
+        replaces: whether this block replaces earlier blocks of the extra.
+        unsent_ids: int32 bytes, the positions' tokens if these are not part of the output.
     """
 
     request_id: int
@@ -63,7 +64,7 @@ class ExtraBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def add_block(blocks: list[ExtraBlock], block: ExtraBlock) -> None:
-    """Append to a request's blocks, or take the place of its extra's."""
+    """Append `block` to a request's blocks, or replace those of its extra."""
     if block.replaces:
         blocks[:] = [each for each in blocks if each.extra != block.extra]
     blocks.append(block)

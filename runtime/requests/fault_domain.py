@@ -1,4 +1,4 @@
-"""Each request is a fault domain: what raises while one is handled ends that one, no other."""
+"""Each request is a fault domain: an exception while one is handled ends only that request."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ logger = logging.getLogger(__name__)
 
 
 def log_failure(what: object, error: BaseException) -> str:
-    """Log that `what` failed, under an id; what the client may know of it: the id."""
+    """Log that `what` failed, under an id; returns the client's message, which has only the id."""
     error_id = secrets.token_hex(6)
     logger.error("%s failed, error id %s", what, error_id, exc_info=error)
     return f"Internal server error: the log has the details under id {error_id}."
 
 
 class FaultDomains(Generic[R]):
-    """Ends the request that was being handled when something raised; its caller goes on.
+    """Ends the request whose handling raised an exception; the calling code continues.
 
-    In a loop that runs once for every token, `try` with `failed` is the same without the cost of
+    In a loop that runs for every token, `try` with `failed` does the same and saves the cost of
     `with`.
 
     Attributes:
@@ -31,15 +31,15 @@ class FaultDomains(Generic[R]):
     """
 
     def __init__(self, end: Callable[[R, str], None]) -> None:
-        """Let `end` end a request, in whatever state it was left, with a message for its client.
+        """Use `end` to end a request, in any state, with a message for its client.
 
-        What raises there ends more than the request.
+        Exceptions of `end` are not caught.
         """
         self._end = end
         self.num_faults = 0
 
     def of(self, request: R) -> _FaultDomain[R]:
-        """A context in which `request` is handled; leaves nothing to be raised but its own end."""
+        """A context manager for handling `request`; an exception in it ends the request."""
         return _FaultDomain(self, request)
 
     def failed(self, request: R, error: Exception) -> None:
@@ -65,7 +65,7 @@ class _FaultDomain(Generic[R]):
         trace: TracebackType | None,
     ) -> bool:
         if not isinstance(error, Exception):
-            # None, or what ends the process: `DeviceLost`, `KeyboardInterrupt`.
+            # No exception, or one that ends the process: `DeviceLost`, `KeyboardInterrupt`.
             return False
         self._domains.failed(self._request, error)
         return True

@@ -1,4 +1,4 @@
-"""An image of a prompt, from the front that prepared it to the model that sees it."""
+"""An image of a prompt, as it travels from the front, which prepares it, to the model."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import msgspec
 
 
 class PreparedImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An image decoded, scaled and counted; not yet bound to a place in a prompt.
+    """An image, decoded and scaled, its tokens counted; not yet at a position in a prompt.
 
     Attributes:
-        digest: 16 bytes, a hash that the server computes of `pixels`, their shape, the numbers of
-            the processor and the tenant. What the tower gives and cached prefixes are known by it.
+        digest: 16 bytes, the server's hash of `pixels`, their shape, the parameters of the
+            processor and the tenant. It is the key of the tower's output and of cached prefixes.
         size: `(channels, height, width)` of `pixels`; both sides fit the model's patches.
         num_tokens: placeholder tokens that it takes in the prompt.
-        pixels: uint8, in the order of `size`, scaled to the size and not yet normalised: what
-            `VisionSpec` normalises is a quarter of the float32 bytes on its way.
+        pixels: uint8, in the order of `size`, scaled but not yet normalised by `VisionSpec`: so
+            they take a quarter of the bytes of float32.
     """
 
     digest: bytes
@@ -24,11 +24,11 @@ class PreparedImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ImageInput(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An image at its place.
+    """An image at its position in a prompt.
 
     Attributes:
-        start: place in the prompt of its first placeholder; `image.num_tokens` stand in a row.
-        image: what stands there.
+        start: position of its first placeholder; it has `image.num_tokens` consecutive ones.
+        image: the image.
     """
 
     start: int

@@ -1,4 +1,4 @@
-"""What a request asks for: `RequestSpec` up to the scheduler, and in it `RowSpec` up to the row."""
+"""The data of a request: `RequestSpec` reaches the scheduler, its `RowSpec` reaches the row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.requests.sampling_params import SamplingParams
 
 
 class RowSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """What a request's row needs to know of it.
+    """The data that a request's row needs.
 
     The service makes it and the executor reads it; client, scheduler and planner pass it on
     unopened. A new per-row field is one more attribute here.
@@ -18,7 +18,7 @@ class RowSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
     Attributes:
         sampling: checked parameters (`n` is unrolled by the service: one spec per sample). The
             client fits `max_new_tokens` into the context and sets the seed.
-        extras: what is wanted beside tokens, each name once.
+        extras: what is requested besides tokens, each name once.
     """
 
     sampling: SamplingParams
@@ -26,17 +26,17 @@ class RowSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """One sample to generate, but for the prompt's tokens.
+    """One sample to generate, without the prompt's tokens.
 
     Attributes:
-        row: what travels on to the row that runs it.
+        row: the data for the row that runs it.
         rid: the caller's name for it, unique among the requests in flight.
-        stream: whether deltas are wanted as they come; else one chunk at the end.
-        explicit_max_new_tokens: whether the caller itself named `max_new_tokens`.
-        cache_namespace: requests share cached prefixes only inside one namespace.
-        priority: larger is sooner under the priority policy.
-        input_embeds: float32 bytes, one row for each of the prompt's ids, which mean nothing then.
-        images: those that the prompt sees, each at its place, in order.
+        stream: whether deltas are sent as they come; else one chunk at the end.
+        explicit_max_new_tokens: whether the caller set `max_new_tokens`.
+        cache_namespace: requests share cached prefixes only within a namespace.
+        priority: under the priority policy, requests with a larger one run earlier.
+        input_embeds: float32 bytes, one row for each of the prompt's ids, which are then ignored.
+        images: the prompt's images at their positions, in order.
         dp_rank: the replica to run on; `None` leaves it to the router.
     """
 
@@ -62,5 +62,5 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
     @property
     def num_pixel_bytes(self) -> int:
-        """What its images weigh."""
+        """Size of its images' pixels."""
         return sum(len(each.image.pixels) for each in self.images)

@@ -1,4 +1,4 @@
-"""How one request is sampled: the fields of the native API, checked once at the border."""
+"""Sampling parameters of one request: the fields of the native API, checked once on arrival."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, gc=False):
-    """What an output must look like.
+    """A constraint on the output.
 
     Attributes:
         text: the constraint, as the client wrote it.
-        shows_special: special tokens stand for the text that they are written with, as in an
-            output that shows them; else a grammar of text forbids them.
+        shows_special: whether the grammar sees special tokens as their text, as in an output that
+            shows them; else a text grammar forbids them.
     """
 
     kind: GrammarKind
@@ -37,18 +37,18 @@ class GrammarSpec(msgspec.Struct, frozen=True, gc=False):
 
 
 class ThinkingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Thoughts before the answer, which no grammar holds for.
+    """Thoughts before the answer; the grammar does not apply to them.
 
     Attributes:
-        open_ids: tokens that begin them, where the output does not begin inside.
-        lead_ids: tokens that an answer without them begins with, before its grammar holds; only
-            with `open_ids`.
-        end_ids: tokens that end them, at least one.
-        implied_ids: tokens each of which ends them as well, and belongs to what follows: where the
-            answer has a grammar, to `bridge_ids` or to the answer, if that may begin so.
-        bridge_ids: tokens between that end and the answer; forced where the answer has a grammar.
-        budget: most tokens of them; `None`: as many as the model likes.
-        forced_ids: tokens that follow a budget that is used up, `end_ids` among them.
+        open_ids: tokens that begin thoughts; empty if the output begins inside them.
+        lead_ids: tokens at the start of an answer without thoughts, before its grammar applies;
+            only with `open_ids`.
+        end_ids: tokens that end thoughts, at least one.
+        implied_ids: each of these tokens ends thoughts as well, but belongs to what follows: if
+            the answer has a grammar, to `bridge_ids`, or to the answer if it may begin so.
+        bridge_ids: tokens between that end and the answer; forced if the answer has a grammar.
+        budget: most tokens of thoughts; `None` for no bound.
+        forced_ids: tokens forced when the budget is used up; they include `end_ids`.
     """
 
     open_ids: list[int] = []
@@ -61,17 +61,17 @@ class ThinkingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ThoughtTexts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Texts that tell an output's thoughts from its answer.
+    """Texts that separate an output's thoughts from its answer.
 
     Attributes:
-        is_open: the output begins among thoughts.
-        open: begins them at the beginning of an output; empty where nothing does.
-        ends: each ends them; neither it nor the blanks behind it are of the answer.
-        implied: each ends them as well, and is of the answer.
-        headers: each begins a message's header, whose text is of no message. Empty where an output
-            is not made of messages.
+        is_open: whether the output begins inside thoughts.
+        open: begins thoughts at the start of an output; empty if there is no such text.
+        ends: each ends thoughts; neither the text nor the blanks after it belong to the answer.
+        implied: each ends thoughts as well, but belongs to the answer.
+        headers: each begins a message's header, whose text belongs to no message. Empty if the
+            output does not consist of messages.
         body: ends a header.
-        thought: a text in the header of a message that is a thought.
+        thought: appears in the header of a message that is a thought.
     """
 
     is_open: bool = False
@@ -88,19 +88,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Attributes:
         max_new_tokens: most tokens to generate; `None` means up to the context length.
-        min_new_tokens: end-of-sequence and stop ids are masked until this many are generated; of
-            stop strings and patterns those that are complete by then are passed over.
+        min_new_tokens: end-of-sequence and stop ids are masked until this many are generated;
+            stop strings and patterns that are complete before that are ignored.
         temperature: below `GREEDY_TEMPERATURE` the most likely token is taken.
         top_k: keep this many most likely tokens; -1 keeps all.
         seed: 64-bit seed; `None` draws one at admission.
         stop: texts that end the output; they may span tokens.
-        stop_regex: patterns that do, as `runtime.requests.stop_regex` reads them.
+        stop_regex: patterns that end the output, in the syntax of `runtime.requests.stop_regex`.
         logit_bias: token id to the value added to its logit.
         grammar: what the output must match; `None` for free text.
-        thinking: thoughts that come before, and may have a budget; `None` where nothing is to be
-            done about them.
-        thought_texts: where stop strings and patterns end the answer alone; `None` where they are
-            looked for everywhere.
+        thinking: thoughts before the answer, which may have a budget; `None` if they need no
+                handling.
+        thought_texts: set if stop strings and patterns apply to the answer only; `None` if they
+                apply everywhere.
     """
 
     max_new_tokens: int | None = None
@@ -144,7 +144,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 @dataclass(frozen=True)
 class _Rule:
-    """What a number must be, checked and told."""
+    """Bounds of a number, with the words for its error message."""
 
     low: float
     high: float
@@ -172,11 +172,11 @@ _RULES = {
 }
 MAX_BIAS = 1e4
 
-# The fields of the wires, whose bounds are checked once a request has been converted.
+# Field types of the wires; the bounds are checked after a request has been converted.
 Temperature = Annotated[float, _RULES["temperature"].meta]
 TopP = Annotated[float, _RULES["top_p"].meta]
 TopK = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": -1, "not": {"const": 0}})]
-# 0 is off as well, for the wires whose clients say so.
+# 0 means off as well, for wires whose clients send it.
 TopKOrOff = Annotated[int, within(-1)]
 MinP = Annotated[float, _RULES["min_p"].meta]
 FrequencyPenalty = Annotated[float, _RULES["frequency_penalty"].meta]
@@ -307,14 +307,14 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
-    # For the logit processors of the reference, which run here nowhere: nothing reads it.
+    # For the reference's logit processors, which this server does not have: unused.
     custom_params: dict[str, object] | None = None
     beam_width: int | None = None
     watermark: object | None = None
 
 
 GRAMMAR_KINDS: tuple[GrammarKind, ...] = ("json_schema", "regex", "ebnf", "structural_tag")
-# Fields understood by the API whose feature this server does not have: neutral values pass.
+# Fields of the API whose features this server does not have: neutral values pass.
 _UNSUPPORTED = (
     "beam_width",
     "watermark",
@@ -346,7 +346,7 @@ def resolve_sampling(
 
     Args:
         fields: as decoded from the request.
-        defaults: used for keys that the request left out (`max_new_tokens`, `temperature`, ...).
+        defaults: used for keys that the request omits (`max_new_tokens`, `temperature`, ...).
         vocab_size: the logits' width, against which every token id is checked.
 
     Raises:
@@ -361,7 +361,7 @@ def resolve_sampling(
         if value is not None:
             values[name] = value
     if fields.top_k is not None and fields.top_k > vocab_size:
-        # As good as all of them, and it fits where the worker keeps it.
+        # Equal to all tokens, and it fits the worker's integer type.
         values["top_k"] = vocab_size
     if fields.max_new_tokens is not msgspec.UNSET:
         values["max_new_tokens"] = fields.max_new_tokens
@@ -390,13 +390,13 @@ def nth_sample(params: SamplingParams, index: int) -> SamplingParams:
         return params
     seed = params.seed
     if seed is not None:
-        # One seed for all samples would make them one sample.
+        # With one seed all samples would be equal.
         seed = (seed + index) % INT64_MAX
     return msgspec.structs.replace(params, n=1, seed=seed)
 
 
 def grammar_of(fields: SamplingFields) -> GrammarSpec | None:
-    """The constraint that the request names; an empty text names none.
+    """The request's constraint; an empty text means none.
 
     Raises:
         InvalidRequest: more than one.
@@ -412,7 +412,7 @@ def parse_logit_bias(bias: dict[str, float]) -> dict[int, float]:
     """Turn JSON's string keys into token ids.
 
     Raises:
-        InvalidRequest: a key that is no integer.
+        InvalidRequest: a key that is not an integer.
     """
     parsed: dict[int, float] = {}
     for key, value in bias.items():

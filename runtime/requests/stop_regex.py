@@ -1,11 +1,11 @@
 """Regular expressions read once, character by character, in time linear in the text.
 
 A set of patterns becomes one automaton without backtracking (Thompson's construction). Unlike the
-well-known linear-time libraries it also tells, while a text still grows, where a match that is not
-complete yet would begin: that much of a stream must not be shown.
+well-known linear-time libraries it also reports, while a text grows, where an incomplete match
+begins: a stream must not show the text from there on.
 
-The syntax is Python's without what needs backtracking: no back-references, look-around, atomic
-groups or possessive repeats. `$` is the end of the output.
+The syntax is Python's except features that need backtracking: no back-references, look-around,
+atomic groups or possessive repeats. `$` is the end of the output.
 
 Source: Russ Cox, "Regular Expression Matching: the Virtual Machine Approach".
 """
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 MAX_PATTERNS = 32
 MAX_PATTERN_BYTES = 256
-# Of all patterns of a request together; each character costs at most a look at every one.
+# Of all patterns of a request together; each character costs at most a visit of every state.
 MAX_STATES = 512
 
 _START = 0
@@ -34,7 +34,7 @@ _PROGRAMS = 256
 
 
 class InvalidPattern(ValueError):
-    """A pattern that is not understood, too large, or that would match at once."""
+    """A pattern that is not supported, too large, or that matches the empty text."""
 
 
 class Match(NamedTuple):
@@ -108,7 +108,7 @@ class _Builder:
 
     def __init__(self) -> None:
         self.nodes: list[_Node] = []
-        # Repeats of nothing make no states, yet take time.
+        # Repeats of an empty item make no states but take time.
         self._steps = 0
 
     def add(
@@ -212,11 +212,11 @@ class Program:
             for each in reached
         ]
         self._moves: list[dict[str, tuple[int, ...]]] = [{} for _ in nodes]
-        # Characters with which no match begins: most of a text, passed over at once.
+        # Characters with which no match begins: most of a text, skipped at once.
         self.idle: set[str] = set()
 
     def _closure(self, roots: list[int], context: tuple[str, str] | None = None) -> Iterator[int]:
-        # Conditions are passed only where the characters around the place are known.
+        # Conditions are evaluated only when the characters around the position are known.
         todo, seen = roots[::-1], set(roots)
         while todo:
             index = todo.pop()
@@ -232,7 +232,7 @@ class Program:
                     todo.append(target)
 
     def matches_nothing(self) -> bool:
-        """Whether an empty text matches, were every condition fulfilled."""
+        """Whether an empty text would match if every condition were fulfilled."""
         todo, seen = [_START], {_START}
         while todo:
             node = self._nodes[todo.pop()]
@@ -256,8 +256,8 @@ class Program:
             char: one character.
 
         Returns:
-            The threads after it, and the match that ends with or right before it, if there is one:
-            of several the one that begins first.
+            The threads after it, and the match that ends with or right before it, if there is one.
+            Of several matches it is the one that begins first.
         """
         after: dict[int, int] = {}
         for index, start in chain(threads.items(), ((_START, place),)):
@@ -331,7 +331,7 @@ def _compile(patterns: Sequence[str]) -> Program:
             accepting = builder.add(pattern=number)
             first = builder.sequence(parsed, parsed.state.flags, accepting)
         except (re.error, OverflowError) as error:
-            raise InvalidPattern(f"{pattern!r} is no regular expression: {error}") from None
+            raise InvalidPattern(f"{pattern!r} is not a regular expression: {error}") from None
         except RecursionError:
             raise InvalidPattern("a pattern is nested too deeply") from None
         builder.nodes[start].targets.append(first)
