@@ -1,1 +1,1 @@
-"""Text from tokens and tokens from text: tokenizer, detokenizer, stops. Front-safe."""
+"""Tokenizer, detokenizer, stop strings and stop patterns. Front-safe."""

@@ -1,4 +1,4 @@
-"""The chat templates in a tokenizer's folder: one, or several by their names."""
+"""The chat templates in a tokenizer's folder: one, or several by name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from runtime.errors import StartupError
 
 
 def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
-    """The templates of a folder, found where `transformers` finds them.
+    """The templates of a folder, from the same files that `transformers` reads.
 
     Args:
         folder: of the tokenizer.
-        config: what `tokenizer_config.json` holds.
+        config: the content of `tokenizer_config.json`.
 
     Returns:
-        One text, or texts by name; `None` where there is none.
+        One text, or texts by name; `None` if there is none.
 
     Raises:
         StartupError: a file that cannot be read.
@@ -27,7 +27,7 @@ def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, 
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         files[path.name.removesuffix(".jinja")] = path
     if files:
-        # Files replace what the configuration says, even where it has more names.
+        # Files replace the templates of the configuration, even if it has more names.
         texts = {name: _read_template(path) for name, path in files.items()}
         return texts["default"] if list(texts) == ["default"] else texts
     for found in (

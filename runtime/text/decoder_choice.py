@@ -1,4 +1,4 @@
-"""Which decoder suits a tokenizer: a piece table where that is exact, else the library's decode."""
+"""Chooses a tokenizer's decoder: a piece table where that is exact, else the library's decode."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from runtime.text.decoders import (
 )
 from runtime.text.tokenizer import Tokenizer
 
-# The library reads the digits with a parser that takes a sign, too.
+# The library's parser of the digits also accepts a sign.
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 _UINT32_END = 2**32
 
 
 class DecoderFactory:
-    """Makes a decoder per stream; what streams can share is computed once."""
+    """Makes a decoder for each stream; shared parts are computed once."""
 
     def __init__(self, tokenizer: Tokenizer, *, always_window: bool = False) -> None:
         """Choose by the tokenizer's decoder; `always_window` is for comparing the two kinds."""
@@ -65,7 +65,7 @@ class DecoderFactory:
         return CleanedDecoder(decoder) if self._cleans_up else decoder
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token stands for by itself, special ones too; empty for an unknown id."""
+        """The bytes of a single token, special ones included; empty for an unknown id."""
         if self._tables is not None:
             return self._tables[False].join([token_id])
         return self._decode([token_id]).encode() if self._is_known(token_id) else b""
@@ -135,7 +135,7 @@ def _byte_level_translation() -> Callable[[str], bytes]:
         try:
             return bytes([alphabet[char] for char in token])
         except KeyError:
-            # Added tokens are written as they are.
+            # Added tokens are plain text.
             return token.encode()
 
     return translate

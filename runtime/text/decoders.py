@@ -1,9 +1,8 @@
 """Incremental decoding: ids in, text out, never half a character.
 
-Concatenated, the text is the tokenizer's own decode of all ids, with two exceptions made on
-purpose: an incomplete character at the very end is dropped, and valid characters stay when byte
-tokens after them are invalid (the library turns the whole run into U+FFFD, which a stream, having
-shown them, cannot).
+The concatenated text is the tokenizer's own decode of all ids, with two intended exceptions. An
+incomplete character at the very end is dropped. Valid characters stay when byte tokens after them
+are invalid: the library turns the whole run into U+FFFD, but a stream has already shown them.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from runtime.text.tokenizer import clean_up_spaces
 
 REPLACEMENT = "\ufffd"
 _REPLACEMENT_BYTES = REPLACEMENT.encode()
-# Of one character in UTF-8, so also byte tokens of one character.
+# Bytes of one character in UTF-8, so also the byte tokens of one character.
 _MAX_BYTES = 4
-# More tokens that still do not decode are invalid; holding them back would grow without end.
+# More tokens that still do not decode are invalid; they must not be held back without bound.
 _MAX_PENDING_TOKENS = 2 * _MAX_BYTES
 # The longest pattern of `clean_up_spaces` has four characters.
 _CLEAN_UP_REACH = 3
@@ -27,29 +26,29 @@ _utf8_decode: Callable[[bytes, str, bool], tuple[str, int]] = codecs.utf_8_decod
 
 
 class TextDecoder(Protocol):
-    """Text of one stream's ids as they come."""
+    """Decodes one stream's ids as they arrive."""
 
     def push(self, token_id: int) -> str:
-        """Add one id; the text that is certain now."""
+        """Add one id; returns the text that is final now."""
         ...
 
     def extend(self, token_ids: Sequence[int]) -> str:
-        """Add several ids; the text that is certain now."""
+        """Add several ids; returns the text that is final now."""
         ...
 
     def finish(self) -> str:
-        """The text still held back; an incomplete character is dropped."""
+        """Return the text still held back; an incomplete character is dropped."""
         ...
 
 
 class PieceTable(dict[int, "str | bytes"]):
-    """What each id stands for, computed on first use: `str`, or `bytes` that need neighbours.
+    """The piece of each id, computed on first use: `str`, or `bytes` of partial characters.
 
-    Made for decoders that translate each token alone and join the bytes.
+    It is for decoders that translate each token separately and join the bytes.
     """
 
     def __init__(self, piece_bytes: Callable[[int], bytes], *, byte_by_byte: bool) -> None:
-        """Use `piece_bytes` for ids not seen yet.
+        """Use `piece_bytes` for ids that are not in the table yet.
 
         Args:
             piece_bytes: the bytes of an id; empty for unknown and for hidden ones.
@@ -76,7 +75,7 @@ class PieceTable(dict[int, "str | bytes"]):
 
 
 class PieceDecoder:
-    """Joins the pieces of a `PieceTable`: one look-up a token, whatever the length of the text."""
+    """Joins the pieces of a `PieceTable`: one look-up per token, for any length of text."""
 
     __slots__ = ("_borrowed", "_pending", "_strip", "_table")
 
@@ -85,18 +84,18 @@ class PieceDecoder:
 
         Args:
             table: pieces of the tokenizer.
-            prompt_tail: the ids before the first; only what they leave unfinished matters.
-            strip_first: a character that the tokenizer drops where the whole text begins with it.
+            prompt_tail: the ids before the first; only an unfinished character at the end matters.
+            strip_first: a character that the tokenizer drops at the start of the whole text.
         """
         self._table = table
         context = table.join(prompt_tail)
         self._pending = _incomplete_tail(context)
-        # Bytes of the prompt count if the output completes them, else as if they were not there.
+        # Bytes of the prompt count only if the output completes their character.
         self._borrowed = len(self._pending)
         self._strip = strip_first if not context else ""
 
     def push(self, token_id: int) -> str:
-        """Add one id; the text that is certain now."""
+        """Add one id; returns the text that is final now."""
         piece = self._table[token_id]
         if isinstance(piece, str):
             if not self._pending and not self._strip:
@@ -105,11 +104,11 @@ class PieceDecoder:
         return self._join(piece)
 
     def extend(self, token_ids: Sequence[int]) -> str:
-        """Add several ids; the text that is certain now."""
+        """Add several ids; returns the text that is final now."""
         return self._join(self._table.join(token_ids))
 
     def finish(self) -> str:
-        """Drop an incomplete character; nothing else is ever held back."""
+        """Drop an incomplete character; nothing else is held back."""
         self._pending = b""
         return ""
 
@@ -121,7 +120,7 @@ class PieceDecoder:
         if not text:
             return ""
         if self._borrowed:
-            # Unless the character that they complete is U+FFFD itself.
+            # Not if the completed character is U+FFFD itself.
             if text.startswith(REPLACEMENT) and not data.startswith(_REPLACEMENT_BYTES):
                 text, self._pending = _decode(data[self._borrowed :], self._table.byte_by_byte)
             self._borrowed = 0
@@ -139,7 +138,7 @@ def _incomplete_tail(data: bytes) -> bytes:
 
 
 def _is_surrogate_half(rest: bytes) -> bool:
-    # Python waits for the third byte of an encoded surrogate, which is invalid from its second on.
+    # Python waits for the third byte of an encoded surrogate, whose second is already invalid.
     return len(rest) == 2 and rest[0] == 0xED and rest[1] >= 0xA0
 
 
@@ -163,7 +162,7 @@ def _decode(data: bytes, byte_by_byte: bool) -> tuple[str, bytes]:
 
 
 class WindowDecoder:
-    """Any tokenizer: decodes the last tokens with their left neighbours and takes what is new.
+    """For any tokenizer: decodes the last tokens with those before them and takes the new text.
 
     Source: the prefix and read offsets of Hugging Face text-generation-inference.
     """
@@ -181,31 +180,31 @@ class WindowDecoder:
         """Continue after `prompt_tail`.
 
         Args:
-            decode: the tokenizer's decode, special tokens and all.
-            keeps: whether an id has text to show: known, and not a hidden special one.
+            decode: the tokenizer's decode, including special tokens.
+            keeps: whether an id has text to show: it is known and not a hidden special token.
             prompt_tail: the ids before the first.
             splits_characters: whether tokens may hold part of a character, so that U+FFFD at the
-                end means an unfinished one.
+                end means an unfinished character.
         """
         self._decode = decode
         self._keeps = keeps
         self._splits_characters = splits_characters
-        # Hidden tokens never enter: a window of nothing else would give no context.
+        # Hidden tokens are never added: a window of only hidden tokens would give no context.
         self._ids = [token_id for token_id in prompt_tail if keeps(token_id)]
         if splits_characters and REPLACEMENT in decode(self._ids):
-            # Half a character at either end of the tail would spoil what follows it.
+            # Half a character at either end of the tail would corrupt the text after it.
             self._ids = []
         self._read = len(self._ids)
 
     def push(self, token_id: int) -> str:
-        """Add one id; the text that is certain now."""
+        """Add one id; returns the text that is final now."""
         return self.extend((token_id,))
 
     def extend(self, token_ids: Sequence[int]) -> str:
-        """Add several ids; the text that is certain now."""
+        """Add several ids; returns the text that is final now."""
         added = [token_id for token_id in token_ids if self._keeps(token_id)]
         if self._splits_characters:
-            # One by one, or a long block with half a character at its end would all be held back.
+            # One by one: else a long block with half a character at its end would be held back.
             return "".join([self._extend([token_id]) for token_id in added])
         return self._extend(added) if added else ""
 
@@ -224,7 +223,7 @@ class WindowDecoder:
         return text
 
     def finish(self) -> str:
-        """What waits for a character's end, without that character."""
+        """The text held back, without the unfinished character."""
         if self._read == len(self._ids):
             return ""
         text = self._new_text().rstrip(REPLACEMENT)
@@ -247,15 +246,15 @@ class CleanedDecoder:
         self._held = ""
 
     def push(self, token_id: int) -> str:
-        """Add one id; the text that is certain now."""
+        """Add one id; returns the text that is final now."""
         return self._clean(self._inner.push(token_id))
 
     def extend(self, token_ids: Sequence[int]) -> str:
-        """Add several ids; the text that is certain now."""
+        """Add several ids; returns the text that is final now."""
         return self._clean(self._inner.extend(token_ids))
 
     def finish(self) -> str:
-        """The text still held back."""
+        """Return the text still held back."""
         text = clean_up_spaces(self._held + self._inner.finish())
         self._held = ""
         return text
@@ -263,7 +262,7 @@ class CleanedDecoder:
     def _clean(self, text: str) -> str:
         text = self._held + text
         # Every pattern begins with a space and ends at most three characters later, and clean-up
-        # removes nothing but spaces: no pattern crosses a border behind three other characters.
+        # only removes spaces: so no pattern crosses a border after three other characters.
         for border in range(len(text), _CLEAN_UP_REACH - 1, -1):
             if " " not in text[border - _CLEAN_UP_REACH : border]:
                 self._held = text[border:]

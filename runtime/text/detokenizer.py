@@ -1,6 +1,6 @@
-"""All streams of a server: one step's tokens in, one step's text out; no input or output here.
+"""All streams of a server: one step's tokens in, one step's text out; it does no I/O.
 
-`Stream` is one of them: what came in, what was shown, when the next delta is due.
+`Stream` is the state of one: its tokens, the text that was shown, when the next delta is due.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from runtime.text.tokenizer import Tokenizer
 
 ID_BYTES = 4
 _PORTION_BYTES = 2**20
-# Tokens that wait to be decoded, where nobody waits for their text. All of them at the end would
-# keep the next batch waiting: 32,768 tokens took 13 milliseconds, 50 the first time.
+# Tokens of a request without streaming that may wait to be decoded. Decoding all of them at the end
+# would delay the next batch: 32,768 tokens took 13 milliseconds, 50 the first time.
 MAX_UNDECODED = 16
-# Extras go out in portions, also where nobody streams: a message of a hundred megabytes would hold
-# the front for as long as it takes to read.
+# Extras are sent in portions, even without streaming: a message of a hundred megabytes would block
+# the front while it is read.
 _MAX_UNSENT_BYTES = 2**18
-# What a block costs whoever reads it, as bytes.
+# Cost of reading one block, in bytes.
 BLOCK_BYTES = 128
 
 
 class MalformedDeltas(ValueError):
-    """A message whose parts contradict each other; none of it was used."""
+    """A message whose parts contradict each other; it is ignored as a whole."""
 
 
 class Detokenizer:
@@ -59,7 +59,7 @@ class Detokenizer:
         """Decode with `tokenizer`."""
         self._decoders = DecoderFactory(tokenizer)
         self._streams: dict[int, Stream] = {}
-        # What a stream's own text, stop patterns or extras raise ends that stream alone.
+        # An exception from a stream's text, stop patterns or extras ends only that stream.
         self._faults = FaultDomains(self._fail_in_step)
         self.is_midway = False
         # Of the step that is being decoded.
@@ -87,7 +87,8 @@ class Detokenizer:
         of a stop string. A failure ends the request it belongs to.
 
         Returns:
-            The deltas that are due, and the requests that the scheduler does not know to be over.
+            The deltas that are due, and the requests that have ended without the scheduler's
+                knowledge.
 
         Raises:
             MalformedDeltas: the message's lists do not fit together.
@@ -141,7 +142,7 @@ class Detokenizer:
         self._streams[start.request_id] = Stream(start, cached_tokens, decoder)
 
     def _close(self, end: StreamEnd) -> None:
-        # An end without tokens of its own in this step.
+        # The request ends without tokens in this step.
         stream = self._streams.get(end.request_id)
         if stream is None:
             return
@@ -151,7 +152,7 @@ class Detokenizer:
         del self._streams[end.request_id]
 
     def fail(self, request_id: int, why: str) -> TextDelta:
-        """Forget a stream that failed; the delta that says so."""
+        """Forget a stream that failed; returns the delta that reports it."""
         self._streams.pop(request_id, None)
         return TextDelta(request_id, "", b"", internal_error(why))
 
@@ -194,31 +195,31 @@ class Stream:
         self._decoder = decoder
         self._keep_stop = start.no_stop_trim
         self._matcher = stop_search(start)
-        # For the matcher alone: where the answer is, and how many tokens came.
+        # For the matcher only: where the answer begins, and how many tokens came.
         self._scan = ThoughtScan(start.thoughts) if start.thoughts is not None else None
         self._least = start.min_new_tokens
         self._num_tokens = 0
-        # Unsent tokens that make a delta due: the first at once; never where nobody streams.
+        # Unsent tokens that make a delta due: the first at once; without streaming, never.
         self._interval = max(1, start.stream_interval) if start.stream else sys.maxsize
         self._due = 1 if start.stream else sys.maxsize
         self._num_unsent = 0
         self._num_bytes = 0
         self._undecoded: list[int] = []
-        # Streams that began together are decoded one after the other.
+        # Differs by stream, so that streams that began together are not all decoded in one step.
         self._max_undecoded = start.request_id % MAX_UNDECODED + 1
         self._data: list[bytes] = []
         self._text: list[str] = []
         self._extras: list[ExtraBlock] = []
 
     def add_extra(self, block: ExtraBlock) -> None:
-        """Take what goes out with the next delta."""
+        """Add a block to the next delta."""
         add_block(self._extras, block)
         self._num_bytes += len(block.data) + BLOCK_BYTES
 
     def advance(
         self, token_ids: list[int], data: bytes, reason: FinishReason | None
     ) -> TextDelta | None:
-        """Take one step's tokens.
+        """Add one step's tokens.
 
         Args:
             token_ids: the new ids.
@@ -226,11 +227,11 @@ class Stream:
             reason: why the request ends with this step, if it does.
 
         Returns:
-            A delta when one is due. One with a reason is the last: the given reason, or a stop
-            string that was found.
+            A delta when one is due. A delta with a reason is the last; the reason is the given
+            one, or a stop string that was found.
         """
         if token_ids and not self._first_token_at:
-            # Where nobody streams, the delta may come long after.
+            # Without streaming, the delta may come much later.
             self._first_token_at = time.monotonic()
         self._num_unsent += len(token_ids)
         self._undecoded += token_ids
@@ -246,7 +247,7 @@ class Stream:
         if reason is None and not is_due:
             if len(self._undecoded) > self._max_undecoded:
                 self._max_undecoded = MAX_UNDECODED
-                # The newest may turn out to be what ended the request.
+                # The newest token may turn out to be the stop token.
                 newest = self._undecoded.pop()
                 self._text.append(self._decode())
                 self._undecoded.append(newest)
@@ -294,7 +295,7 @@ class Stream:
     def _search(
         self, matcher: StopSearch, reason: FinishReason | None
     ) -> tuple[int, FinishReason | None]:
-        """Decode token by token; how many ids lie behind a match, and the reason that holds now."""
+        """Decode token by token; returns the number of ids after a match, and the final reason."""
         num_hidden = self._drop_stop_token(reason) if reason is not None else 0
         ids = self._undecoded
         for index, token_id in enumerate(ids):
@@ -307,18 +308,18 @@ class Stream:
         ids.clear()
         if reason is None:
             return 0, None
-        # Stop ids have waited for so many tokens as well.
+        # The stop token counts, too: it cannot come before `min_new_tokens` tokens.
         self._num_tokens += num_hidden
         self._look_through(matcher, self._decoder.finish(), is_end=True)
         if matcher.matched is None:
             self._text.append(matcher.finish(may_match=self._num_tokens > self._least))
-        # What went wrong is said even where the text happens to end as it was asked to.
+        # An abort is reported even if the text happens to end with a stop.
         if matcher.matched is not None and reason.type != "abort":
             return num_hidden, FinishReason("stop", matched=matcher.matched)
         return 0, reason
 
     def _look_through(self, matcher: StopSearch, text: str, *, is_end: bool = False) -> None:
-        """Add what may be shown of more text; stops are looked for in the answer alone."""
+        """Add the part of new text that may be shown; stops are searched in the answer only."""
         may_match = self._num_tokens > self._least
         if self._scan is None:
             self._text.append(matcher.push(text, may_match=may_match))
@@ -332,10 +333,10 @@ class Stream:
 
 
 def portions(message: TextDeltas) -> Iterator[TextDeltas]:
-    """The same deltas in messages that are read in a millisecond or two; none where there are none.
+    """Split the deltas into messages that are read in a millisecond or two; no deltas, no message.
 
-    A thousand requests with log-probabilities that end in one step would hold the front for a tenth
-    of a second.
+    A thousand requests with log-probabilities that end in one step would block the front for a
+    tenth of a second.
     """
     begin = num_bytes = 0
     for index, delta in enumerate(message.deltas):

@@ -1,6 +1,6 @@
 """The detokenizer process: tokens from the scheduler in, text to the front out, stop hits back.
 
-It belongs to one generation of the scheduler: when that one is restarted, so is this process.
+It belongs to one generation of the scheduler: when the scheduler is restarted, so is this process.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class DetokenizerLoop:
         self._faults = FaultDomains(self._fail)
 
     def turn(self, timeout_s: float) -> None:
-        """Wait for messages up to `timeout_s` and handle all that are there."""
+        """Wait up to `timeout_s` for messages and handle all that have arrived."""
         if not self._inbox.wait(timeout_s):
             return
         for message in self._inbox.drain():
             self.handle(message)
 
     def handle(self, message: DetokenizerInbound) -> None:
-        """Send on what a message gives; a failure ends the requests that it is about."""
+        """Send the results of a message; a failure ends the requests that it names."""
         if isinstance(message, ResetStreams):
             self._detokenizer.reset()
             return
@@ -106,7 +106,7 @@ class DetokenizerLoop:
         try:
             self._front.send(portion)
         except Exception:
-            # It cannot be written; which delta is to blame shows when each goes alone.
+            # It cannot be encoded; sending each delta alone finds the faulty one.
             for delta in portion.deltas:
                 with self._faults.of(delta.request_id):
                     self._front.send(TextDeltas([delta]))
@@ -117,7 +117,7 @@ class DetokenizerLoop:
 
 
 def _named(message: TokenDeltas) -> set[int]:
-    """The requests that a message is about."""
+    """The requests that a message names."""
     parts = (message.starts, message.ends, message.extras)
     return {part.request_id for each in parts for part in each} | set(message.request_ids)
 
@@ -181,7 +181,7 @@ def main(payload: bytes) -> None:
     shared.beat_detokenizer()
     front.send(DetokenizerReady(os.getpid()))
     logger.debug("Ready, decoding by %s", detokenizer.decoder_kind)
-    # What is loaded now stays: the collector need not walk a vocabulary again and again.
+    # Loaded objects stay: the collector need not traverse a vocabulary again and again.
     gc.collect()
     gc.freeze()
     while True:

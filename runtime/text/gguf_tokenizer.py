@@ -1,7 +1,7 @@
-"""The tokenizer that a GGUF file holds, as the source's `tokenizer.json` would make it. No torch.
+"""Makes a GGUF file's tokenizer, equal to that of the source's `tokenizer.json`. No torch.
 
-Two kinds: byte-level BPE with merges, whose pre-tokenizer the file only names (`gpt2`), and
-SentencePiece BPE, pieces with scores and no merges (`llama`).
+There are two kinds: byte-level BPE with merges, of whose pre-tokenizer the file has only the name
+(`gpt2`), and SentencePiece BPE, which has pieces with scores and no merges (`llama`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runtime.checkpoint.gguf.files import open_gguf
 from runtime.checkpoint.gguf.header import GgufArray
 from runtime.errors import StartupError
 
-# Kinds of tokens, as the file numbers them.
+# Kinds of tokens, by the file's numbers.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _NAMED = {
     "bos_token": "bos_token_id",
@@ -27,8 +27,8 @@ _NAMED = {
 }
 _SPACE = "\u2581"
 
-# What a pre-tokenizer's name stands for. Source: `convert_hf_to_gguf_update.py` and
-# `llama-vocab.cpp` of llama.cpp, and the `tokenizer.json` of the models that the names come from.
+# The pre-tokenizer of each name. Source: `convert_hf_to_gguf_update.py` and `llama-vocab.cpp` of
+# llama.cpp, and the `tokenizer.json` of the models after which they are named.
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -45,7 +45,7 @@ _GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_CASED_REST}"
 )
-# Names to one splitting expression each; `digits` and `plain` are not expressions but steps.
+# Names to their splitting expressions. `_DIGITS` and `_PLAIN` use other steps.
 _SPLITS = {
     "llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3, "falcon3": _LLAMA3,
     "smaug-bpe": _LLAMA3, "dbrx": _LLAMA3, "lfm2": _LLAMA3, "midm-2.0": _LLAMA3,
@@ -55,22 +55,23 @@ _SPLITS = {
 }  # fmt: skip
 _DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
 _PLAIN = frozenset({"gpt-2", "gpt2", "phi-2", "olmo", "jais", "mpt", "default"})
-# Their sources compose accents first.
+# Their sources compose accents (NFC) first.
 _NFC = frozenset({"qwen2", "deepseek-r1-qwen", "command-r", "megrez", "olmo", "mpt"})
-# A whole word that is a token is taken as it is, whatever its merges would be.
+# A whole word that is a token becomes that token, without applying merges.
 _WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"})
-# Those whose file may leave out that a sequence begins with a token, and does.
+# Their sequences begin with a BOS token, even if the file does not say so.
 _BEGIN_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"})
 
 
 def gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, Any], str | None]:
-    """Make the library's tokenizer of a GGUF file's metadata.
+    """Make the library's tokenizer from a GGUF file's metadata.
 
     Returns:
-        The tokenizer, what `tokenizer_config.json` would say, the chat template if there is one.
+        The tokenizer, the content of an equal `tokenizer_config.json`, and the chat template if
+            there is one.
 
     Raises:
-        StartupError: the file has no vocabulary, or one of a kind that is not known; one line.
+        StartupError: the file has no vocabulary, or one of an unknown kind; one line.
     """
     file = open_gguf(path)
     words = _Words(str(file.path), file.metadata)
@@ -88,7 +89,7 @@ def gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, Any], str | None]:
 
 
 class _Words:
-    """What the metadata says of the tokenizer."""
+    """The metadata of the tokenizer."""
 
     def __init__(self, source: str, metadata: dict[str, Any]) -> None:
         self._source, self._metadata = source, metadata
@@ -152,7 +153,7 @@ class _Words:
         return vocabulary
 
     def added(self) -> list[AddedToken]:
-        """Tokens that are looked for in a text before it is split, in the order of their ids."""
+        """Tokens that are searched in a text before it is split, in the order of their ids."""
         return [
             AddedToken(token, special=kind == _CONTROL, normalized=False)
             for token, kind in zip(self.tokens, self.kinds, strict=True)
@@ -227,15 +228,15 @@ def _sentence_pieces(words: _Words) -> Backend:
 
 
 def _merges(words: _Words) -> list[tuple[str, str]]:
-    """Every way to join two pieces to a third, the best scored piece first.
+    """Every pair of pieces that join to a third piece, the piece with the best score first.
 
-    SentencePiece joins the two neighbours whose piece has the best score; merges in this order say
-    the same. Of pieces with the same score the order is that of `transformers`.
+    SentencePiece joins the two neighbours whose piece has the best score; merges in this order have
+    the same effect. Pieces with equal scores are in the order of `transformers`.
 
-    A quarter of a million pieces have two million places to cut: substrings are compared by their
-    hashes, in arrays, and only what they find is looked at as text.
+    A quarter of a million pieces have two million positions to cut at: substrings are compared by
+    hashes, in arrays, and only the matches are compared as text.
     """
-    # Not with the module: a process whose model has another tokenizer does without.
+    # Imported here: a process whose model has another tokenizer does not need it.
     import numpy as np
 
     tokens = words.tokens
@@ -250,7 +251,7 @@ def _merges(words: _Words) -> list[tuple[str, str]]:
     of_known, known = of_known[order], known[order]
 
     def find(first: Any, last: Any) -> Any:
-        """Ids of the pieces that stretches of the text are; -1 where they are none."""
+        """Ids of the pieces that equal the given substrings; -1 where there is none."""
         wanted = hashes.between(first, last)
         places = np.minimum(np.searchsorted(of_known, wanted), len(known) - 1)
         return np.where(of_known[places] == wanted, known[places], -1)
@@ -268,7 +269,7 @@ def _merges(words: _Words) -> list[tuple[str, str]]:
     places, cuts, stops, left = (each[left >= 0] for each in (places, cuts, stops, left))
     right = find(cuts, stops)
     places, left, right = (each[right >= 0] for each in (places, left, right))
-    # The right part follows from the left one.
+    # The left part determines the right one.
     order = np.argsort(places * len(tokens) + left)
     texts = tokens.__getitem__
     return list(
@@ -277,7 +278,7 @@ def _merges(words: _Words) -> list[tuple[str, str]]:
 
 
 class _Hashes:
-    """Hashes of any stretch of a text, by sums of its characters times powers of one odd number."""
+    """Hashes of any substring of a text: sums of characters times powers of an odd number."""
 
     _BASE = 0x9E37_79B9_7F4A_7C15
 
@@ -294,5 +295,5 @@ class _Hashes:
         self._inverses = np.cumprod(inverses)
 
     def between(self, first: Any, last: Any) -> Any:
-        """Hashes of the stretches from `first` up to `last`, the same wherever they stand."""
+        """Hashes of the substrings from `first` up to `last`, independent of their positions."""
         return (self._sums[last] - self._sums[first]) * self._inverses[first]

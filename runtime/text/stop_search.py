@@ -1,4 +1,4 @@
-"""Stop patterns: found as soon as they are complete, and nothing that may become one is shown."""
+"""Finds stop patterns as soon as they are complete; text that may become one is held back."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class StopMatcher:
 
 
 class StopSearch(Protocol):
-    """Looks for the end of a text that arrives in pieces.
+    """Searches for the end of a text that arrives in pieces.
 
     Attributes:
         matched: the stop string or pattern that was found.
@@ -91,23 +91,23 @@ class StopSearch(Protocol):
     matched: str | None
 
     def push(self, text: str, *, may_match: bool = True) -> str:
-        """Add `text`; what may be shown now. A match counts only where it `may_match`."""
+        """Add `text`; returns what may be shown now. A match counts only if `may_match`."""
         ...
 
     def let_go(self) -> str:
-        """What is held back: the text breaks off here, and something else follows."""
+        """Return what is held back: the text ends here, and a different part follows."""
         ...
 
     def finish(self, *, may_match: bool = True) -> str:
-        """The text is over: what may be shown of the rest; it may be a match only now."""
+        """End the text; returns what may be shown of the rest, which may still match."""
         ...
 
 
 class RegexStopMatcher:
-    """Looks for several patterns at once.
+    """Searches for several patterns at once.
 
-    The match that is complete first wins, of those the one that begins first: the answer does not
-    depend on how the text was cut.
+    The match that is complete first wins, and among equals the one that begins first. So the answer
+    does not depend on how the text was cut.
     """
 
     __slots__ = (
@@ -122,12 +122,12 @@ class RegexStopMatcher:
     )
 
     def __init__(self, patterns: list[str], *, keep_match: bool) -> None:
-        """Look for `patterns`; with `keep_match` the text up to and with the match is shown."""
+        """Search for `patterns`; with `keep_match` the match itself is shown, too."""
         self._patterns = patterns
         self._program = compile_patterns(tuple(patterns))
         self._keep_match = keep_match
-        # What is held back, in pieces: joined only when some of it goes out. Places count from its
-        # beginning.
+        # The text held back, in pieces, which are joined only when some of it is shown. Positions
+        # count from its beginning.
         self._held: list[str] = []
         self._held_len = 0
         self._before = ""
@@ -135,7 +135,7 @@ class RegexStopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str, *, may_match: bool = True) -> str:
-        """Add `text`; what may be shown now. After a match `matched` is set and nothing follows.
+        """Add `text`; returns what may be shown now. After a match nothing follows.
 
         Args:
             text: more of it.
@@ -166,13 +166,13 @@ class RegexStopMatcher:
         return held[:start]
 
     def let_go(self) -> str:
-        """What is held back: the text breaks off here, and something else follows."""
+        """Return what is held back: the text ends here, and a different part follows."""
         held, self._held, self._held_len = "".join(self._held), [], 0
         self._threads, self._before = {}, ""
         return held
 
     def finish(self, *, may_match: bool = True) -> str:
-        """What was held back; a pattern that asks for the end of the text matches now."""
+        """Return what was held back; a pattern that requires the end of the text matches now."""
         if self.matched is None and may_match:
             match = self._program.finish(self._threads, self._held_len, self._before)
             if match is not None:
@@ -187,14 +187,14 @@ class RegexStopMatcher:
 
 
 class _Both:
-    """Stop strings first; patterns look at what these let through."""
+    """Stop strings first; patterns search the text that they pass on."""
 
     __slots__ = ("_num_early", "_num_passed", "_patterns", "_strings", "matched")
 
     def __init__(self, strings: StopMatcher, patterns: RegexStopMatcher) -> None:
         self._strings = strings
         self._patterns = patterns
-        # Characters that came before a match counts, and those that the strings let through.
+        # Characters before matches count, and characters that the strings have passed on.
         self._num_early = 0
         self._num_passed = 0
         self.matched: str | None = None
@@ -226,7 +226,7 @@ class _Both:
 
 
 def stop_search(start: StreamStart) -> StopSearch | None:
-    """What a stream has to look for, if anything."""
+    """The stop search of a stream; `None` if it has no stop strings or patterns."""
     keep_match = start.no_stop_trim
     strings = StopMatcher(start.stop, keep_match=keep_match) if any(start.stop) else None
     if not start.stop_regex:

@@ -14,9 +14,9 @@ def partial_tag_len(text: str, tag: str, begin: int = 0) -> int:
 
 
 class UntilTag:
-    """Lets text pass until a tag, holding back only what may still turn out to be one.
+    """Passes text on up to a tag, holding back only what may turn out to be one.
 
-    Whitespace right before the tag belongs to the tag (models put it on a line of its own), so it
+    Whitespace right before the tag belongs to the tag (models write it on a separate line), so it
     is held back as well and dropped when the tag follows; `keep_space` passes it on instead.
 
     Attributes:
@@ -25,7 +25,7 @@ class UntilTag:
     """
 
     def __init__(self, *tags: str, keep_space: bool = False) -> None:
-        """Look for the first of `tags`, none of which begins with another."""
+        """Search for the first of `tags`, none of which begins with another."""
         self._tags = tags
         self._pattern = re.compile("|".join(map(re.escape, tags)))
         self._keep_space = keep_space
@@ -35,16 +35,16 @@ class UntilTag:
         self.space = ""
 
     def feed(self, text: str, begin: int = 0) -> tuple[str, int | None]:
-        """Take more text: `text` from `begin` on.
+        """Add more text: `text` from `begin` on.
 
-        Places, not what follows them: a copy of the rest at each tag would make a text full of tags
-        take quadratic time.
+        It takes and returns positions: copying the rest at each tag would take quadratic time for a
+        text full of tags.
 
         Returns:
-            What may pass, and where in `text` the tag ends (`None` while it has not come).
+            The text that may pass, and where in `text` the tag ends (`None` until it has come).
         """
         if self._tail:
-            # Held back from the text before, so this is copied once for each text at most.
+            # Something was held back before; this copy is made at most once for each text.
             text, begin, moved = self._tail + text[begin:], 0, begin - len(self._tail)
         else:
             moved = 0
@@ -61,7 +61,7 @@ class UntilTag:
         return self._pass(text[begin:end]), None
 
     def finish(self) -> str:
-        """The text is over without the tag: what was held back."""
+        """End the text without the tag; returns what was held back."""
         rest = "".join(self._space) + self._tail
         self._space, self._tail = [], ""
         return rest

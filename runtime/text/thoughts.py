@@ -1,7 +1,7 @@
-"""Where an output's thoughts end and its answer begins, in text that arrives in pieces.
+"""Finds where an output's thoughts end and its answer begins, in text that arrives in pieces.
 
-The parsers of the front split the two for the client. This says where in the text they stand: for
-stops, which end the answer, and for counts and log-probabilities of the tokens of one of the two.
+The front's parsers separate the two for the client. This module finds their positions: for stop
+strings, which end the answer, and for counts and log-probabilities of the tokens of either part.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from runtime.requests.sampling_params import ThoughtTexts
 from runtime.text.tag_scan import UntilTag
 
-# Whitespace that may stand before the text that opens thoughts: a bound keeps a flood of it linear.
+# Whitespace allowed before the text that opens thoughts; bounded to keep the time linear.
 MAX_LEADING_SPACE = 64
 # Characters of a message's header: a role, a channel, a recipient, a type.
 MAX_HEADER = 512
@@ -21,8 +21,8 @@ class Part(NamedTuple):
     """A part of an output.
 
     Attributes:
-        kind: `thought`, with the text that opens and the one that ends it; `mark` for what is of
-            neither: blanks behind thoughts, headers of messages; `answer`.
+        kind: `thought`, including the texts that open and end it; `mark` for what belongs to
+            neither: blanks after thoughts, headers of messages; `answer`.
     """
 
     text: str
@@ -30,19 +30,19 @@ class Part(NamedTuple):
 
     @property
     def is_answer(self) -> bool:
-        """Whether it is of the answer."""
+        """Whether it belongs to the answer."""
         return self.kind == "answer"
 
 
 class ThoughtScan:
-    """Cuts an output into parts of the answer and what is around them; no character is left out.
+    """Cuts an output into parts of the answer and other parts; every character is in one.
 
     Attributes:
-        is_over: nothing but the answer follows.
+        is_over: whether only the answer follows.
     """
 
     def __init__(self, texts: ThoughtTexts) -> None:
-        """Look for `texts`."""
+        """Search for `texts`."""
         self._texts = texts
         self.is_over = False
         self._start: str | None = "" if texts.open else None
@@ -53,7 +53,7 @@ class ThoughtScan:
         self._state = self._in_thoughts if texts.is_open else self._in_answer
 
     def feed(self, text: str) -> list[Part]:
-        """Take more output: its parts in their order."""
+        """Add more output; returns its parts in order."""
         parts: list[Part] = []
         if self._start is not None:
             text = self._decide_start(text, parts)
@@ -63,7 +63,7 @@ class ThoughtScan:
         return [part for part in parts if part.text]
 
     def finish(self) -> list[Part]:
-        """The output is over: what was held back."""
+        """End the output; returns the parts that were held back."""
         held, self._start = self._start or "", None
         is_thought = self._state in (self._in_thoughts, self._in_hidden_message)
         is_answer = self._state == self._in_answer
@@ -90,7 +90,7 @@ class ThoughtScan:
         self.is_over = self._state == self._in_answer and not self._texts.headers
         return start
 
-    # ---- states: each reads from a place, and says where it ended ----
+    # ---- states: each reads from a position and returns where it ended ----
 
     def _in_thoughts(self, text: str, place: int, parts: list[Part]) -> int:
         passed, end = self._until_end.feed(text, place)

@@ -1,4 +1,4 @@
-"""What single tokens stand for, where log-probabilities are reported with text."""
+"""Text and bytes of single tokens, for log-probabilities that are reported with text."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from runtime.text.tokenizer import Tokenizer
 
 
 class TokenPieces:
-    """Text and bytes of tokens by id; costs nothing until the first is asked for."""
+    """Text and bytes of tokens by id; costs nothing until the first is requested."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Read `tokenizer` when the first token is asked for."""
+        """Read `tokenizer` when the first token is requested."""
         self._tokenizer = tokenizer
         self._decoders: DecoderFactory | None = None
 
     def decoder(self, *, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> TextDecoder:
-        """What gives the text of an output token by token, as the detokenizer has it."""
+        """A decoder that gives an output's text token by token, like the detokenizer."""
         return self._made().create(skip_special_tokens=skip_special_tokens, prompt_tail=prompt_tail)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether a token is one that may be hidden."""
+        """Whether a token is special, so that it may be hidden."""
         return token_id in self._tokenizer.special_ids
 
     def data(self, token_id: int) -> bytes:
@@ -30,11 +30,11 @@ class TokenPieces:
         return self._made().token_bytes(token_id)
 
     def text(self, token_id: int) -> str:
-        """The same as text, with U+FFFD for what is no whole character."""
+        """The token as text, with U+FFFD for parts of characters."""
         return self.data(token_id).decode(errors="replace")
 
     def spelled(self, token_id: int) -> str:
-        r"""The same as OpenAI writes it: what is no whole character as `bytes:\xe2\x80`."""
+        r"""The token as OpenAI writes it: parts of characters as `bytes:\xe2\x80`."""
         data = self.data(token_id)
         try:
             return data.decode()

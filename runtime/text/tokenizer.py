@@ -1,7 +1,7 @@
 """Text to token ids and back, as `transformers.AutoTokenizer` does it, without importing torch.
 
-The work is the `tokenizers` library's; this file adds what `transformers` adds around it: the
-tokens and the clean-up of `tokenizer_config.json`, the special tokens' names, the chat template.
+The `tokenizers` library does the work. This file adds what `transformers` adds to it: the tokens
+and the clean-up of `tokenizer_config.json`, the special tokens' names, the chat template.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runtime.text.chat_template_files import read_chat_template
 from runtime.text.gguf_tokenizer import gguf_tokenizer
 from runtime.text.tokenizer_conversion import converted_tokenizer_file
 
-# No context is this long: `transformers` writes 1e30 where a tokenizer knows no limit.
+# No context is this long: `transformers` writes 1e30 for a tokenizer without a limit.
 _MAX_PLAUSIBLE_LENGTH = 10**9
 _NAMED_TOKENS = (
     "bos_token",
@@ -64,9 +64,9 @@ class Tokenizer:
         backend: the library's object, for the detokenizer.
         vocab_size: tokens including the added ones; the logits may be wider.
         model_max_length: longest input the tokenizer claims, `None` when it claims none.
-        chat_template: the Jinja text, or texts by name where there are several; as
-            `transformers` has it.
-        response_template: what the folder says of how the model writes answers; empty without.
+        chat_template: the Jinja text, or texts by name if there are several; like
+            `transformers`.
+        response_template: the folder's description of how the model writes answers, or empty.
         special_ids: ids that `skip_special_tokens` hides.
         cleans_up_spaces: whether decoded text goes through `clean_up_spaces`.
     """
@@ -77,9 +77,9 @@ class Tokenizer:
         config: dict[str, Any],
         chat_template: str | dict[str, str] | None = None,
     ) -> None:
-        """Wrap `backend` as `tokenizer_config.json`'s content `config` says; see `from_folder`."""
+        """Wrap `backend` by `config`, the content of `tokenizer_config.json`; see `from_folder`."""
         self.backend = backend
-        # A saved file may carry the settings of its training; requests are never cut in silence.
+        # A saved file may hold settings of its training; requests must never be cut silently.
         backend.no_truncation()
         backend.no_padding()
         _add_configured_tokens(backend, config)
@@ -94,7 +94,7 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(
             token_id for token_id, token in added.items() if token.special
         )
-        # Behind it a text is in the middle of a prompt; it takes nothing of that text along.
+        # A text after this token is in the middle of a prompt; the token never merges with it.
         self._guard = next(
             (
                 token.content
@@ -144,7 +144,7 @@ class Tokenizer:
 
     @classmethod
     def without_vocabulary(cls) -> Tokenizer:
-        """For a server that takes and gives token ids only: text is refused, tokens have none."""
+        """For a server that uses token ids only: text is refused, and tokens have no text."""
         return _NoTokenizer(Backend(WordLevel({}, unk_token="")), {})
 
     @property
@@ -153,7 +153,7 @@ class Tokenizer:
         return False
 
     def check_present(self) -> None:
-        """Refuse what needs text.
+        """Refuse a request that needs text.
 
         Raises:
             InvalidRequest: there is no vocabulary.
@@ -188,9 +188,9 @@ class Tokenizer:
 
     @property
     def turn_end_ids(self) -> list[int]:
-        """Ids of the tokens that end a turn, as SGLang has them.
+        """Ids of the tokens that end a turn, the same as in SGLang.
 
-        The end of a sequence, and Llama 3's end of a message that calls a tool.
+        These are the end of a sequence, and Llama 3's end of a message that calls a tool.
         """
         found = (self.eos_token_id, self.backend.token_to_id("<|eom_id|>"))
         return [each for each in found if each is not None]
@@ -217,7 +217,7 @@ class Tokenizer:
     # ---- text to ids ----
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with the tokenizer's own BOS and EOS rule unless told otherwise.
+        """Token ids of `text`; by default with the tokenizer's own BOS and EOS rule.
 
         Raises:
             InvalidRequest: `text` holds half a surrogate pair, which no encoding can carry.
@@ -231,21 +231,21 @@ class Tokenizer:
         check_length: Callable[[int], object] | None = None,
         most: int | None = None,
     ) -> list[list[int]]:
-        """Token ids of each text; the library gives the GIL up meanwhile.
+        """Token ids of each text; the library releases the GIL meanwhile.
 
         Args:
             texts: any number.
-            add_special_tokens: whether the tokenizer's own BOS and EOS rule holds.
-            check_length: called with the number of each text's tokens; raises to refuse. Only then
-                they become Python's integers, which holds the GIL, 20 milliseconds a million.
-            most: tokens of a text, with the tokenizer's own: a longer one is cut, and ends as the
-                whole one would.
+            add_special_tokens: whether the tokenizer's own BOS and EOS rule applies.
+            check_length: called with the number of each text's tokens; raises to refuse. It runs
+                before they become Python integers, which holds the GIL, 20 milliseconds a million.
+            most: most tokens of a text, including the tokenizer's own: a longer text is cut, but
+                keeps the closing tokens of the whole one.
 
         Raises:
             InvalidRequest: a text holds half a surrogate pair.
         """
         _refuse_surrogates(texts)
-        # The `fast` variant skips character offsets, which nobody here reads: a third cheaper.
+        # The `fast` variant skips character offsets, which are unused here: a third cheaper.
         encodings = self.backend.encode_batch_fast(
             list(texts), add_special_tokens=add_special_tokens
         )
@@ -260,10 +260,10 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def encode_inner(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of texts that stand in the middle of another one, whatever is before them.
+        """Token ids of texts in the middle of another text, independent of the text before them.
 
-        Some tokenizers write a space before the text that begins a prompt: not before these. Those
-        that write one behind every special token do so here as well.
+        Some tokenizers write a space before the text that begins a prompt, but not before these
+        texts. Tokenizers that write one after every special token do so here as well.
 
         Raises:
             InvalidRequest: a text holds half a surrogate pair.
@@ -280,23 +280,23 @@ class Tokenizer:
         check_length: Callable[[int], object] | None = None,
         most: int | None = None,
     ) -> list[tuple[list[int], int]]:
-        """Token ids of pairs of texts, as models that compare two texts were trained on them.
+        """Token ids of pairs of texts, in the form that models comparing two texts are trained on.
 
         Args:
             pairs: any number.
             check_length: see `encode_batch`.
-            most: likewise; the longer text of a pair is cut first.
+            most: see `encode_batch`; the longer text of a pair is cut first.
 
         Returns:
-            Of each pair its ids, and how many of them belong to the first text where the tokenizer
-            tells the two apart; 0 where it does not.
+            For each pair its ids, and how many of them belong to the first text if the tokenizer
+            distinguishes the two, else 0.
 
         Raises:
             InvalidRequest: a text holds half a surrogate pair.
         """
         for pair in pairs:
             _refuse_surrogates(pair)
-        # The `fast` variant does not tell the two texts apart where no template joins them.
+        # The `fast` variant does not distinguish the two texts if no template joins them.
         encodings = self.backend.encode_batch(list(pairs), add_special_tokens=True)
         if check_length is not None:
             for encoding in encodings:
@@ -312,7 +312,7 @@ class Tokenizer:
         ]
 
     def _cut(self, most: int, text: str, second: str | None = None) -> Encoding:
-        """A text or a pair of texts in `most` tokens, as `transformers` cuts the longest first."""
+        """A text or a pair, cut to `most` tokens; the longest first, like `transformers`."""
         texts = [text] if second is None else [text, second]
         parts = self.backend.encode_batch(texts, add_special_tokens=False)
         room = max(0, most - self.backend.num_special_tokens_to_add(second is not None))
@@ -330,11 +330,11 @@ class Tokenizer:
     ) -> str:
         """Text of token ids; ids outside the vocabulary give no text.
 
-        `spaces_between_special_tokens` is accepted for its place in the API: like the fast
-        tokenizers of `transformers`, this one never put spaces between special tokens.
+        `spaces_between_special_tokens` is accepted because it is part of the API, but ignored: like
+        the fast tokenizers of `transformers`, this one never puts spaces between special tokens.
 
         Raises:
-            InvalidRequest: an id that is no unsigned 32-bit number.
+            InvalidRequest: an id that is not an unsigned 32-bit number.
         """
         try:
             text = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -348,10 +348,10 @@ class Tokenizer:
         """Text of each sequence of token ids.
 
         Raises:
-            InvalidRequest: an id that is no unsigned 32-bit number.
+            InvalidRequest: an id that is not an unsigned 32-bit number.
         """
         try:
-            # Unlike the library's function for one, this gives the GIL up.
+            # Unlike the library's function for one sequence, this releases the GIL.
             texts = self.backend.decode_batch(batch, skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise InvalidRequest(f"Token ids must be integers in [0, 2**32): {error}.") from error
@@ -400,7 +400,7 @@ class _NoTokenizer(Tokenizer):
 
 
 def _kept(room: int, lengths: Sequence[int]) -> Sequence[int]:
-    """Tokens that stay of a text, or of each of two: the longer one gives up its end first."""
+    """Tokens to keep of a text, or of each of two: the longer one is shortened first."""
     if len(lengths) == 1:
         return [room]
     shorter = min(*lengths, room // 2)
@@ -427,7 +427,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_config(folder: Path) -> dict[str, Any]:
     config = _read_json(folder / "tokenizer_config.json")
     named = _read_json(folder / "special_tokens_map.json")
-    # `transformers` lets the older file win only where the newer one lists no added tokens.
+    # `transformers` prefers the older file only if the newer one lists no added tokens.
     return {**named, **config} if "added_tokens_decoder" in config else {**config, **named}
 
 
@@ -451,8 +451,8 @@ def _added_token(value: dict[str, Any], special: bool) -> AddedToken:
 
 
 def _add_configured_tokens(backend: Backend, config: dict[str, Any]) -> None:
-    # Order decides the ids of tokens that are new to the vocabulary: as `transformers`, first the
-    # numbered ones by id, then the named, then the extra.
+    # Order decides the ids of tokens that are new to the vocabulary. It is that of `transformers`:
+    # first the numbered ones by id, then the named, then the extra.
     numbered = config.get("added_tokens_decoder") or {}
     tokens = [_added_token(numbered[key], False) for key in sorted(numbered, key=int)]
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -475,8 +475,8 @@ def _add_configured_template(
     processor = backend.post_processor
     if processor is not None and processor.num_special_tokens_to_add(False) > 0:
         return
-    # Checkpoints of the Llama family may leave BOS to the class that `transformers` 4 wrapped
-    # around the file (DeepSeek-V3 does); without it such a model degrades.
+    # Checkpoints of the Llama family may rely on the tokenizer class of `transformers` 4 to add BOS
+    # (DeepSeek-V3 does); without BOS such a model degrades.
     first = bos if config.get("add_bos_token") is True else None
     last = eos if config.get("add_eos_token") is True else None
     if first is None and last is None:

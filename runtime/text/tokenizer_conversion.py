@@ -1,7 +1,7 @@
-"""Model folders without a `tokenizer.json`: one is made once, by `transformers` in a child process.
+"""Makes a missing `tokenizer.json` once, with `transformers` in a child process.
 
-The conversion needs `transformers`, which may import torch; the front must not hold either, so it
-runs as `python -m runtime.text.tokenizer_conversion <folder> <file>`; its result stays in a cache.
+The conversion needs `transformers`, which may import torch. The front must not import either, so it
+runs as `python -m runtime.text.tokenizer_conversion <folder> <file>`. The result is cached.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from runtime.errors import StartupError
 from runtime.ipc.process import child_environment
 
 _TIMEOUT_S = 300.0
-# Whatever a vocabulary may be stored in; a change of any makes a new conversion.
+# Files that may hold a vocabulary; a change of any of them leads to a new conversion.
 _SOURCES = ("*.model", "*.tiktoken", "*.txt", "vocab.json", "tekken.json", "*token*.json")
-# These say how to use a vocabulary and hold none.
+# These are settings for a vocabulary and do not hold one.
 _SETTINGS = frozenset({"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"})
 
 
 def converted_tokenizer_file(folder: Path, cache: Path | None = None) -> Path:
-    """The `tokenizer.json` made of the vocabulary files in `folder`, converted on first use.
+    """The `tokenizer.json` made from the vocabulary files in `folder`, converted on first use.
 
     Args:
         folder: a model folder without `tokenizer.json`.
-        cache: where results are kept; `~/.cache/headrace/tokenizers` when absent.
+        cache: where results are kept; default `~/.cache/headrace/tokenizers`.
 
     Raises:
-        StartupError: nothing there that can be converted.
+        StartupError: the folder has nothing that can be converted.
     """
     sources = sorted({path for pattern in _SOURCES for path in folder.glob(pattern)})
     if all(path.name in _SETTINGS for path in sources):
@@ -51,7 +51,7 @@ def _cache_folder() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        # A read-only home is common in containers; then each start converts anew.
+        # A read-only home is common in containers; then each start converts again.
         return Path(tempfile.mkdtemp(prefix="headrace-tokenizer-"))
     return folder
 
