@@ -1,1 +1,1 @@
-"""Images of prompts: fetched, decoded and scaled where that hurts nobody. Front-safe: no torch."""
+"""Images of prompts: fetched, decoded and scaled in isolation. Front-safe: no torch."""

@@ -1,4 +1,4 @@
-"""What the front and the process that decodes images say to each other."""
+"""Messages between the front and the process that decodes images."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from runtime.checkpoint.vision_spec import Resizing
 
 
 class ImageJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How the model wants a file, which comes behind it.
+    """How to scale a file for the model; the file follows the message.
 
     Attributes:
-        is_base64: whether that is base64 of the file's bytes.
-        factor: pixels of the side of what becomes one token, under `patches`.
-        side: pixels of the result's sides, under `square`.
+        is_base64: whether the file is sent as base64.
+        factor: with `patches`, pixels of the side of the square that becomes one token.
+        side: with `square`, pixels of the result's sides.
         resample: Pillow's number of the filter.
     """
 
@@ -27,13 +27,13 @@ class ImageJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ScaledImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What came of a job.
+    """The result of a job.
 
     Attributes:
         height, width: of the pixels.
         pixels: uint8, `[3, height, width]`.
-        error: why there are none, for the client.
-        is_busy: whether it may work at another time.
+        error: why there are no pixels, for the client.
+        is_busy: whether a later attempt may succeed.
     """
 
     height: int = 0
@@ -43,14 +43,14 @@ class ScaledImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_busy: bool = False
 
 
-# A job is the size of its encoded `ImageJob`, that, and the file.
+# A job on the wire: the size of its encoded `ImageJob`, the `ImageJob`, and the file.
 SIZE_BYTES = 4
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(ImageJob)
 
 
 def head_of(job: ImageJob) -> bytes:
-    """What comes in front of the file."""
+    """The bytes before the file."""
     encoded = _encode(job)
     return len(encoded).to_bytes(SIZE_BYTES, "little") + encoded
 

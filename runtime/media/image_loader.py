@@ -1,4 +1,4 @@
-"""The front's side of images: read from wherever they are, prepared in a process with limits."""
+"""The front's side of images: reads them from their source and has a process decode them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _require_regular(found: os.stat_result) -> None:
 
 
 CACHE_BYTES = 128 * 2**20
-# Of the files and pixels of all requests whose images are being prepared.
+# Bytes of the files and pixels of all requests whose images are being prepared.
 MAX_BYTES_AT_WORK = 2**30
 _DIGEST_BYTES = 16
 _CHANNELS = 3
@@ -118,9 +118,9 @@ NO_VISION = "this model takes text only"
 
 # The process limits itself; a thread only waits for it.
 _PREPARING = OffloadPool("preparation of an image", workers=8, max_queued=1024, timeout_s=110.0)
-# Files, and hashes of what is large.
+# For reading files and for hashing large images.
 _READING = OffloadPool("reading of an image", workers=4, max_queued=1024, timeout_s=20.0)
-# Of one request: others have their turn between.
+# Images of one request at a time, so that other requests get their turn.
 _AT_A_TIME = 8
 
 _scaled = msgspec.msgpack.Decoder(ScaledImage)
@@ -131,7 +131,7 @@ class NamedItem:
     """An image of a request.
 
     Attributes:
-        param: its place there, for errors.
+        param: its place in the request, for errors.
     """
 
     item: ImageItem
@@ -140,10 +140,10 @@ class NamedItem:
 
 @dataclass
 class _Share:
-    """What one request has of the bytes at work.
+    """The share of one request in the bytes being prepared.
 
     Attributes:
-        num_ready: those of images that wait for the others.
+        num_ready: bytes of its images that wait for its other images.
     """
 
     num_bytes: int = 0
@@ -151,12 +151,12 @@ class _Share:
 
 
 class ImageLoader:
-    """Makes images of requests ready for the model.
+    """Prepares the images of requests for the model.
 
     Attributes:
-        vision: how the model takes images; `None` of one that takes none.
-        policy: which sources are open.
-        num_decoded: files that were decoded; others were known.
+        vision: how the model takes images; `None` if it takes none.
+        policy: which sources are allowed.
+        num_decoded: files that were decoded; others were in the cache.
     """
 
     def __init__(
@@ -172,8 +172,8 @@ class ImageLoader:
         Args:
             vision: of the model.
             policy: of the operator.
-            fetcher: gets what is elsewhere; one by `policy` when absent.
-            max_bytes_at_work: of files and pixels that are being prepared.
+            fetcher: fetches remote images; default is one that follows `policy`.
+            max_bytes_at_work: bound on the bytes of files and pixels that are being prepared.
         """
         self.vision = vision
         self.policy = policy
@@ -186,7 +186,7 @@ class ImageLoader:
 
     @property
     def pid(self) -> int | None:
-        """The process that decodes, once it was started."""
+        """Process id of the decoding process; `None` before the first start."""
         return self._process.pid
 
     def close(self) -> None:
@@ -197,18 +197,18 @@ class ImageLoader:
         """How the model takes images.
 
         Raises:
-            InvalidRequest: it takes none.
+            InvalidRequest: the model takes none.
         """
         if self.vision is None:
             raise InvalidRequest(f"{param}: {NO_VISION}.", param=param)
         return self.vision
 
     async def load(self, items: Sequence[NamedItem]) -> list[PreparedImage]:
-        """Every image, prepared; one that stands there twice is prepared once.
+        """Every image, prepared; a repeated image is prepared once.
 
         Raises:
-            InvalidRequest: the model sees nothing, something is wrong with one of them, or together
-                they take more than there may ever be.
+            InvalidRequest: the model takes no images, one of them is invalid, or together they take
+                more than the bound on all requests.
             Overloaded: too many are being prepared.
             EngineDead: the process that decodes died twice.
         """
@@ -231,7 +231,7 @@ class ImageLoader:
         try:
             await asyncio.gather(*tasks.values())
         except BaseException:
-            # One refuses the request: nobody waits for the others.
+            # One invalid image refuses the request, so the others are not needed.
             for task in tasks.values():
                 task.cancel()
             raise
@@ -258,7 +258,7 @@ class ImageLoader:
             self._take(-size, param, share)
 
     def _take(self, num_bytes: int, param: str, share: _Share) -> None:
-        """Count bytes for a request, or give them back where they are negative."""
+        """Count bytes for a request; a negative number releases them."""
         if num_bytes > 0 and self._bytes_at_work + num_bytes > self._max_bytes_at_work:
             if self._bytes_at_work > share.num_bytes:
                 raise Overloaded("The server is preparing images of too many other requests.")
@@ -273,7 +273,7 @@ class ImageLoader:
     async def _known_or_decoded(
         self, content: InlineImage, param: str, vision: VisionSpec
     ) -> PreparedImage:
-        # How fast it is there must not tell one tenant what another one sent.
+        # The tenant is part of the key: a fast answer must not reveal what another tenant has sent.
         tenant = TENANT.get()
         key = await _READING.run(_key_of, content.content, tenant)
         known = self._known.get(key)
@@ -287,7 +287,7 @@ class ImageLoader:
     def _decode(
         self, content: InlineImage, param: str, vision: VisionSpec, tenant: str
     ) -> PreparedImage:
-        """On a thread: what the process makes of a file."""
+        """On a thread: have the process decode a file."""
         job = ImageJob(
             is_base64=content.is_base64,
             resizing=vision.resizing,
@@ -304,7 +304,7 @@ class ImageLoader:
             raise InvalidRequest(f"{param}: the image cannot be used: {found.error}.", param=param)
         size = _CHANNELS, found.height, found.width
         num_tokens = num_image_tokens(vision, found.height, found.width)
-        # What a decoder that was taken over says is checked like a client's words.
+        # The decoder may have been compromised, so its answer is checked like a client's input.
         if not num_tokens or len(found.pixels) != size[0] * size[1] * size[2]:
             raise InvalidRequest(f"{param}: the image cannot be used.", param=param)
         digest = digest_of(vision, size, found.pixels, tenant)
@@ -314,10 +314,11 @@ class ImageLoader:
 def digest_of(
     vision: VisionSpec, size: tuple[int, int, int], pixels: bytes, tenant: str = ""
 ) -> bytes:
-    """What an image is known by: its pixels, their shape, what will be done with them, and whose.
+    """The key of an image: a hash of pixels, shape, the processor's parameters and the tenant.
 
-    Computed here of what the model will see: no client and no decoder chooses it. Tenants share no
-    vectors of the tower: it takes long enough for its time to tell who has sent an image before.
+    It is computed here from the model's input, so neither a client nor the decoder can choose it.
+    Tenants do not share the tower's outputs: the tower takes so long that its time would reveal
+    whether another tenant has sent an image before.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=tenant.encode())
     numbers = (vision.rescale_factor, *vision.mean, *vision.std)
@@ -328,7 +329,7 @@ def digest_of(
 
 
 def _key_of(content: bytes | memoryview, tenant: str) -> bytes:
-    # Apart, so that the content is not copied.
+    # Hashed separately, so that the content is not copied.
     key = hashlib.sha256(hashlib.sha256(tenant.encode()).digest())
     key.update(content)
     return key.digest()

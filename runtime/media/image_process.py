@@ -1,6 +1,6 @@
-"""The process that decodes and scales images, each in a fork of its own.
+"""The process that decodes and scales images, each in a separate fork.
 
-A file that crashes the decoder, keeps it busy for ever or unpacks into gigabytes ends one fork.
+A file that crashes the decoder, keeps it busy forever or unpacks to gigabytes ends only its fork.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from runtime.media.image_size import MAX_ASPECT_RATIO, MAX_PIXELS, scaled_size
 from runtime.media.image_source import FORMATS, MAX_IMAGE_BYTES, format_of
 
 MIN_SIDE, MAX_SIDE = 4, 32_768
-# By the clock it may take longer than by its processor time: the machine may be busy. A picture of
-# so many pixels takes 4 bytes for each, some copies of it exist at a time.
+# The wall time is longer than the processor time, as the machine may be busy. A picture takes 4
+# bytes for each of `MAX_PIXELS`, and several copies of it exist at a time.
 LIMITS = ForkLimits(timeout_s=20.0, cpu_s=8.0, memory_bytes=1536 * 2**20)
 _DECODERS = tuple(f"PIL.{kind}ImagePlugin" for kind in ("Gif", "Jpeg", "Mpo", "Png", "WebP"))
 _SIZES = f"width and height may be {MIN_SIDE} to {MAX_SIDE} pixels each and {MAX_PIXELS:,} together"
@@ -34,16 +34,16 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class _Refused(Exception):
-    """The file is not taken; the message is for the client."""
+    """The file is refused; the message is for the client."""
 
 
 def scale(job: ImageJob, content: bytes) -> ScaledImage:
-    """Decode and scale; what is wrong with the file is in the answer."""
+    """Decode and scale a file; errors in the file are reported in the answer."""
     try:
         image = _scaled(_decoded(_file(job, content)), job)
     except _Refused as error:
         return ScaledImage(error=str(error))
-    # The bands one behind the other.
+    # One colour band after the other.
     pixels = b"".join(band.tobytes() for band in image.split())
     return ScaledImage(image.height, image.width, pixels)
 
@@ -72,7 +72,7 @@ def _decoded(content: bytes) -> Any:
         return to_rgb(_upright(image))
     except (_Refused, MemoryError):
         raise
-    # Decoders raise whatever they trip over: of struct, of zlib, SyntaxError, IndexError.
+    # Decoders raise many kinds of errors: of struct, of zlib, SyntaxError, IndexError.
     except Exception:
         raise _Refused(_DAMAGED) from None
 
@@ -83,13 +83,13 @@ def _check_header(image: Any) -> None:
         raise _Refused(f"{_SIZES}, it has {width} x {height}")
     if width * height > MAX_PIXELS:
         raise _Refused(f"{_SIZES}, it has {width} x {height}")
-    # Of a GIF the first picture is taken, and asking would read all of them.
+    # A GIF's first picture is used, and the test for animation would read all of them.
     if image.format in ("PNG", "WEBP") and image.is_animated:
         raise _Refused("it is animated; send one picture, or a GIF, whose first one is taken")
 
 
 def _upright(image: Any) -> Any:
-    """The picture as the camera was held; as it is where the file does not say that plainly."""
+    """The picture turned upright by its EXIF data; unchanged if these are missing or invalid."""
     try:
         return ImageOps.exif_transpose(image)
     except MemoryError:
@@ -99,10 +99,10 @@ def _upright(image: Any) -> Any:
 
 
 def to_rgb(image: Any) -> Any:
-    """A picture of any of Pillow's modes as RGB, what is transparent on white.
+    """A picture in any of Pillow's modes as RGB; transparent parts become white.
 
-    Source: `convert_to_rgb` of `transformers`, whose `load_image` drops transparency instead: what
-    lies under it is nothing that anybody has seen.
+    Source: `convert_to_rgb` of `transformers`. Its `load_image` drops transparency instead, which
+    shows colours that are never visible.
     """
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")
@@ -133,7 +133,7 @@ def _scaled(image: Any, job: ImageJob) -> Any:
 
 
 def work(payload: bytes) -> bytes:
-    """In a fork: a job's answer."""
+    """In a fork: make the answer to a job."""
     try:
         return _encode(scale(*split(payload)))
     except MemoryError:
@@ -141,7 +141,7 @@ def work(payload: bytes) -> bytes:
 
 
 def answer_of(end: ForkEnd) -> bytes:
-    """What the front hears of a fork."""
+    """The reply to the front from a fork that has ended."""
     if end.got_no_processor:
         return _encode(ScaledImage(error="the machine is too busy to decode it", is_busy=True))
     return end.answer or _encode(ScaledImage(error="the decoder cannot cope with it"))
@@ -149,10 +149,10 @@ def answer_of(end: ForkEnd) -> bytes:
 
 def main() -> None:
     """Decode until the front has gone."""
-    # Ours comes behind it, says more, and is the lower one.
+    # Our own limit is lower, and its message says more.
     Image.MAX_IMAGE_PIXELS = None
     for name in _DECODERS:
-        # Now, for all forks.
+        # Imported once, for all forks.
         importlib.import_module(name)
     serve(work, answer_of, LIMITS, max(2, min(8, len(os.sched_getaffinity(0)) // 4)))
 

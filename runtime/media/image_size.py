@@ -1,4 +1,4 @@
-"""The size that an image is scaled to, and how many tokens it takes: as `transformers` counts.
+"""The size to which an image is scaled, and its number of tokens, the same as in `transformers`.
 
 Source: `smart_resize` of Qwen2-VL's image processor.
 """
@@ -9,9 +9,9 @@ import math
 
 from runtime.checkpoint.vision_spec import VisionSpec
 
-# Of a file, as its header says; a picture of a phone has 12 to 50 million.
+# Of a file, from its header; a phone's picture has 12 to 50 million.
 MAX_PIXELS = 64 * 10**6
-# Of longer side to shorter one, where proportions are kept.
+# Longer side to shorter side, when proportions are kept.
 MAX_ASPECT_RATIO = 200
 
 
@@ -20,12 +20,12 @@ def scaled_size(
 ) -> tuple[int, int]:
     """Height and width in multiples of `factor` whose product lies between two bounds.
 
-    Proportions are kept as far as the multiples allow; a side is one multiple at least.
+    Proportions are kept as far as the multiples allow; a side is at least one multiple.
 
     Args:
         height: of the image, pixels.
         width: likewise.
-        factor: pixels of the side of what becomes one token.
+        factor: pixels of the side of the square that becomes one token.
         min_pixels: of the result.
         max_pixels: likewise.
     """
@@ -46,7 +46,7 @@ def scaled_size(
 
 
 def num_image_tokens(vision: VisionSpec, height: int, width: int) -> int:
-    """Placeholder tokens of an image that is scaled already; 0 of a size that cannot be."""
+    """Placeholder tokens of a scaled image; 0 for an impossible size."""
     if vision.resizing == "square":
         return vision.num_tokens if height == width == vision.side else 0
     factor = vision.patch_size * vision.merge_size
@@ -56,9 +56,9 @@ def num_image_tokens(vision: VisionSpec, height: int, width: int) -> int:
 
 
 def max_scaled_pixels(vision: VisionSpec) -> int:
-    """About the most pixels of a scaled image."""
+    """Approximate upper bound on the pixels of a scaled image."""
     if vision.resizing == "square":
         return vision.side**2
     factor = vision.patch_size * vision.merge_size
-    # A long strip has one multiple in height, whatever the bound.
+    # A long strip is one multiple high, even if that exceeds `max_pixels`.
     return min(max(vision.max_pixels, factor**2 * MAX_ASPECT_RATIO), MAX_PIXELS)

@@ -1,4 +1,4 @@
-"""Where an image comes from, as requests say it: inline, an address, or a file."""
+"""The source of an image, from the request: inline data, an address, or a file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import msgspec
 
 from runtime.errors import InvalidRequest
 
-# Of a file, compressed.
+# Of a compressed file.
 MAX_IMAGE_BYTES = 20 * 2**20
 FORMATS = "PNG, JPEG, WebP or GIF"
-# How the files of these formats begin. WebP's four letters follow a size.
+# The first bytes of files of these formats. WebP's four letters come after a size.
 SIGNATURES = {
     "PNG": b"\x89PNG\r\n\x1a\n",
     "JPEG": b"\xff\xd8\xff",
@@ -26,10 +26,10 @@ _WEBP_AT = 8
 # Characters of base64 that hold the longest signature; a multiple of four.
 _LOOKED_AT = 16
 _SPACES = re.compile(r"\s")
-# What a path has and base64 has not. Of base64 only that of a JPEG begins with a slash.
+# Characters of a path that base64 does not have. Only the base64 of a JPEG begins with a slash.
 _OF_A_PATH = re.compile(r"[^A-Za-z0-9+/=\s]")
 _MAX_PATH_CHARS = 4096
-# In front of a data URL's data.
+# Before a data URL's data.
 _MAX_KIND_CHARS = 256
 
 
@@ -38,8 +38,8 @@ class ImageUrl(msgspec.Struct, kw_only=True):
 
     Attributes:
         url: an address (http, https), a data URL, base64, or a file (`file://`, a path).
-        detail: a wish of OpenAI's clients; the model's own sizes hold.
-        max_dynamic_patch: of models that cut images into tiles, which none here does.
+        detail: sent by OpenAI's clients; ignored, as the model's own sizes apply.
+        max_dynamic_patch: for models that cut images into tiles; no model here does.
     """
 
     url: str
@@ -61,14 +61,14 @@ class InlineImage:
 
 @dataclass(frozen=True)
 class RemoteImage:
-    """An address that is to be fetched."""
+    """An address to fetch."""
 
     url: str
 
 
 @dataclass(frozen=True)
 class FileImage:
-    """A file of the server's machine."""
+    """A file on the server's machine."""
 
     path: str
 
@@ -77,7 +77,7 @@ ImageSource = InlineImage | RemoteImage | FileImage
 
 
 def format_of(content: bytes) -> str | None:
-    """Pillow's name of the format that a file begins like; `None` of one that is not read."""
+    """Pillow's name of a file's format, from its first bytes; `None` for an unsupported one."""
     for name, signature in SIGNATURES.items():
         if content.startswith(signature):
             if name == "WEBP" and content[_WEBP_AT : _WEBP_AT + 4] != b"WEBP":
@@ -87,14 +87,14 @@ def format_of(content: bytes) -> str | None:
 
 
 def read_item(item: ImageItem, param: str) -> ImageSource:
-    """What kind of source `item` is; nothing is fetched or opened.
+    """The source that `item` names; nothing is fetched or opened.
 
     Args:
-        item: as the request holds it.
-        param: its place, for errors.
+        item: from the request.
+        param: its place in the request, for errors.
 
     Raises:
-        InvalidRequest: too large, or a form that is not taken.
+        InvalidRequest: too large, or an unsupported form.
     """
     text = item if isinstance(item, str) else item.url
     head = text[:16].lower()
@@ -119,7 +119,7 @@ def read_item(item: ImageItem, param: str) -> ImageSource:
 
 
 def _is_path(text: str) -> bool:
-    """Whether a text that is no address is rather a path than base64."""
+    """Whether a text that is not an address is more likely a path than base64."""
     if len(text) > _MAX_PATH_CHARS or not text:
         return False
     try:
@@ -132,7 +132,7 @@ def _is_path(text: str) -> bool:
 
 
 def _inline(text: str, begin: int, param: str) -> InlineImage:
-    """The base64 from `begin` on; it may be tens of megabytes, which are copied once."""
+    """The base64 from `begin` on; it may have tens of megabytes, so it is copied only once."""
     if (len(text) - begin) * 3 // 4 > MAX_IMAGE_BYTES:
         raise too_many_bytes(param)
     try:
@@ -145,7 +145,7 @@ def _inline(text: str, begin: int, param: str) -> InlineImage:
 
 
 def too_many_bytes(param: str) -> InvalidRequest:
-    """The refusal of a file that is too large."""
+    """The error for a file that is too large."""
     return InvalidRequest(
         f"{param}: an image may have at most {MAX_IMAGE_BYTES >> 20} MiB.", param=param
     )

@@ -1,4 +1,4 @@
-"""What requests may name as images, by the operator's options."""
+"""Which sources of images the operator's options allow."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _IMAGES, _OTHERS = "image", ("video", "audio")
 
 @dataclass(frozen=True)
 class MediaPolicy:
-    """Which sources are open, and how many images a prompt may have.
+    """Which sources are allowed, and how many images a prompt may have.
 
     Attributes:
-        domains: hosts that may be fetched from; one that begins with a dot stands for all below it.
-        any_domain: whether every public host may.
-        roots: folders whose files may be named, as they really are.
-        max_images: of one prompt.
+        domains: hosts that may be fetched from; a leading dot means all hosts below the domain.
+        any_domain: whether every public host may be fetched from.
+        roots: resolved paths of the folders whose files may be read.
+        max_images: most images of one prompt.
     """
 
     domains: frozenset[str] = frozenset()
@@ -34,7 +34,7 @@ class MediaPolicy:
     _suffixes: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Set the suffixes apart."""
+        """Separate the domains that begin with a dot."""
         suffixes = tuple(each for each in self.domains if each.startswith("."))
         object.__setattr__(self, "_suffixes", suffixes)
 
@@ -62,10 +62,10 @@ class MediaPolicy:
 
 
 def read_policy(options: MediaArgs) -> MediaPolicy:
-    """The policy that the options ask for.
+    """The policy that the options define.
 
     Raises:
-        StartupError: a domain that is none, no such folder, or a limit that is no such object.
+        StartupError: an invalid domain, a missing folder, or a limit that is not a valid object.
     """
     for domain in options.allow_media_domains:
         bare = domain.removeprefix(".")

@@ -1,4 +1,4 @@
-"""Placeholders of images in prompts: counted, and expanded to one token for each vector."""
+"""Placeholders of images in prompts: counts them and expands them to one token per vector."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Encode = Callable[[str], list[int]]
 
 
 def write_expansions(text: str, vision: VisionSpec, num_images: int, param: str) -> str:
-    """A prompt's text with what the tokenizer is to read for each image.
+    """A prompt's text, with each image's marker replaced by the text for the tokenizer.
 
     Args:
-        text: holds a marker for each image.
+        text: has a marker for each image.
         vision: of the model.
         num_images: of the prompt.
         param: the field that holds the images, for errors.
 
     Raises:
-        InvalidRequest: more markers, or fewer.
+        InvalidRequest: the number of markers is not `num_images`.
     """
     found = text.count(vision.marker)
     if found != num_images:
@@ -33,10 +33,10 @@ def write_expansions(text: str, vision: VisionSpec, num_images: int, param: str)
 def expand_text(
     input_ids: list[int], images: Sequence[PreparedImage], vision: VisionSpec, param: str
 ) -> tuple[list[int], list[ImageInput]]:
-    """Token ids of `write_expansions`'s text, with a token for each vector; and where they stand.
+    """Token ids of `write_expansions`'s text, with a token for each vector; and their positions.
 
     Raises:
-        InvalidRequest: the tokenizer found another number of placeholders: one was spelled.
+        InvalidRequest: a different number of placeholders, as the text itself contains one.
     """
     spans = [(at, at + 1) for at in _places(input_ids, vision.image_token_id)]
     if len(spans) != len(images):
@@ -51,19 +51,19 @@ def expand_ids(
     encode: Encode,
     param: str,
 ) -> tuple[list[int], list[ImageInput]]:
-    """The same for a prompt that came as token ids.
+    """The same for a prompt of token ids.
 
-    Each image is there as its marker's token, as one placeholder token, or as all of them.
+    Each image may be given as its marker's token, as one placeholder token, or as all of them.
 
     Args:
         input_ids: the prompt.
-        images: in the order of their places.
+        images: in the order of their positions.
         vision: of the model.
-        encode: gives the token ids of a text, without any around it.
+        encode: returns the token ids of a text, without special tokens around it.
         param: the field that holds the images, for errors.
 
     Raises:
-        InvalidRequest: another number of placeholders.
+        InvalidRequest: the number of placeholders does not match.
     """
     placeholder = vision.image_token_id
     if vision.marker != vision.image_token and placeholder not in input_ids:
@@ -91,7 +91,7 @@ def _expand(
     images: Sequence[PreparedImage],
     placeholder: int,
 ) -> tuple[list[int], list[ImageInput]]:
-    """Put each image's tokens in the place of its span."""
+    """Replace each span with its image's tokens."""
     expanded: list[int] = []
     placed: list[ImageInput] = []
     done = 0
@@ -112,7 +112,7 @@ def _places(input_ids: list[int], token_id: int) -> list[int]:
 
 
 def _runs(input_ids: list[int], token_id: int) -> list[tuple[int, int]]:
-    """Where the token stands, each time from its first one in a row to behind the last one."""
+    """The runs of the token: start, and end (exclusive), of consecutive ones."""
     runs: list[tuple[int, int]] = []
     for at in _places(input_ids, token_id):
         if runs and runs[-1][1] == at:

@@ -1,10 +1,10 @@
-"""Images at addresses: fetched from public hosts alone, within bounds.
+"""Fetches images from addresses: only from public hosts, within bounds.
 
-A name is resolved once. Every address that it has must be public, and the connection goes to one
-of these addresses, so a name that says something else a moment later leads nowhere. A redirect is
-an address like the first one, checked in the same way.
+A name is resolved once. All its addresses must be public, and the connection goes to one of them,
+so a name that resolves differently a moment later has no effect. A redirect is checked in the same
+way as the first address.
 
-Source: attacks on the fetchers of other servers, CVE-2026-24779, -25960, -34753 and their kin.
+Source: attacks on the fetchers of other servers, CVE-2026-24779, -25960, -34753 and similar ones.
 """
 
 from __future__ import annotations
@@ -86,25 +86,25 @@ _MAX_URL_CHARS = 8192
 _MAX_ADDRESSES = 4
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _PORTS = {"http": 80, "https": 443}
-# Anything else in an address is read by one program so and by the next one otherwise.
+# Programs differ in how they read other characters of an address.
 _PLAIN = re.compile(r"[!-\[\]-~]+")
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 _HEADERS = (
     (b"Accept", b"image/png,image/jpeg,image/webp,image/gif"),
-    # Nothing to unpack: what comes is as large as it looks.
+    # No compression: the content is as large as the response.
     (b"Accept-Encoding", b"identity"),
     (b"User-Agent", b"headrace"),
 )
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
-# The library that asks for addresses blocks, and it has time-outs of its own.
+# The system's resolver blocks, and has its own time-outs.
 _RESOLVING = OffloadPool("resolution of a name", workers=4, max_queued=256, timeout_s=5.0)
 
 
 @dataclass(frozen=True)
 class _Address:
-    """An address, read once: what is checked is what is used."""
+    """An address, parsed once, so that exactly what was checked is used."""
 
     scheme: str
     host: str
@@ -124,11 +124,11 @@ class _Address:
 
 
 class _Refused(Exception):
-    """The address is not fetched, or gives no image; the message is for the client."""
+    """The address is refused, or gives no image; the message is for the client."""
 
 
 class _Pinned(httpcore.AsyncNetworkBackend):
-    """Connects to addresses that were checked, whatever name is asked for."""
+    """Connects to checked addresses only, for any host name."""
 
     def __init__(self, addresses: list[str]) -> None:
         self._addresses = addresses
@@ -170,10 +170,10 @@ class Fetcher:
 
         Args:
             policy: which hosts.
-            resolve: gives the addresses of a host; the system when absent.
+            resolve: returns the addresses of a host; default is the system's resolver.
             is_allowed: which addresses may be connected to.
-            timeout_s: for all of one file, redirects included.
-            max_parallel: fetches at a time.
+            timeout_s: for one file, including redirects.
+            max_parallel: most fetches at a time.
         """
         self._policy = policy
         self._resolve = resolve or _resolve
@@ -186,12 +186,12 @@ class Fetcher:
         """The file at `url`.
 
         Args:
-            url: as the request has it.
-            param: its place there, for errors.
+            url: from the request.
+            param: its place in the request, for errors.
 
         Raises:
-            InvalidRequest: it may not be fetched, or cannot be, or is too large.
-            Overloaded: too many are being fetched.
+            InvalidRequest: it may not or cannot be fetched, or it is too large.
+            Overloaded: too many images are being fetched.
         """
         if not self._policy.fetches:
             raise InvalidRequest(
@@ -209,7 +209,7 @@ class Fetcher:
             reason = f"it was not there within {self._timeout_s:g} s"
         except _Refused as error:
             reason = str(error)
-        # Whatever a server does wrong: the library has a class for each, and so has `ssl`.
+        # All errors that a server can cause; errors of `ssl` are OSErrors.
         except (httpcore.ProtocolError, httpcore.NetworkError, httpcore.TimeoutException, OSError):
             reason = "the connection failed"
         finally:
@@ -226,7 +226,7 @@ class Fetcher:
         raise _Refused(f"it redirects more than {MAX_REDIRECTS} times")
 
     async def _checked(self, address: _Address) -> list[str]:
-        """Where to connect to."""
+        """The addresses to connect to."""
         if not self._policy.allows_host(address.host):
             raise _Refused("its host is not among --allow-media-domains")
         try:
@@ -240,7 +240,7 @@ class Fetcher:
         return found[:_MAX_ADDRESSES]
 
     async def _get(self, address: _Address, connect_to: list[str], param: str) -> bytes | str:
-        """The content, or where else it is."""
+        """The content, or the target of a redirect."""
         url = httpcore.URL(
             scheme=address.scheme.encode(),
             host=address.host.encode(),
@@ -299,7 +299,7 @@ async def _resolve(host: str, port: int) -> list[str]:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """With the authorities that this machine trusts, and the web's; reading them takes a while."""
+    """A context with this machine's and the web's certificate authorities; slow to make."""
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
     return context
