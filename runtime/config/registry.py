@@ -1,4 +1,4 @@
-"""Tables of strings whose unknown names are the caller's mistake."""
+"""Registries that report an unknown name as the caller's error."""
 
 from __future__ import annotations
 
