@@ -1,1 +1,1 @@
-"""Structured output: what may be asked for, who compiles it, what a token may be."""
+"""Structured output: checks constraints, compiles them, and computes the allowed tokens."""

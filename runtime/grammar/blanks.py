@@ -1,7 +1,7 @@
-"""Bounds the blanks between two tokens of JSON, beside a grammar that allows any number of them.
+"""Bounds the blanks between two tokens of JSON, where the grammar allows any number of them.
 
-A confused model would print blanks until its limit. Written into the grammar, the bound makes every
-mask three times as expensive, blanks or not.
+A confused model would print blanks until its limit. The bound is not part of the grammar: there it
+would make every mask three times as expensive, even without blanks.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from runtime.grammar.grammar_backend import num_words
 
 MAX_BLANKS = 32
 _BLANKS = b" \t\r\n"
-# These cannot stand in a string, so where one may come no string is open.
+# These cannot be in a string, so where one is allowed no string is open.
 _BETWEEN = b"\t\r\n"
 
 MaskRow = NDArray[np.int32]
 
 
 class BlankTokens:
-    """What a vocabulary's tokens do to a run of blanks.
+    """The effect of a vocabulary's tokens on a run of blanks.
 
-    A run that has not begun is not bounded: however long, one token may hold it.
+    After a run of 0 blanks nothing is bounded: a single token may hold any number of blanks.
 
     Attributes:
-        free_run: a run so long can be followed by any token.
+        free_run: after a run of at most this length, any token is allowed.
     """
 
     def __init__(self, vocab: Sequence[bytes]) -> None:
@@ -47,15 +47,15 @@ class BlankTokens:
         self._too_long: dict[int, MaskRow] = {}
 
     def run_after(self, run: int, token_id: int) -> int:
-        """How many blanks an output ends with when a token comes behind `run` of them."""
+        """How many blanks an output ends with when a token follows `run` of them."""
         blanks = self._ends_with[token_id]
         return run + blanks if blanks and token_id in self._all_blank else blanks
 
     def bound(self, mask: MaskRow, run: int) -> None:
-        """Take tokens that would make a run longer than `MAX_BLANKS` out of a mask.
+        """Remove tokens from a mask that would make a run longer than `MAX_BLANKS`.
 
         Args:
-            mask: `[num_words]`, what may come next, in place; never left empty.
+            mask: `[num_words]`, the allowed tokens, changed in place; it never becomes empty.
             run: blanks that the output ends with.
         """
         if not (mask & self._between).any():

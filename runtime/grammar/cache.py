@@ -1,4 +1,4 @@
-"""A cache bounded by bytes that forgets what was used longest ago."""
+"""A cache bounded by bytes that evicts the least recently used values."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Generic, TypeVar
 V = TypeVar("V")
 
 _SIZE_BYTES = 8
-# What a grammar takes besides what its library counts.
+# Memory of a grammar that its library does not count.
 _OVERHEAD_BYTES = 64 * 1024
 
 
 def with_size(content: bytes, loaded_bytes: int) -> bytes:
-    """A compiled grammar as it travels: how much memory it takes once loaded, then `content`."""
+    """A compiled grammar as it is sent: the memory that it takes once loaded, then `content`."""
     return (loaded_bytes + _OVERHEAD_BYTES).to_bytes(_SIZE_BYTES, "little") + content
 
 
 def loaded_size(payload: bytes) -> int:
-    """About how much memory a compiled grammar takes once it is loaded."""
+    """Approximate memory of a compiled grammar once it is loaded, bytes."""
     return int.from_bytes(payload[:_SIZE_BYTES], "little")
 
 
@@ -28,14 +28,14 @@ def content_of(payload: bytes) -> bytes:
 
 
 class ByteCache(Generic[V]):
-    """Values by key; deterministic, so two of them fed alike hold the same keys.
+    """Values by key; deterministic, so two caches with the same calls hold the same keys.
 
-    The front keeps a twin of the scheduler's: a compiled grammar is sent only when the twin says
-    that the scheduler has forgotten it.
+    The front keeps a copy of the scheduler's keys: a compiled grammar is sent only when the copy
+    shows that the scheduler has evicted it.
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        """Hold at most `limit_bytes`, and always the newest value whatever its size."""
+        """Hold at most `limit_bytes`, and always the newest value regardless of its size."""
         self._limit = limit_bytes
         self._entries: OrderedDict[bytes, tuple[V, int]] = OrderedDict()
         self.size_bytes = 0
@@ -52,7 +52,7 @@ class ByteCache(Generic[V]):
         return entry[0]
 
     def put(self, key: bytes, value: V, size_bytes: int) -> None:
-        """Keep `value`; the longest unused ones go until everything fits."""
+        """Store `value`, and evict the least recently used ones until everything fits."""
         old = self._entries.pop(key, None)
         if old is not None:
             self.size_bytes -= old[1]

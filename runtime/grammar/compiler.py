@@ -1,6 +1,6 @@
-"""The compiler process: every grammar is compiled in a fork of its own, killed when it is slow.
+"""The compiler process: every grammar is compiled in a separate fork, killed when it is slow.
 
-A library that crashes, hangs or eats memory on a hostile grammar takes one fork with it.
+A library that crashes, hangs or fills memory on a hostile grammar ends only one fork.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAX_COMPILED_BYTES = 32 * 2**20
 MAX_MEMORY_BYTES = 2 * 2**30
-# Streams come first.
+# Running streams have priority.
 NICENESS = 10
 _LAST_MESSAGE_MS = 5000
 _MAX_REASON_CHARS = 300
@@ -60,7 +60,7 @@ class _Compiler:
 
 
 def reply_to(message: CompileGrammar, end: ForkEnd) -> GrammarReply:
-    """What the front hears of the fork that compiled its constraint."""
+    """The reply to the front from the fork that compiled its constraint."""
     call_id, kind = message.call_id, message.grammar.kind
     if end.got_no_processor:
         error = f"The machine was too busy to compile the {kind}; please try again."
@@ -89,10 +89,10 @@ def main(payload: bytes) -> None:
     )
     front = Outbox(context, front_address(folder))
     try:
-        # Forks share what is made here: the collector must not touch it.
+        # Forks share this memory: the garbage collector must not write to it.
         with uncollected():
             compiler = _Compiler(config)
-    # Whatever the libraries raise: their panics are no `Exception`.
+    # Everything that the libraries raise: their panics are not `Exception`s.
     except BaseException as error:
         reason = " ".join(str(error).split())[:_MAX_REASON_CHARS] or type(error).__name__
         front.send(GrammarsUnavailable(reason))

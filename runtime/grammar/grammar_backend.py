@@ -1,4 +1,4 @@
-"""The grammar library's place: it compiles in one process and follows tokens in another."""
+"""The interface of a grammar library: it compiles in one process and follows tokens in another."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Matcher(Protocol):
     """Follows one output through its grammar."""
 
     def accept(self, token_id: int) -> bool:
-        """Move on by one token; false, and nothing moved, when it is not allowed.
+        """Advance by one token; returns false, without advancing, if it is not allowed.
 
         Raises:
-            GrammarError: it is allowed, but a limit of the library was met behind it.
+            GrammarError: it is allowed, but a limit of the library was reached after it.
         """
 
     @property
@@ -41,7 +41,7 @@ class GrammarBackend(Protocol[M]):
     """What a grammar library offers."""
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        """Compile a constraint into bytes that `load` reads, in another process too.
+        """Compile a constraint into bytes that `load` reads, also in another process.
 
         Raises:
             GrammarError: it is invalid or not supported.
@@ -58,10 +58,10 @@ class GrammarBackend(Protocol[M]):
         """Begin an output at the start of a loaded grammar."""
 
     def fill(self, matchers: Sequence[M], words: BitmaskRows) -> None:
-        """Write which tokens may come next in each output.
+        """Write which tokens are allowed next in each output.
 
         Args:
-            matchers: `[n]`, none of them terminated; left where they are.
+            matchers: `[n]`, none of them terminated; not advanced.
             words: `[n, ceil(vocab_size / 32)]` int32, overwritten; bit `i % 32` of word `i // 32`
                 stands for token `i`.
         """

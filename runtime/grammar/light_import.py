@@ -1,4 +1,4 @@
-"""Imports a library without the large packages that it imports and is not used with here."""
+"""Imports a library without large packages that it imports but that are unused here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _AnyMember(type):
 
 
 class _Anything(metaclass=_AnyMember):
-    """Any class of a stand-in, and what a call of it returns: nothing that holds."""
+    """Any class of a stand-in, and the result of calling it; always false."""
 
     def __init__(self, *args: object, **named: object) -> None: ...
 
@@ -30,22 +30,22 @@ class _StandIn(ModuleType):
 
 
 def _any_member(name: str) -> type[_Anything]:
-    # Those with underscores are the interpreter's questions.
+    # Names with underscores are looked up by the interpreter.
     if name.startswith("__"):
         raise AttributeError(name)
     return _Anything
 
 
 def import_light(name: str, *without: str) -> Any:
-    """Import `name` while stand-ins take the places of `without`, those that are not there yet.
+    """Import `name` with stand-ins instead of those packages of `without` not imported yet.
 
-    Annotations, base classes, constants and `isinstance` take what a stand-in has. Where `name`
-    wants more of the packages than that, it is imported again with them; what it imports besides
-    keeps its stand-ins. No other thread may import one of the packages meanwhile.
+    Stand-ins work for annotations, base classes, constants and `isinstance`. If `name` needs more
+    of the packages, it is imported again with them; modules that it imports keep their stand-ins.
+    No other thread may import one of the packages meanwhile.
 
     Args:
         name: a library that is not imported yet.
-        *without: packages that it imports and of which nothing is called.
+        *without: packages that it imports, but of which it calls nothing.
 
     Returns:
         The library's module.

@@ -1,4 +1,4 @@
-"""The one place where a constraint is checked before it is compiled; cheap, and free of torch."""
+"""Checks a constraint before it is compiled; cheap, and without torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MAX_TAG_NODES = 20_000
 
 
 def check_grammar(spec: GrammarSpec) -> None:
-    """Refuse what is plainly wrong or hostile.
+    """Refuse a constraint that is obviously wrong or hostile.
 
     Raises:
-        InvalidRequest: what is wrong, by the constraint's name.
+        InvalidRequest: the message names the constraint and the error.
     """
     match spec.kind:
         case "json_schema":

@@ -1,4 +1,4 @@
-"""The `llguidance` library: nothing is computed ahead, masks are derived as the output grows."""
+"""The `llguidance` library: nothing is precomputed; masks are computed as the output grows."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _LARK_PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|<[^<>\s]+>|//[^\n]*|/(?:\\.|[^/\\
 
 
 def _limits() -> LLParserLimits:
-    # A state takes one or two kilobytes. Errors must not show what others have written.
+    # A state takes one or two kilobytes. Errors must not show the text of other requests.
     return LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 
 
 class _Vocabulary:
-    """A tokenizer as the library wants it: added tokens are text, but for the special ones.
+    """A tokenizer in the library's form: added tokens are text, except special ones.
 
-    Read from the tokenizer's file, tags such as `<tool_call>` would be special because of their
-    brackets: masked wherever text may come, and offered where their text must.
+    If the library read the tokenizer's file, tags such as `<tool_call>` would be special because of
+    their brackets: masked wherever text may come, and offered where their text must come.
 
     Attributes:
         tokens: bytes of each token.
@@ -47,12 +47,12 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int]) -> None:
         self._backend = tokenizer.backend
-        # Special tokens never stand for the text that they are written with.
+        # Special tokens never match the text that they are written with.
         self._backend.encode_special_tokens = True
         self._plain = LLTokenizer(self._backend.to_str(), n_vocab=vocab_size, slices=[])
         self.tokens = [self._plain.decode_bytes([token_id]) for token_id in range(vocab_size)]
         for token_id, data in enumerate(self.tokens):
-            # So the library writes ids without a text.
+            # The library writes ids without a text in this way.
             if data == b"<[%d]>" % token_id:
                 self.tokens[token_id] = b""
         self.eos_token_id = eos_token_ids[0] if eos_token_ids else self._plain.eos_token
@@ -79,7 +79,7 @@ class _Vocabulary:
 
     def __call__(self, text: str) -> list[int]:
         wanted = text.encode()
-        # Behind a line break, where the tokenizer would put a space before the text.
+        # After a line break, if the tokenizer would put a space before the text.
         for lead in ("", "\n"):
             ids: list[int] = self._backend.encode(lead + text, add_special_tokens=False).ids
             ends = list(accumulate(len(self._texts[token_id]) for token_id in reversed(ids)))
@@ -116,7 +116,7 @@ class LLGuidanceMatcher:
         if self._has_ended:
             return False
         if token_id in self._eos:
-            # Where nothing else may follow the library has stopped already, and takes no token.
+            # If nothing else may follow, the library has already stopped and accepts no token.
             self._has_ended = self.inner.is_accepting()
             return self._has_ended
         if self.inner.try_consume_tokens([token_id]) == 1:
@@ -140,7 +140,7 @@ class LLGuidanceBackend:
         self._vocabulary = _Vocabulary(
             Tokenizer.from_folder(tokenizer_folder), vocab_size, eos_token_ids
         )
-        # The setting of a tokenizer is its own.
+        # A separate tokenizer object, because the setting belongs to the object.
         shown = self._vocabulary.showing_special(
             Tokenizer.from_folder(tokenizer_folder), eos_token_ids
         )
@@ -161,7 +161,7 @@ class LLGuidanceBackend:
             raise GrammarError(_readable(str(error))) from None
         form = _SHOWS_SPECIAL if spec.shows_special else _HIDES_SPECIAL
         self._matcher(form, grammar)
-        # Its masks are not computed ahead: a bound for what it will have derived some day.
+        # Its masks are not precomputed, so this is a bound on the memory that they may take.
         return with_size(form + grammar.encode(), _LOADED_PER_BYTE * len(grammar))
 
     def _translated(self, spec: GrammarSpec) -> str:

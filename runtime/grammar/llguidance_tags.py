@@ -94,7 +94,7 @@ class _Lark:
                 )
 
     def _separated(self, form: dict[str, Any]) -> str:
-        # A rule: written out twice, large schemas would be twice as large.
+        # A rule, because writing a large schema out twice would double its size.
         name = f"part_{len(self.rules)}"
         self.rules.append("")
         place = len(self.rules) - 1
@@ -105,7 +105,7 @@ class _Lark:
         return f"( {all_of_them} )" + ("" if form.get("at_least_one") else "?")
 
     def _dispatched_once(self, form: dict[str, Any]) -> str:
-        """Text to the end, or up to the first text of a rule and what that rule says."""
+        """Text to the end, or up to the first text of a rule, followed by that rule's format."""
         if form.get("loop") is not False or form.get("excludes"):
             raise GrammarError(
                 "within other formats llguidance's backend knows no loop of dispatch"
@@ -158,7 +158,7 @@ def _triggered(form: dict[str, Any]) -> str:
 
 
 def _dispatched(form: dict[str, Any]) -> str:
-    """Free text where a rule's text begins what its format says."""
+    """Free text in which each rule's text is followed by that rule's format."""
     if form.get("loop") is False or form.get("excludes"):
         raise GrammarError("loop and excludes are not known to llguidance's backend")
     tags = [{"begin": text, "content": inner, "end": ""} for text, inner in _pairs(form)]

@@ -1,4 +1,4 @@
-"""Follows a fresh grammar for a while: one that is slow or allows nothing is found out here."""
+"""Tries a new grammar for some steps, to find one that is slow or allows no output."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from runtime.grammar.grammar_backend import GrammarBackend, GrammarError, num_words
 
-# Steps along the same token again where it can come again: runs of blanks, endless strings.
+# Steps that repeat the last token if it is allowed: runs of blanks, endless strings.
 _NUM_REPEATING = 192
-# Steps along any token where few are allowed, so that the structure is soon behind: into strings,
-# whose masks are others.
+# Steps with any token where few are allowed, to pass the structure and get into strings, whose
+# masks differ.
 _NUM_HURRYING = 64
-# Where at least this share of the vocabulary is allowed there is free text.
+# If at least this share of the vocabulary is allowed, the position is free text.
 _FREE_SHARE = 0.125
 _STEP_LIMIT_S = 0.005
 _NUM_SLOW_STEPS = 8
@@ -24,17 +24,17 @@ _NUM_SLOW_STEPS = 8
 def probe(
     backend: GrammarBackend[Any], payload: bytes, vocab_size: int, eos_token_ids: list[int]
 ) -> None:
-    """Walk through a compiled grammar along tokens it allows, twice, and not to its end.
+    """Walk through a compiled grammar along allowed tokens, twice, but not to its end.
 
     Args:
-        backend: that compiled it.
+        backend: the back end that compiled it.
         payload: the compiled grammar.
         vocab_size: the logits' width.
         eos_token_ids: ids that end a text; avoided where another token may come.
 
     Raises:
-        GrammarError: it allows no output, goes beyond a limit of the library, offers a token that
-            it does not take, or a step takes so long that others would feel it.
+        GrammarError: it allows no output, exceeds a limit of the library, offers a token that it
+            does not accept, or a step takes so long that it would delay other requests.
     """
     compiled = backend.load(payload)
     eos = np.array(eos_token_ids, dtype=np.int64)
@@ -49,7 +49,7 @@ def _walk(backend: GrammarBackend[Any], matcher: Any, num_steps: int, choice: _C
     words = np.zeros((1, num_words(choice.vocab_size)), dtype=np.int32)
     num_slow = 0
     for step in range(num_steps):
-        # Of this process alone: what else the machine does must not refuse anybody's grammar.
+        # Time of this process only: other load of the machine must not refuse a grammar.
         started = time.process_time()
         backend.fill([matcher], words)
         token_id = choice.next(words[0])
@@ -67,10 +67,10 @@ def _walk(backend: GrammarBackend[Any], matcher: Any, num_steps: int, choice: _C
 
 
 class _Choice:
-    """Chooses a token of each mask: the one before where that is allowed, else any."""
+    """Chooses a token from each mask: the previous one if it is allowed, else any."""
 
     def __init__(self, vocab_size: int, eos: NDArray[np.int64], free_size: int) -> None:
-        """Choose the one before only where at least `free_size` tokens are allowed."""
+        """Choose the previous token only if at least `free_size` tokens are allowed."""
         self.vocab_size = vocab_size
         self._eos = eos
         self._free_size = free_size
@@ -78,7 +78,7 @@ class _Choice:
         self._last = -1
 
     def next(self, mask: NDArray[np.int32]) -> int | None:
-        """A token of `mask`, `[num_words]`, and `None` where it is empty."""
+        """A token of `mask`, `[num_words]`; `None` if it is empty."""
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.vocab_size]
         allowed = np.flatnonzero(bits)
         if not len(allowed):

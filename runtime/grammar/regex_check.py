@@ -1,7 +1,7 @@
-"""Looks at a regular expression before any library does: size, depth, repeats that explode.
+"""Checks a regular expression before a library reads it: size, depth, repeats that explode.
 
-Not a full parser: it knows groups, classes, escapes and quantifiers, which is all that decides how
-expensive an expression is to follow. What is not valid in other ways the compiler finds out.
+It is not a full parser: it knows groups, classes, escapes and quantifiers, which decide how
+expensive an expression is to follow. The compiler finds other errors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from runtime.errors import InvalidRequest
 
 MAX_REGEX_CHARS = 16 * 1024
 MAX_REGEX_DEPTH = 64
-# `((a{1,100}){1,100})` counts 10,000: so many copies does a compiler make.
+# `((a{1,100}){1,100})` counts as 10,000, the copies that a compiler makes.
 MAX_REPEATS = 4096
 
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d*)(,?)(\d*)\})[?+]?")
@@ -28,9 +28,9 @@ class _Group:
         repeats: most copies that a repeat inside makes of what it repeats.
         num_items: items of the current alternative.
         is_repeating: whether the current alternative holds an item that repeats freely.
-        is_fragile: whether an alternative is nothing but such an item: repeated freely again,
-            the same text could be split in exponentially many ways.
-        can_be_empty: whether the current alternative so far may match nothing.
+        is_fragile: whether an alternative consists only of such an item: if it is repeated freely
+            again, the same text can be split in exponentially many ways.
+        can_be_empty: whether the current alternative so far may match the empty text.
         matches_empty: whether a finished alternative may.
     """
 
@@ -72,7 +72,7 @@ class _Item:
 
 
 def check_regex(pattern: str, name: str = "regex") -> None:
-    """Refuse what would take too long to compile or to follow.
+    """Refuse an expression that would take too long to compile or to follow.
 
     Args:
         pattern: the expression.
@@ -128,7 +128,7 @@ def _quantified(pattern: str, index: int, item: _Item, group: _Group, name: str)
     if sign in "*+?":
         minimum, maximum = (1 if sign == "+" else 0), (1 if sign == "?" else None)
     else:
-        # Longer numbers are over every limit anyhow.
+        # Longer numbers exceed every limit anyway.
         low, high = (int(quantifier[n][:9] or 0) for n in (1, 3))
         minimum = low
         maximum = (high if quantifier[3] else None) if quantifier[2] else low

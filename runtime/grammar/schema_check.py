@@ -1,6 +1,6 @@
-"""Looks at a JSON schema before any library does: size, depth, reference loops, keywords.
+"""Checks a JSON schema before a library reads it: size, depth, reference loops, keywords.
 
-A keyword that the compiler would silently ignore is refused: an answer that breaks its schema is
+A keyword that the compiler would silently ignore is refused: an answer that violates its schema is
 worse than an error.
 """
 
@@ -38,7 +38,7 @@ def parse_json(text: str, name: str) -> Any:
     """Read JSON of bounded size.
 
     Raises:
-        InvalidRequest: too long, too deep, or no JSON.
+        InvalidRequest: too long, too deep, or not JSON.
     """
     encoded = text.encode("utf-8", "surrogatepass")
     if len(encoded) > MAX_JSON_BYTES:
@@ -52,7 +52,7 @@ def parse_json(text: str, name: str) -> Any:
 
 
 class _WellFormed:
-    """A walk over a schema that looks at the forms of keywords, whatever they mean."""
+    """A walk over a schema that checks the forms of keywords but not their meaning."""
 
     def __init__(self, root: Any, name: str, max_nodes: int = MAX_SCHEMA_NODES) -> None:
         self._root = root
@@ -123,7 +123,7 @@ class _WellFormed:
 
 
 class _Check(_WellFormed):
-    """The same walk, which also refuses what would not be followed to the letter."""
+    """The same walk, which also refuses schemas that would not be followed exactly."""
 
     def __init__(self, root: Any, name: str) -> None:
         super().__init__(root, name)
@@ -192,7 +192,7 @@ class _Check(_WellFormed):
             except InvalidRequest as error:
                 self._fail(path, error.message.rstrip("."))
 
-    # A schema that stands for itself, with nothing in between, allows no text at all.
+    # A schema that refers directly to itself allows no text at all.
     def _check_loops(self) -> None:
         done: set[int] = set()
         for start in self._references:
@@ -279,10 +279,10 @@ def _can_be_denied(denied: Any, beside: dict[str, Any]) -> bool:
 
 
 def check_well_formed(schemas: Iterable[tuple[Any, str]]) -> None:
-    """Refuse what is no JSON schema, though nothing is held to it.
+    """Refuse invalid JSON schemas that are not used as constraints.
 
     Args:
-        schemas: each with the name that errors call it; their sizes count together.
+        schemas: each with its name for errors; their sizes are added up.
 
     Raises:
         InvalidRequest: with the place in the schema.
@@ -295,7 +295,7 @@ def check_well_formed(schemas: Iterable[tuple[Any, str]]) -> None:
 
 
 def check_schema(schema: Any, name: str = "json_schema") -> None:
-    """Refuse a schema that is invalid, too large, or not followed to the letter.
+    """Refuse a schema that is invalid, too large, or would not be followed exactly.
 
     Raises:
         InvalidRequest: with the place in the schema.

@@ -1,4 +1,4 @@
-"""The `xgrammar` library. Large, so only the compiler child and the worker load this."""
+"""The `xgrammar` library. It is large: only the compiler process and the worker load this."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from runtime.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import xgrammar
 else:
-    # It has functions for tensors and for tokenizers of `transformers`; none is called here, and
-    # the packages take a second and 200 MB of the compiler's process. See decision 0049.
+    # Its functions for tensors and for tokenizers of `transformers` are unused here, and the
+    # packages would take a second and 200 MB of the compiler's process. See decision 0049.
     xgrammar = import_light("xgrammar", "torch", "transformers")
 
-# Where in its own sources the library found the mistake.
+# The position in the library's own sources at which it found the error.
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 _CHECK = re.compile(r"Check failed: .*?is false: ")
 _MAX_MESSAGE_CHARS = 300
 _AS_WRITTEN, _AS_COMPILED, _AS_COMPILED_JSON, _AS_COMPILED_SHOWN = b"w", b"c", b"j", b"s"
-# Processor time within which a constraint is compiled again rather than sent compiled. The thread
-# that does it lets the scheduler's run.
+# A constraint that compiles within this processor time is sent as text and compiled again. The
+# compiling thread does not block the scheduler's.
 _COMPILE_AGAIN_S = 0.25
 
 
@@ -40,7 +40,7 @@ class XGrammarMatcher:
     """See `runtime.grammar.grammar_backend.Matcher`.
 
     Attributes:
-        blanks: that the output ends with, where their number is bounded.
+        blanks: number of blanks at the end of the output, if it is bounded.
     """
 
     blanks = 0
@@ -98,8 +98,8 @@ class XGrammarBackend:
         for text, token_id in backend.get_vocab(with_added_tokens=True).items():
             if token_id < vocab_size:
                 vocab[token_id] = text
-        # A token without characters is never text. Special tokens are hidden from most outputs, so
-        # they must not count as the characters that they are written with.
+        # A token without characters is never text. Special tokens are hidden in most outputs, so
+        # they must not match the characters that they are written with.
         shown, hidden = list(vocab), list(vocab)
         for token_id, token in backend.get_added_tokens_decoder().items():
             if token.special and token_id < vocab_size:
@@ -121,9 +121,9 @@ class XGrammarBackend:
         self._blank_tokens = BlankTokens(self._hidden.decoded_vocab)
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        """Compile a constraint; meant for a process that may be killed.
+        """Compile a constraint; for a process that may be killed.
 
-        What was quick to compile travels as it was written: written out, the masks of a large
+        A constraint that compiles quickly is sent as its text: the serialized masks of a large
         vocabulary take many megabytes, and seconds.
         """
         if spec.kind == "ebnf" and is_lark(spec.text):
@@ -162,7 +162,7 @@ class XGrammarBackend:
                 return compiler.compile_structural_tag(*_structural_tag(spec.text))
 
     def load(self, payload: bytes) -> _Loaded:
-        """Read a compiled grammar, or compile what is known to be quick."""
+        """Read a compiled grammar, or compile one that is known to be quick."""
         form, content = content_of(payload)[:1], content_of(payload)[1:]
         if form == _AS_WRITTEN:
             try:
@@ -221,7 +221,7 @@ def _with_schemas(part: Any) -> Any:
         for key, value in part.items()
     }
     if copy.get("type") == "json_schema":
-        # In the grammar: beside free text, blanks outside of it must not be counted.
+        # The bound is in the grammar here, as blanks of the free text around must not be counted.
         copy.setdefault("max_whitespace_cnt", MAX_BLANKS)
     return copy
 

@@ -15,7 +15,7 @@ from runtime.grammar.grammar_backend import GrammarError
 from runtime.grammar.schema_rewrite import rewritten
 from runtime.grammar.string_formats import FORMATS
 
-# Longer strings cost seconds to compile, whatever the vocabulary.
+# Longer strings take seconds to compile, with any vocabulary.
 MAX_COUNTED_CHARS = 4096
 # What bounds a text of a format without an end: less is a bound that an answer may meet. Clients
 # send 2,083 with every URL.
