@@ -1,4 +1,9 @@
-"""Floats to stored forms: what a folder of 16-bit weights becomes when it is asked for smaller."""
+"""Floats to stored forms: a trainer's weights, or a 16-bit folder that is asked to be smaller.
+
+q8_0 has the bits of GGML's own, q4_k searches its scales as llama.cpp does. The scales of the other
+forms are the plain ones, of the largest number of a group. The layouts are GGML's
+(`ggml-common.h`), codes as `ggml-quants.c` packs them.
+"""
 
 from collections.abc import Callable
 
@@ -6,19 +11,19 @@ import torch
 from torch import Tensor
 
 from kernels.quantized_linear import StoredMatrix, find_form
+from kernels.quantized_linear.decode import IQ4_VALUES
 
 __all__ = ["ENCODED_FORMS", "encode"]
 
-_Q4_K_STEPS = 21
+_PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+# Magnitudes of the 4-bit float of MXFP4.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_SEARCH_STEPS = 21
 # Values that are encoded at a time: the search for q4_k has a dozen tensors of them.
 _AT_ONCE = 1 << 22
 
 
-def _half_bytes(values: Tensor) -> Tensor:
-    return values.to(torch.float16).view(torch.uint8)
-
-
-def _nearest(values: Tensor) -> Tensor:
+def _away_from_zero(values: Tensor) -> Tensor:
     """Round to nearest, halves away from zero: as GGML does."""
     return values.sign() * (values.abs() + 0.5).floor()
 
@@ -28,10 +33,75 @@ def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(denominator == 0, 0.0, numerator / denominator)
 
 
+def _half(numbers: Tensor) -> Tensor:
+    """`[n, 1]` or `[n]` as two bytes each."""
+    return numbers.reshape(-1, 1).to(torch.float16).view(torch.uint8)
+
+
+def _inverse(scale: Tensor) -> Tensor:
+    return torch.where(scale == 0, 0.0, 1.0 / scale)
+
+
+def _codes(numbers: Tensor, low: int, high: int) -> Tensor:
+    return numbers.round().clamp_(low, high).to(torch.int32)
+
+
+def _bytes(codes: Tensor) -> Tensor:
+    return codes.to(torch.uint8)
+
+
+def _farthest(blocks: Tensor) -> Tensor:
+    """The number of the largest magnitude along the last dimension, with its sign."""
+    return blocks.gather(-1, blocks.abs().argmax(dim=-1, keepdim=True))
+
+
+def _halves(codes: Tensor) -> Tensor:
+    """Codes of 4 bits: the first half of a block low, the second high."""
+    first, second = codes.chunk(2, dim=-1)
+    return _bytes(first | second << 4)
+
+
+def _fifth(codes: Tensor) -> Tensor:
+    """The fifth bit of 32 codes, as four bytes."""
+    bits = (codes >> 4 & 1).view(-1, 4, 8) << torch.arange(8)
+    return _bytes(bits.sum(dim=-1))
+
+
 def _q8_0(blocks: Tensor) -> Tensor:
     scale = blocks.abs().amax(1, keepdim=True) / torch.full((1, 1), 127.0)
-    quants = _nearest(blocks * _over(torch.ones(1, 1), scale)).to(torch.int8)
-    return torch.cat([_half_bytes(scale), quants.view(torch.uint8)], dim=1)
+    quants = _away_from_zero(blocks * _over(torch.ones(1, 1), scale)).to(torch.int8)
+    return torch.cat([_half(scale), quants.view(torch.uint8)], dim=1)
+
+
+def _symmetric(blocks: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    scale = _farthest(blocks) / -top
+    return scale, _codes(blocks * _inverse(scale) + top, 0, 2 * top - 1)
+
+
+def _affine(blocks: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    least = blocks.amin(dim=-1, keepdim=True)
+    scale = (blocks.amax(dim=-1, keepdim=True) - least) / top
+    return scale, least, _codes((blocks - least) * _inverse(scale), 0, top)
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    scale, codes = _symmetric(blocks, 8)
+    return torch.cat([_half(scale), _halves(codes)], dim=-1)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    scale, least, codes = _affine(blocks, 15)
+    return torch.cat([_half(scale), _half(least), _halves(codes)], dim=-1)
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    scale, codes = _symmetric(blocks, 16)
+    return torch.cat([_half(scale), _fifth(codes), _halves(codes & 15)], dim=-1)
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    scale, least, codes = _affine(blocks, 31)
+    return torch.cat([_half(scale), _half(least), _fifth(codes), _halves(codes & 15)], dim=-1)
 
 
 def _scales_and_minima(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -49,7 +119,7 @@ def _scales_and_minima(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
     total_x = (weight * groups).sum(1, keepdim=True)
     best = torch.full_like(low, torch.inf)
     best_scale, best_minimum = torch.zeros_like(low), low
-    for step in range(_Q4_K_STEPS + 1):
+    for step in range(_SEARCH_STEPS + 1):
         # The first is the plain spread.
         wanted = most if step == 0 else most - 1 + 0.1 * (step - 1)
         quants = (_over(torch.full_like(spread, wanted), spread) * (groups - low)).round()
@@ -71,50 +141,189 @@ def _scales_and_minima(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
     return best_scale.clamp(min=0), -best_minimum
 
 
-def _q4_k(blocks: Tensor) -> Tensor:
-    groups = blocks.reshape(-1, 32)
-    scales, minima = (values.view(-1, 8) for values in _scales_and_minima(groups, 15))
-    wholes, sixes = [], []
-    for values in (scales, minima):
-        whole = (values.amax(1, keepdim=True) / 63).to(torch.float16)
-        sixes.append(_over(values, whole.float()).round().clamp(0, 63).to(torch.uint8))
-        wholes.append(whole)
-    (scale, minimum), (s, m) = wholes, sixes
-    step = (scale.float() * s.float()).view(-1, 1)
-    least = (minimum.float() * m.float()).view(-1, 1)
-    quants = _over(groups + least, step).round().clamp(0, 15).to(torch.uint8)
-    low, high = quants.view(-1, 4, 2, 32).unbind(2)
-    packed = torch.cat(
-        [
-            s[:, :4] | (s[:, 4:] >> 4) << 6,
-            m[:, :4] | (m[:, 4:] >> 4) << 6,
-            (s[:, 4:] & 15) | (m[:, 4:] & 15) << 4,
-        ],
-        dim=1,
+def _groups(
+    blocks: Tensor, size: int, top: int, most: int, *, searches: bool = False
+) -> tuple[Tensor, ...]:
+    """Scales and minima of a block's groups, themselves codes from 0 to `most`, and its codes.
+
+    With `searches` they are those of `_scales_and_minima`, else the plain ones.
+
+    Returns:
+        The scale of scales and that of minima, `[n, 1]`; both codes, `[n, groups]`; the codes of
+        the numbers, `[n, groups * size]`.
+    """
+    parts = blocks.unflatten(-1, (-1, size))
+    if searches:
+        found = _scales_and_minima(parts.flatten(0, 1), top)
+        scales, minima = (each.view(parts.shape[:2]) for each in found)
+    else:
+        least = parts.amin(dim=-1).clamp(max=0.0)
+        scales, minima = (parts.amax(dim=-1).clamp(min=0.0) - least) / top, -least
+    of_scales = (scales.amax(dim=-1, keepdim=True) / most).half().float()
+    of_minima = (minima.amax(dim=-1, keepdim=True) / most).half().float()
+    scale_codes = _codes(scales * _inverse(of_scales), 0, most)
+    minimum_codes = _codes(minima * _inverse(of_minima), 0, most)
+    scale, minimum = of_scales * scale_codes, of_minima * minimum_codes
+    codes = _codes((parts + minimum[..., None]) * _inverse(scale)[..., None], 0, top)
+    return of_scales, of_minima, scale_codes, minimum_codes, codes.flatten(1)
+
+
+def _six_bits(scales: Tensor, minima: Tensor) -> Tensor:
+    """Eight scales and eight minima of 6 bits, in twelve bytes."""
+    low_scales, high_scales = scales.chunk(2, dim=-1)
+    low_minima, high_minima = minima.chunk(2, dim=-1)
+    return _bytes(
+        torch.cat(
+            [
+                low_scales | high_scales >> 4 << 6,
+                low_minima | high_minima >> 4 << 6,
+                high_scales & 15 | (high_minima & 15) << 4,
+            ],
+            dim=-1,
+        )
     )
-    halves = [_half_bytes(scale), _half_bytes(minimum)]
-    return torch.cat([*halves, packed, (low | high << 4).flatten(1)], dim=1)
 
 
-_ENCODERS: dict[str, Callable[[Tensor], Tensor]] = {"q8_0": _q8_0, "q4_k": _q4_k}
-ENCODED_FORMS = tuple(_ENCODERS)
+def _pairs(codes: Tensor) -> Tensor:
+    """Codes of 4 bits: of each 64 the first 32 low, the others high."""
+    first, second = codes.unflatten(-1, (-1, 2, 32)).unbind(dim=-2)
+    return _bytes(first | second << 4).flatten(1)
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    scale, minimum, scales, minima, codes = _groups(blocks, 32, 15, 63, searches=True)
+    return torch.cat(
+        [_half(scale), _half(minimum), _six_bits(scales, minima), _pairs(codes)], dim=-1
+    )
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    scale, minimum, scales, minima, codes = _groups(blocks, 32, 31, 63)
+    # Bit j of byte i is the fifth of number i of group j.
+    fifth = ((codes >> 4).view(-1, 8, 32) << torch.arange(8)[:, None]).sum(dim=1)
+    packed = [_half(scale), _half(minimum), _six_bits(scales, minima), _bytes(fifth)]
+    return torch.cat([*packed, _pairs(codes & 15)], dim=-1)
+
+
+def _quarters(codes: Tensor) -> Tensor:
+    """Codes of 2 bits: of each 128 four runs of 32, from the low bits on."""
+    runs = codes.unflatten(-1, (-1, 4, 32))
+    return _bytes((runs << (2 * torch.arange(4))[:, None]).sum(dim=-2)).flatten(1)
+
+
+def _q2_k(blocks: Tensor) -> Tensor:
+    scale, minimum, scales, minima, codes = _groups(blocks, 16, 3, 15)
+    return torch.cat(
+        [_bytes(scales | minima << 4), _quarters(codes), _half(scale), _half(minimum)], dim=-1
+    )
+
+
+def _signed(blocks: Tensor, size: int, top: int, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The scale of scales, the groups' signed codes, and the codes of the numbers from 0."""
+    parts = blocks.unflatten(-1, (-1, size))
+    scales = _farthest(parts).squeeze(-1) / -top
+    of_scales = (_farthest(scales) / -most).half().float()
+    scale_codes = _codes(scales * _inverse(of_scales), -most, most - 1)
+    scale = of_scales * scale_codes
+    codes = _codes(parts * _inverse(scale)[..., None] + top, 0, 2 * top - 1)
+    return of_scales, scale_codes, codes.flatten(1)
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    scale, scales, codes = _signed(blocks, 16, 4, 32)
+    high = ((codes >> 2).view(-1, 8, 32) << torch.arange(8)[:, None]).sum(dim=1)
+    coded = scales + 32
+    low = coded[:, :8] & 15 | (coded[:, 8:] & 15) << 4
+    upper = ((coded >> 4).view(-1, 4, 4) << (2 * torch.arange(4))[:, None]).sum(dim=1)
+    packed = [_bytes(high), _quarters(codes & 3), _bytes(low), _bytes(upper), _half(scale)]
+    return torch.cat(packed, dim=-1)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    scale, scales, codes = _signed(blocks, 16, 32, 128)
+    runs = codes.unflatten(-1, (2, 4, 32))
+    low = _bytes(runs[:, :, :2] & 15 | (runs[:, :, 2:] & 15) << 4).flatten(1)
+    high = _bytes((runs >> 4 << (2 * torch.arange(4))[:, None]).sum(dim=-2)).flatten(1)
+    signed = scales.to(torch.int8).view(torch.uint8)
+    return torch.cat([low, high, signed, _half(scale)], dim=-1)
+
+
+def _nearest(numbers: Tensor, values: Tensor) -> Tensor:
+    """Indices of the nearest of `values`, which are in order."""
+    borders = (values[1:] + values[:-1]) / 2
+    return torch.bucketize(numbers.contiguous(), borders).to(torch.int32)
+
+
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    values = torch.tensor(IQ4_VALUES, dtype=torch.float32)
+    scale = _farthest(blocks) / values[0]
+    return torch.cat([_half(scale), _halves(_nearest(blocks * _inverse(scale), values))], dim=-1)
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    values = torch.tensor(IQ4_VALUES, dtype=torch.float32)
+    parts = blocks.unflatten(-1, (-1, 32))
+    scales = _farthest(parts).squeeze(-1) / values[0]
+    of_scales = (_farthest(scales) / -32).half().float()
+    scale_codes = _codes(scales * _inverse(of_scales), -32, 31)
+    scale = of_scales * scale_codes
+    codes = _nearest(parts * _inverse(scale)[..., None], values)
+    coded = scale_codes + 32
+    upper = (coded >> 4 << 2 * torch.arange(8)).sum(dim=-1, keepdim=True)
+    low = coded[:, 0::2] & 15 | (coded[:, 1::2] & 15) << 4
+    packed = [_half(of_scales), _bytes(upper & 255), _bytes(upper >> 8), _bytes(low)]
+    return torch.cat([*packed, _halves(codes).flatten(1)], dim=-1)
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    largest = blocks.abs().amax(dim=-1, keepdim=True)
+    # The power of two under which the largest number lies in the last octave, 4 to 6.
+    exponent = torch.where(largest > 0, largest.log2().floor() - 2, -127.0).clamp_(-127, 127)
+    magnitudes = torch.tensor(_E2M1)
+    codes = _nearest(blocks.abs() * torch.exp2(-exponent), magnitudes)
+    signed = codes | (blocks < 0).to(torch.int32) << 3
+    return torch.cat([_bytes(exponent + 127), _halves(signed)], dim=-1)
+
+
+_ENCODERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "q8_0": _q8_0,
+    "q4_0": _q4_0,
+    "q4_1": _q4_1,
+    "q5_0": _q5_0,
+    "q5_1": _q5_1,
+    "q2_k": _q2_k,
+    "q3_k": _q3_k,
+    "q4_k": _q4_k,
+    "q5_k": _q5_k,
+    "q6_k": _q6_k,
+    "iq4_nl": _iq4_nl,
+    "iq4_xs": _iq4_xs,
+    "mxfp4": _mxfp4,
+}
+ENCODED_FORMS = (*_PLAIN, *_ENCODERS)
 
 
 def encode(weight: Tensor, form: str) -> StoredMatrix:
     """Round a matrix to a stored form.
 
     Args:
-        weight: `[out_features, in_features]`, any floating dtype, finite.
-        form: one of `ENCODED_FORMS`. "q8_0" has the bits that GGML's own has.
+        weight: `[out_features, in_features]`, any floating dtype, finite, on the CPU.
+        form: one of `ENCODED_FORMS`.
+
+    Returns:
+        The matrix; its bytes are a view of `weight` where the form is the dtype that it has.
 
     Raises:
         ValueError: another form, or `in_features` is not a whole number of its blocks.
     """
-    if form not in _ENCODERS:
+    if form not in ENCODED_FORMS:
         raise ValueError(f"{form!r} is not among the forms to round to: {', '.join(ENCODED_FORMS)}")
     layout = find_form(form)
     out_features, in_features = weight.shape
-    data = torch.empty(out_features, layout.row_bytes(in_features), dtype=torch.uint8)
+    width = layout.row_bytes(in_features)
+    if form in _PLAIN:
+        return StoredMatrix(form, weight.to(_PLAIN[form]).contiguous().view(torch.uint8))
+    data = torch.empty(out_features, width, dtype=torch.uint8)
     rows = max(1, _AT_ONCE // in_features)
     for part, to in zip(weight.split(rows), data.split(rows), strict=True):
         blocks = part.float().reshape(-1, layout.block_values)

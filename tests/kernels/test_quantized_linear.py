@@ -231,7 +231,7 @@ def test_rounding_weights_costs_little(form, limit, dtype):
 
 
 def test_weights_are_rounded_to_some_forms_only():
-    with pytest.raises(ValueError, match="q8_0, q4_k"):
-        encode(torch.randn(4, 256), "q6_k")
+    with pytest.raises(ValueError, match="among the forms"):
+        encode(torch.randn(4, 256), "q9_k")
     with pytest.raises(ValueError, match="blocks of 256"):
         encode(torch.randn(4, 96), "q4_k")

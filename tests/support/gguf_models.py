@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from runtime.models.quantization.gguf.encode import encode
+from kernels.quantized_linear.encode import encode
 
 Types = Callable[[str], str]
 
@@ -147,7 +147,7 @@ def _write(
         numbers = stored.numpy().astype(np.float32 if kind == "F32" else np.float16)
         writer.add_tensor(name, numbers)
         return weight.half().float() if kind == "F16" else weight
-    blocks = encode(kind.lower(), stored.flatten(0, -2))
+    blocks = encode(stored.flatten(0, -2), kind.lower()).data
     data = blocks.view(*stored.shape[:-1], -1).numpy()
     stored_type = gguf.GGMLQuantizationType[kind]
     writer.add_tensor(name, data, raw_dtype=stored_type)

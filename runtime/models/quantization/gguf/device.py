@@ -13,11 +13,11 @@ from kernels.experts import PackedExperts
 from kernels.experts.reference import LoopedExperts
 from kernels.linear import PackedLinear
 from kernels.quantized_linear import QuantizedLinear, StoredMatrix, dequantize, find_form, pack
+from kernels.quantized_linear.encode import encode
 from runtime.checkpoint.model_spec import Quantization, WeightSpec
 from runtime.models.layers.experts import ExpertsStore
 from runtime.models.layers.matrix import Matrix
 from runtime.models.layers.parameter import Parameter, Stored, WeightShard
-from runtime.models.quantization.gguf.encode import encode
 from runtime.models.quantization.gguf.front import GgufQuantization
 from runtime.models.quantization.method import DeviceMethod
 
@@ -201,7 +201,7 @@ class BlockParameter(_StoredParameter):
         is_part = tuple(tensor.shape) == shard.local_shape
         numbers = tensor if is_part else shard.local_part(tensor)
         numbers = numbers.reshape(shard.local_shape).to("cpu")
-        self.blocks[shard_name] = encode(form, numbers)
+        self.blocks[shard_name] = encode(numbers, form).data
 
     def restore(self, saved: Tensor) -> None:
         start = 0
