@@ -1,11 +1,12 @@
 """Floats to stored forms: a trainer's weights, or a 16-bit folder that is asked to be smaller.
 
-q8_0 has the bits of GGML's own, q4_k searches its scales as llama.cpp does. The scales of the other
-forms are the plain ones, of the largest number of a group. The layouts are GGML's
-(`ggml-common.h`), codes as `ggml-quants.c` packs them.
+q8_0 has the bits of GGML's own, and q4_k may search its scales as llama.cpp does. Otherwise scales
+are the plain ones, of the largest number of a group. The layouts are GGML's (`ggml-common.h`), codes
+as `ggml-quants.c` packs them.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -190,8 +191,8 @@ def _pairs(codes: Tensor) -> Tensor:
     return _bytes(first | second << 4).flatten(1)
 
 
-def _q4_k(blocks: Tensor) -> Tensor:
-    scale, minimum, scales, minima, codes = _groups(blocks, 32, 15, 63, searches=True)
+def _q4_k(blocks: Tensor, *, searches: bool = False) -> Tensor:
+    scale, minimum, scales, minima, codes = _groups(blocks, 32, 15, 63, searches=searches)
     return torch.cat(
         [_half(scale), _half(minimum), _six_bits(scales, minima), _pairs(codes)], dim=-1
     )
@@ -303,12 +304,14 @@ _ENCODERS: dict[str, Callable[[Tensor], Tensor]] = {
 ENCODED_FORMS = (*_PLAIN, *_ENCODERS)
 
 
-def encode(weight: Tensor, form: str) -> StoredMatrix:
+def encode(weight: Tensor, form: str, *, searches: bool = False) -> StoredMatrix:
     """Round a matrix to a stored form.
 
     Args:
         weight: `[out_features, in_features]`, any floating dtype, finite, on the CPU.
         form: one of `ENCODED_FORMS`.
+        searches: of q4_k, whether better scales are searched for; that takes some thirty times as
+            long as the plain ones.
 
     Returns:
         The matrix; its bytes are a view of `weight` where the form is the dtype that it has.
@@ -323,9 +326,12 @@ def encode(weight: Tensor, form: str) -> StoredMatrix:
     width = layout.row_bytes(in_features)
     if form in _PLAIN:
         return StoredMatrix(form, weight.to(_PLAIN[form]).contiguous().view(torch.uint8))
+    encode_blocks = _ENCODERS[form]
+    if searches and form == "q4_k":
+        encode_blocks = partial(_q4_k, searches=True)
     data = torch.empty(out_features, width, dtype=torch.uint8)
     rows = max(1, _AT_ONCE // in_features)
     for part, to in zip(weight.split(rows), data.split(rows), strict=True):
         blocks = part.float().reshape(-1, layout.block_values)
-        to.copy_(_ENCODERS[form](blocks).view(to.shape))
+        to.copy_(encode_blocks(blocks).view(to.shape))
     return StoredMatrix(form, data)
