@@ -1,8 +1,8 @@
 """Floats to stored forms: a trainer's weights, or a 16-bit folder that is asked to be smaller.
 
 q8_0 has the bits of GGML's own, and q4_k may search its scales as llama.cpp does. Otherwise scales
-are the plain ones, of the largest number of a group. The layouts are GGML's (`ggml-common.h`), codes
-as `ggml-quants.c` packs them.
+are the plain ones, of the largest number of a group. The layouts are GGML's (`ggml-common.h`) with
+codes packed as in `ggml-quants.c`.
 """
 
 from collections.abc import Callable
