@@ -1,4 +1,4 @@
-"""A trainer in a process of its own: broadcasts the weights of a folder to a running server.
+"""A trainer in a separate process: broadcasts the weights of a folder to a running server.
 
 `python broadcast_trainer.py URL FOLDER PORT TP_SIZE flattened|plain`; prints the server's answers.
 """
@@ -41,7 +41,7 @@ def main() -> None:
         answers = [joining.result()]
         half = len(tensors) // 2
         items = list(tensors.items())
-        # In two calls, so that fused weights come in parts.
+        # In two calls, so that fused weights arrive in parts.
         for number, part in enumerate((items[:half], items[half:])):
             updating = pool.submit(
                 post,

@@ -1,9 +1,9 @@
-"""Compiles the Triton kernels for GPUs that are not here, as far as PTX: `python -m` prints JSON.
+"""Compiles the Triton kernels for absent GPUs, down to PTX: `python -m` prints JSON.
 
     python -m tests.support.compiled_triton shared   # bytes by "capability kernel"
     python -m tests.support.compiled_triton ptx      # Hopper's code of each dependent launch
 
-In a process of its own: an interpreted Triton compiles nothing.
+Runs in a separate process, because an interpreted Triton compiles nothing.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from kernels.sampling import triton_draw, triton_rows
 from kernels.triton_support.device import SharedMemory
 
 # Bytes of shared memory that a program may have, by compute capability: CUDA C++ Programming Guide,
-# "Technical Specifications per Compute Capability", less the kilobyte that the system keeps.
+# "Technical Specifications per Compute Capability", less the kilobyte that the system reserves.
 LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-# Kernels that are the same whatever room there is are compiled where there is the least, and for
-# the two kinds of GPUs that have matrix instructions of their own.
+# Kernels that do not depend on the room are compiled for the GPU with the least, and for the two
+# kinds of GPUs with special matrix instructions.
 KINDS_OF_CODE = (89, 90, 100)
 DTYPE = torch.bfloat16
 HALVES = {
@@ -75,12 +75,12 @@ NUMBERS = {"scale_log2": "fp32", "eps": "fp32"}
 EVEN = {"q_stride", "in_features", "out_features", "width", "max_pages", "stride"}
 
 Kernel = tuple[str, Any, dict[str, Any], int]
-# Others of the same kernel take more shared memory; to compile is slow.
+# Other variants of the same kernel take more shared memory; compiling is slow.
 SMALL = {"product, one block", "product, vocabulary", "invariant 128"}
 
 
 class _FoundError(Exception):
-    """What was asked for, ahead of the assembler, which is slow."""
+    """Carries the result before the assembler runs, which is slow."""
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def _stopping(stage: str) -> Iterator[None]:
 def compiled(
     kernel: Any, constants: dict[str, Any], warps: int, capability: int, stage: str
 ) -> Any:
-    """Shared bytes of a kernel when `stage` is "llir", its code when it is "ptx"."""
+    """Return the shared bytes of a kernel if `stage` is "llir", its code if it is "ptx"."""
     types: dict[str, str] = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -138,7 +138,7 @@ def compiled(
     source = ASTSource(fn=kernel, signature=types, constexprs=values, attrs=aligned)
     options = {"num_warps": warps, "launch_pdl": bool(constants.get("PDL"))}
     try:
-        # A kernel that was compiled once would come from the disk, whole.
+        # Otherwise a kernel that was compiled before would be loaded from disk.
         with triton.knobs.compilation.scope(), _stopping(stage):
             triton.knobs.compilation.always_compile = True
             triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
@@ -148,7 +148,7 @@ def compiled(
 
 
 def attention(head_dim: int) -> dict[str, Any]:
-    """What every attention kernel is compiled for, with four heads a key head."""
+    """Return the constants of every attention kernel, with four heads for each key head."""
     return {
         "NUM_KV_HEADS": 8,
         "GROUP": 4,
@@ -160,7 +160,7 @@ def attention(head_dim: int) -> dict[str, Any]:
 
 
 def products(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
-    """The products of few tokens whose blocks take the most, split and gated ones among them."""
+    """Yield the products of few tokens with the largest blocks, including split and gated ones."""
     shapes = {
         "split": (896, 4864, 64, None),
         "gated": (28672, 4096, 64, "silu"),
@@ -200,7 +200,7 @@ def products(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
 
 
 def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
-    """Attention of chunks at the head sizes that take the most."""
+    """Yield attention of chunks at the head sizes that need the most memory."""
     for head_dim in (128, 256):
         layout = attention(head_dim)
         rows = tiles.block_rows_of(9.0, 4096.0, head_dim, shared.size, short_prompts=False)
@@ -215,7 +215,7 @@ def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
         }
         yield f"extend {head_dim}", extend_kernel, layout | constants, tile.num_warps
         if head_dim == 256:
-            # Of layers with a window, in a step with images.
+            # For layers with a window, in a step with images.
             seeing = constants | {"WINDOWED": True, "SPANS": True}
             yield "extend 256, images", extend_kernel, layout | seeing, tile.num_warps
         cut = invariant_attention.tile_of(DTYPE, head_dim, shared.size)
@@ -233,7 +233,7 @@ def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
 
 
 def shared_attentions(*, pdl: bool) -> Iterator[Kernel]:
-    """Attention of decoding rows, and of rows with a common prefix."""
+    """Yield attention of decoding rows, and of rows with a common prefix."""
     layout = attention(128)
     tile = tiles.decode_tile(DTYPE, 128, 1.0)
     constants = {
@@ -259,7 +259,7 @@ def shared_attentions(*, pdl: bool) -> Iterator[Kernel]:
 
 
 def layer_ops(*, pdl: bool) -> Iterator[Kernel]:
-    """What stands between products."""
+    """Yield the kernels between products."""
     constants: dict[str, Any] = {"HAS_RESIDUAL": True, "ZERO_CENTERED": False, "BLOCK": 16384}
     yield "norm", norm._rms_norm_kernel, constants | {"PDL": pdl}, 16
     constants = {"HAS_RESIDUAL": True, "HAS_BIAS": True, "BLOCK": 16384}
@@ -275,7 +275,7 @@ def layer_ops(*, pdl: bool) -> Iterator[Kernel]:
 
 
 def sampling() -> Iterator[Kernel]:
-    """Those that compare all with all, sort, and hold the most of a row."""
+    """Yield the kernels that compare all with all, sort, and hold the most of a row."""
     few = triton_rows.FEW_CANDIDATES
     constants = {"CANDIDATES": triton_rows.CANDIDATES, "WIDTH": few, "AT_LEAST": 0}
     yield "cut of candidates", triton_rows.cut_candidates_kernel, constants, 4
@@ -283,7 +283,7 @@ def sampling() -> Iterator[Kernel]:
 
 
 def mixtures(shared: SharedMemory) -> Iterator[Kernel]:
-    """Experts: the products that hold the most."""
+    """Yield the largest products of experts."""
     for index in (0, -1):
         _, tile = experts.TILES[index]
         constants: dict[str, Any] = {
@@ -300,7 +300,7 @@ def mixtures(shared: SharedMemory) -> Iterator[Kernel]:
 
 
 def choices_of_experts() -> Iterator[Kernel]:
-    """What chooses experts and sorts by them."""
+    """Yield the kernels that choose experts and sort by them."""
     constants: dict[str, Any] = {"BLOCK_M": 16, "CHUNK": 1024, "BINS": 64}
     yield "experts sorted", sort_kernel, constants, 4
     constants = {"NUM_CHOSEN": 4, "SUMS_TO_ONE": True, "PLACES": 4, "BLOCK": 64}
@@ -308,7 +308,7 @@ def choices_of_experts() -> Iterator[Kernel]:
 
 
 def dependent() -> Iterator[Kernel]:
-    """A form of every kernel that may begin before the one ahead of it has ended."""
+    """Yield a variant of every kernel that may start before the previous one has ended."""
     shared = SharedMemory.of_capability(LIMITS[90], 9)
     seen = set()
     for kernel in (
@@ -351,12 +351,12 @@ def dependent() -> Iterator[Kernel]:
 
 
 def arguments(kernel: Any, constants: dict[str, Any]) -> list[str]:
-    """Names of the compiled kernel's parameters, in order."""
+    """Return the names of the compiled kernel's parameters, in order."""
     return [name for name in kernel.arg_names if name not in constants]
 
 
 def main() -> None:
-    """Print what the argument asks for."""
+    """Print what the argument requests."""
     if sys.argv[1] == "shared":
         for capability, limit in LIMITS.items():
             shared = SharedMemory.of_capability(limit, capability // 10)

@@ -74,7 +74,7 @@ def byte_alphabet() -> list[str]:
 
 
 def fake_model_config(**changes: Any) -> DecoderSpec:
-    """A decoder that nobody builds."""
+    """Return the spec of a decoder that is never built."""
     values: dict[str, Any] = {
         "architecture": "FakeForCausalLM",
         "model_type": "fake",
@@ -105,7 +105,7 @@ class FakeEngine:
 
     Attributes:
         requests: every request that reached the scheduler.
-        aborted: ids of those that were told to stop.
+        aborted: ids of aborted requests.
         hold: requests whose prompt holds this text generate nothing until aborted.
     """
 

@@ -1,4 +1,4 @@
-"""An HTTP server on a free port that says what a test tells it to, and remembers who asked."""
+"""An HTTP server on a free port that gives a test's answers and records requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Asked:
-    """One request; `body` is decoded JSON, `None` where there was none."""
+    """One request; `body` is decoded JSON, `None` if there was none."""
 
     method: str
     path: str
@@ -27,7 +27,7 @@ class FakeHttp:
 
     Attributes:
         url: its address.
-        requests: those that came, in order.
+        requests: the received requests, in order.
         left: set when a client left a stream early.
     """
 
@@ -36,11 +36,11 @@ class FakeHttp:
     left: threading.Event = field(default_factory=threading.Event)
 
     def bodies(self, path: str) -> list[Any]:
-        """What was sent to `path`."""
+        """Return the bodies that were sent to `path`."""
         return [request.body for request in self.requests if request.path == path]
 
 
-# JSON; a status and JSON; raw bytes; pieces of a stream; or what makes one of these of a request.
+# JSON; a status and JSON; raw bytes; pieces of a stream; or a function from a request to these.
 Answer = Any
 
 

@@ -26,7 +26,7 @@ TOLERANCE = 1e-3
 
 Result = TypeVar("Result")
 
-# So many rows that decoding rows beside a prompt have a graph, too; prompts are cut.
+# Enough rows that decoding rows beside a prompt have a graph, too; prompts are split.
 OPTIONS: dict[str, Any] = {
     "device": DEVICE,
     "overlap": True,
@@ -35,8 +35,8 @@ OPTIONS: dict[str, Any] = {
     "max_total_tokens": 32 * 256,
 }
 
-# In which an engine's tokens do not depend on who computes beside whom. float32 has other kernels
-# than those that serve; the batch-invariant ones of bfloat16 give the same bits in every batch.
+# Precisions in which an engine's tokens do not depend on the batch. float32 uses other kernels than
+# serving does; the batch-invariant kernels of bfloat16 give the same bits in every batch.
 PRECISIONS: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16": {"dtype": "bfloat16", "deterministic": True},
@@ -50,7 +50,7 @@ in_both_precisions = pytest.mark.parametrize(
 
 
 def small_engine(folder: Path, **options: Any) -> InProcessEngine:
-    """An engine with graphs, in float32 or as the test's `precision` says."""
+    """Return an engine with graphs, in float32 or in the test's `precision`."""
     return InProcessEngine(folder, **(OPTIONS | options))
 
 
@@ -58,7 +58,7 @@ def prompt(length: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, 500, length).tolist()
 
 
-# Beginnings of the first are found in the cache by the second; the last is cut twice.
+# The second one finds a prefix of the first in the cache; the last one is split twice.
 PROMPTS = [prompt(70, 0), prompt(70, 0)[:50] + prompt(9, 1), prompt(5, 2), prompt(33, 3)]
 PROMPTS += [prompt(16, 4), prompt(140, 5)]
 NUM_NEW = 20
@@ -67,11 +67,11 @@ Answers = list[tuple[list[int], list[float]]]
 
 
 def answers(engine: InProcessEngine) -> Answers:
-    """Tokens and log-probabilities of the load, which reports the latter for every other one."""
+    """Return tokens of the load, and log-probabilities of every other request."""
     first = max(engine.tokens, default=0) + 1
     for i, ids in enumerate(PROMPTS):
         engine.add(first + i, ids, NUM_NEW, LogprobSpec() if i % 2 else None, ignore_eos=True)
-        # They join a batch that is running.
+        # They join a running batch.
         engine.scheduler.step()
     engine.run()
     numbers = range(first, first + len(PROMPTS))
@@ -89,7 +89,7 @@ def assert_same(found: Answers, expected: Answers) -> None:
 
 
 def captured(work: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
-    """A CUDA graph of `work`, which ran before on the same stream, and what it writes to."""
+    """Return a CUDA graph of `work`, which first runs on the same stream, and its output."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -103,14 +103,14 @@ def captured(work: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
 
 
 def graph_runner(engine: InProcessEngine) -> GraphRunner:
-    """What runs the engine's graphs."""
+    """Return the engine's runner of graphs."""
     graphs = engine.runner._graphs
     assert graphs is not None
     return graphs
 
 
 def count_graphs(engine: InProcessEngine, patch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often graphs of each kind run from now on: those that only decode, and all others."""
+    """Count how often graphs of each kind run from now on: decode-only ones, and all others."""
     counts: Counter[str] = Counter()
     graphs = graph_runner(engine)
     run = graphs.run
@@ -124,5 +124,5 @@ def count_graphs(engine: InProcessEngine, patch: pytest.MonkeyPatch) -> Counter[
 
 
 def graphs_of(engine: InProcessEngine) -> list[Graph]:
-    """The graphs that are captured now."""
+    """Return the currently captured graphs."""
     return list(graph_runner(engine)._graphs.values())

@@ -1,8 +1,8 @@
 """Stand-ins for CUDA graphs on the CPU.
 
-`EagerPool` captures what has their static buffers and does the work by calling it. `RecordedGraph`
-is as blind as they are: it repeats the recorded operations on the very tensors of the recording, so
-what was computed on the host, and tensors that have been replaced since, stay as they were.
+`EagerPool` has the static buffers of graphs and runs the work by calling it. `RecordedGraph`
+behaves like a real graph: it repeats the recorded operations on the tensors of the recording, so
+values that were computed on the host, and tensors that have been replaced since, do not change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from runtime.step.step_plan import Int32Array, Int64Array
 
 
 class EagerGraph:
-    """What the work does, done by calling it."""
+    """Runs the work by calling it."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         work()
@@ -55,14 +55,14 @@ class EagerPool(GraphPool):
 
 
 class RecordedPool(EagerPool):
-    """Records operations in the place of launches."""
+    """Records operations instead of launches."""
 
     def capture(self, work: Callable[[], None]) -> Graph:
         return RecordedGraph(work)
 
 
 class _Tape(TorchDispatchMode):
-    """Notes every operation with its arguments and what it gave that has memory of its own."""
+    """Records every operation with its arguments and those results that have new memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def _address(tensor: Tensor) -> int:
 
 
 class RecordedGraph:
-    """A second run of the work is recorded, as where a graph is captured."""
+    """Records a second run of the work, as when a graph is captured."""
 
     num_replays = 0
 
@@ -106,7 +106,7 @@ class RecordedGraph:
 
     @property
     def made(self) -> list[Tensor]:
-        """What its operations write, in the place of a graph's own memory."""
+        """The tensors that its operations write, instead of a graph's own memory."""
         return [tensor for *_, fresh in self._steps for _, tensor in fresh]
 
     @torch.inference_mode()
@@ -121,7 +121,7 @@ class RecordedGraph:
 
 
 class TensorAttention:
-    """Attention whose every number stays in tensors, so that it may be recorded; float32 only."""
+    """Attention with all numbers in tensors, so that it may be recorded; float32 only."""
 
     is_graph_safe = True
     reads_host = False
@@ -136,7 +136,7 @@ class TensorAttention:
 
     @torch.inference_mode()
     def put_prefixes(self, groups: Sequence[PrefixGroup]) -> None:
-        # As in `TritonAttention` there is nothing to tell before a batch may share.
+        # As in `TritonAttention`, nothing is sent before the first batch that may share.
         if self._leaders is None:
             return
         self._leaders.copy_(torch.arange(self._max_seqs))
@@ -154,7 +154,7 @@ class TensorAttention:
         rope_kv_write(
             qkv, heads, kv_heads, dim,
             layer.cos_sin if batch.cos_sin is None else batch.cos_sin, batch.positions,
-            # Padding writes to page 0, which belongs to nobody.
+            # Padding writes to page 0, which no sequence has.
             batch.slots.clamp(min=0),
             kv.k, kv.v, layer.q_norm, layer.k_norm, layer.eps, layer.zero_centered,
         )  # fmt: skip
@@ -164,7 +164,7 @@ class TensorAttention:
         pages = batch.page_table.index_select(0, sequence).long()
         if batch.shares_prefixes:
             if self._leaders is None:
-                # As far as a group shares, its first member's pages stand for each member's.
+                # Within the shared prefix, the first member's pages replace those of each member.
                 self._leaders = torch.arange(self._max_seqs)
                 self._shared = torch.zeros(self._max_seqs, dtype=torch.int64)
             begin = torch.arange(pages.shape[1]) * kv.k.shape[2]
@@ -177,7 +177,7 @@ class TensorAttention:
             for each in (kv.k, kv.v)
         )
         at = torch.arange(key.shape[2])
-        # Not `positions`, which are the rotation's.
+        # Not `positions`, which are for the rotation.
         behind = batch.qo_indptr[1:].index_select(0, sequence) - torch.arange(num_tokens)
         place = (batch.seq_lens.index_select(0, sequence) - behind).unsqueeze(1)
         visible = at <= place if batch.key_ends is None else at < batch.key_ends.unsqueeze(1)
@@ -200,13 +200,13 @@ _TABLES: tuple[tuple[Any, Table[Any]], ...] = (
 
 
 def add_eager_graphs(runner: ModelRunner, *, max_batch: int, keep_hidden: bool = False) -> None:
-    """Give a runner on the CPU what has the buffers of graphs for decode steps."""
+    """Give a runner on the CPU eager graphs, with buffers, for decode steps."""
     runner.add_graphs(GraphLimits(max_batch, keep_hidden=keep_hidden, make_pool=EagerPool))
     runner.capture_graphs(lambda _: None)
 
 
 def record_graphs_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
-    """Give engines of this process on the CPU graphs where they would have them on a GPU.
+    """Give this process's engines on the CPU the graphs that they would have on a GPU.
 
     Every operation of a step is one of torch's, so that the recording sees it.
     """
@@ -234,12 +234,12 @@ def record_graphs_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
     make_rows = BatchRows.__init__
 
     def make_apart(self: BatchRows, *args: Any, **options: Any) -> None:
-        """With a page table of its own, as a device has: a page that is not sent is missing."""
+        """Make a separate page table, as on a device: a page that is not sent is missing."""
         make_rows(self, *args, **options)
         self.page_table, self._shares_memory = self.page_table.clone(), False
 
     def in_any_order(self: BatchRows) -> tuple[Int64Array, Int32Array]:
-        """A device may write the last one first, also where two are for the same place."""
+        """Return updates as a device may write them: the last one first, even for one entry."""
         places, pages = unsent(self)
         return places[::-1].copy(), pages[::-1].copy()
 

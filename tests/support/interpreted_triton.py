@@ -1,15 +1,15 @@
-"""A pytest plugin for runs with TRITON_INTERPRET=1: mends seven slips of Triton's interpreter.
+"""A pytest plugin for runs with TRITON_INTERPRET=1: fixes seven faults of Triton's interpreter.
 
-- It multiplies the bits of bfloat16 matrices as if they were integers.
-- It cuts float32 off where a GPU rounds to nearest, ties to even, when it makes a bfloat16.
+- It multiplies the bits of bfloat16 matrices like integers.
+- It truncates float32 to bfloat16 where a GPU rounds to nearest, ties to even.
 - A scalar condition that joins a mask turns it into integers, which loads and stores refuse.
-- Up to Triton 3.6 a bound of a loop stays an array, which newer numpy does not take for a number.
-- It puts its own functions into the whole language again at every call of a device function, which
-  takes a third of the time; once a launch is enough.
-- It computes every sum and product of integers a second time, in 64 bits, to find those that leave
-  32, and tells nobody but a debugger (`TritonSemantic.device_assert`): another third.
-- It works out shape, size and name of a type again for each of a hundred thousand values: a third
-  of what is left.
+- Up to Triton 3.6 a bound of a loop stays an array, which newer numpy does not accept as a number.
+- It patches its functions into the whole language at every call of a device function, which takes a
+  third of the time; once a launch is enough.
+- It computes every sum and product of integers a second time, in 64 bits, to find overflows of 32
+  bits, and reports them only to a debugger (`TritonSemantic.device_assert`): another third.
+- It computes shape, size and name of a type again for each of a hundred thousand values: a third of
+  the rest.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ _Builder = interpreter.InterpreterBuilder
 
 
 def _in_place_of(owner, name):
-    """The function decorated gets what it stands in for as its first argument."""
+    """Replace a function; the decorated one gets the original as its first argument."""
 
     def put(mended):
         theirs = getattr(owner, name)

@@ -1,14 +1,14 @@
-"""How long `/livez` takes, asked every few milliseconds from a process of its own.
+"""How long `/livez` takes, requested every few milliseconds from a separate process.
 
     python -m tests.support.livez_prober PORT PID < a pipe that is closed at the end
 
-A line begins and the next one ends a time in which it asks: it says "asking" after the first
-answer, and at the end the seconds of each as a JSON list. An answer that takes longer than the
-interval stands for the probes that would have been sent meanwhile, too: a loop that stands still
+A line on stdin starts a period of probes and the next one ends it: it prints "asking" after the
+first answer, and at the end the seconds of each answer as a JSON list. An answer that takes longer
+than the interval also counts for the probes that would have been sent meanwhile: a loop that blocks
 for a second fails two hundred probes, not one.
 
-What the server's threads waited for a core is not the server's doing, and taken off: machines that
-run tests have few.
+The time that the server's threads waited for a core is subtracted: it is not the server's fault,
+and test machines have few cores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from tests.support.server import ROOT, ServerProcess, python_path
 
 INTERVAL_S = 0.005
-# What an attack leaves behind shows, too.
+# Late effects of an attack are measured, too.
 NUM_AFTER = 60
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -45,7 +45,7 @@ def waits_s(pid: int) -> dict[str, float]:
 
 
 def ask(connection: socket.socket, pid: int) -> list[float]:
-    """The seconds that an answer took, and those of the probes for which it stands."""
+    """Return the seconds of an answer, and of the probes that it counts for."""
     before = waits_s(pid)
     sent_at = time.monotonic()
     connection.sendall(REQUEST)
@@ -56,7 +56,7 @@ def ask(connection: socket.socket, pid: int) -> list[float]:
         answer += part
     assert answer.startswith(b"HTTP/1.1 200"), answer[:100]
     took_s = time.monotonic() - sent_at
-    # The one that held the others up: the loop's, or one that had the GIL.
+    # The thread that delayed the others: the loop's, or one that held the GIL.
     took_s -= max(now - before.get(task, 0.0) for task, now in waits_s(pid).items())
     instead = [took_s - INTERVAL_S * n for n in range(1, int(took_s / INTERVAL_S) + 1)]
     return [max(took_s, 0.0), *instead]
@@ -99,7 +99,7 @@ class LivezProber:
 
     @contextmanager
     def times(self) -> Iterator[list[float]]:
-        """A list that holds the seconds of each answer in the context, sorted, once it is left."""
+        """Yield a list that holds the sorted seconds of each answer once the context is left."""
         assert self._tell() == "asking\n"
         times: list[float] = []
         yield times
@@ -114,7 +114,7 @@ class LivezProber:
 
 
 def longest_of_a_thousand(times: list[float]) -> float:
-    """What 999 of a thousand of the sorted `times` are within; the longest of fewer."""
+    """Return the bound of 999 in a thousand of the sorted `times`; the longest of fewer."""
     return times[min(int(0.999 * len(times)), len(times) - 1)]
 
 

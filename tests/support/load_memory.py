@@ -1,7 +1,7 @@
-"""What loading a model takes: `python -m tests.support.load_memory FOLDER [IMPLEMENTATION]`.
+"""The memory of loading a model: `python -m tests.support.load_memory FOLDER [IMPLEMENTATION]`.
 
-Prints the bytes of the loaded weights and the most that the process grew by meanwhile. It is run
-in a process of its own: what malloc keeps for later depends on all that a process did before.
+Prints the bytes of the loaded weights and the peak growth of the process. It runs in a separate
+process, because the memory that malloc keeps depends on all earlier work of a process.
 """
 
 from __future__ import annotations

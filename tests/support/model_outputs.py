@@ -1,6 +1,6 @@
-"""Outputs as each family's models write them, with what is to be read from them.
+"""Outputs as each family's models write them, with the expected results of parsing.
 
-Arguments are compared as objects: the text of JSON is the model's own.
+Arguments are compared as objects, because the model decides how to write JSON.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ TOOL_OUTPUTS: dict[str, list[Recorded]] = {
         Recorded('<tool_call>{"name":"now"}</tool_call>\nDone.', _NOW, "Done."),
         Recorded('<tool_call>\n{"arguments": {}, "name": "now"}\n</tool_call>', _NOW),
         Recorded('<tool_call>\n{"name": "now", "arguments": "{}"}\n</tool_call>', _NOW),
-        # A brace or a tag is forgotten.
+        # A missing brace or tag.
         Recorded('<tool_call>\n{"name": "now", "arguments": {}\n</tool_call>', _NOW),
         Recorded('<tool_call>\n{"name": "now", "arguments": {}}', _NOW),
     ],
@@ -236,7 +236,7 @@ TOOL_OUTPUTS: dict[str, list[Recorded]] = {
         Recorded(_coder("get_weather", WEATHER), _TAGGED[:1]),
         Recorded(f"{_TEXT}\n\n" + "\n".join(_coder(*each) for each in _TAGGED), _TAGGED, _TEXT),
         Recorded(_coder("now", {}), _NOW),
-        # The outer tags are left out.
+        # The outer tags are missing.
         Recorded(
             "<function=write_file>\n<parameter=mode>\nnull\n</parameter>\n</function>",
             [("write_file", {"mode": None})],
@@ -260,7 +260,7 @@ TOOL_OUTPUTS: dict[str, list[Recorded]] = {
             "<|start|>assistant" + _harmony("search", SEARCH),
             [*_NOW, *_THREE[2:]],
         ),
-        # A message to the user before it, whose header is no call's.
+        # A message to the user before it, whose header is not that of a call.
         Recorded(
             "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
             + _harmony("search", SEARCH),

@@ -1,4 +1,4 @@
-"""Questions to `/generate` of a real server, as tests of the native API ask them."""
+"""Requests to `/generate` of a real server, for tests of the native API."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TEXT = "The miller opens the gate, the wheel turns, and the stones grind wheat, 
 
 
 def generate(server: ServerProcess, **body: Any) -> Any:
-    """The answer to a request that is served."""
+    """Return the answer to a valid request."""
     response = server.client.post("/generate", json=body)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 def refused(server: ServerProcess, **body: Any) -> str:
-    """The message of a 400; the server must be well after it."""
+    """Return the message of a 400; the server must be healthy after it."""
     response = server.client.post("/generate", json=body)
     assert response.status_code == 400, response.text
     assert server.client.get("/health").status_code == 200
@@ -35,7 +35,7 @@ def refused(server: ServerProcess, **body: Any) -> str:
 
 
 def stream(server: ServerProcess, **body: Any) -> list[dict[str, Any]]:
-    """Every event of a stream but for the end mark."""
+    """Return every event of a stream except the end mark."""
     with server.client.stream("POST", "/generate", json={**body, "stream": True}) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -52,25 +52,25 @@ def tokenize(server: ServerProcess, text: str) -> list[int]:
 
 
 def load(server: ServerProcess) -> dict[str, Any]:
-    """What `/v1/loads` says of the one replica."""
+    """Return what `/v1/loads` reports about the only replica."""
     found: dict[str, Any] = server.client.get("/v1/loads").json()["loads"][0]
     return found
 
 
 def queues(server: ServerProcess) -> dict[str, Any]:
-    """How many requests wait at each place before they run."""
+    """Return how many requests wait at each stage before they run."""
     found: dict[str, Any] = server.client.get("/v1/loads?include=queues").json()["loads"][0]
     return dict(found["queues"])
 
 
 def until_running(server: ServerProcess, num: int = 1) -> None:
-    """Wait until so many requests run; only inside `slowed` are they sure to run still."""
+    """Wait until `num` requests run; only inside `slowed` do they surely still run."""
     until(lambda: load(server)["num_running_reqs"] >= num)
 
 
 @contextmanager
 def slowed(server: ServerProcess, step_s: float = 0.05) -> Iterator[None]:
-    """Have each step take so long that a request is met while it runs, however busy we are."""
+    """Slow each step down so that a request is still running even on a busy machine."""
     body = {"forward_sleep_time": step_s}
     server.client.post("/slow_down", json=body).raise_for_status()
     try:
@@ -85,7 +85,7 @@ def until_idle(server: ServerProcess) -> None:
 
 
 def run_example(name: str, server: ServerProcess, folder: str = "native_api") -> str:
-    """What a script of a folder of `examples` prints, run beside `server`."""
+    """Return the output of a script in a folder of `examples`, run against `server`."""
     path = Path(__file__).resolve().parents[2] / "examples" / folder / name
     done = subprocess.run(
         [sys.executable, str(path), "--url", server.url],

@@ -1,4 +1,4 @@
-"""Greedy streams beside whatever else a server is asked for; each must have its solo text."""
+"""Greedy streams beside other load on a server; each must have the same text as alone."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tests.support.livez_prober import LivezProber, longest_of_a_thousand
 from tests.support.server import ServerProcess
 
 NUM_NEIGHBOURS = 3
-# Of each between two streams: with one after the other they would take all of the machine.
+# Between two streams of a thread: without it they would use the whole machine.
 PAUSE_S = 0.3
 MAX_LIVEZ_S = 0.05
-# Whatever else the machine does meanwhile shows in a calm run, too.
+# Other load of the machine affects a calm run, too.
 MAX_TIMES_CALM = 5
 
 
 @dataclass
 class Neighbours:
-    """Greedy streams, one after the other on each of some threads, as long as the context lasts."""
+    """Greedy streams, one after the other on each of several threads, until the context ends."""
 
     server: ServerProcess
     texts: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ def greedy(server: ServerProcess) -> str:
 
 
 def bearable_s(server: ServerProcess, prober: LivezProber) -> float:
-    """What `/livez` may take: the promise, or a few times what it takes where nobody attacks."""
+    """How long `/livez` may take: the promise, or a few times its duration without an attack."""
     with Neighbours(server), prober.times() as times:
         pass
     return max(MAX_LIVEZ_S, MAX_TIMES_CALM * longest_of_a_thousand(times))

@@ -1,10 +1,9 @@
-"""Run a file of cells in one process, as a script or as a notebook does.
+"""Runs a file of cells in one process, like a script or like a notebook.
 
 `python -m tests.support.notebook FILE script` runs the cells one after the other;
 `... notebook` runs them inside an event loop that is running already, as Jupyter's kernel does.
-`MODEL_PATH` in a cell is the bundled demo model, `VISION_PATH` the one that sees; `MOE_PATH` and
-those of `_SMALL_MODELS` are tiny ones of random weights; `IMAGE_URL` is a picture that needs no
-network.
+`MODEL_PATH` in a cell is the bundled demo model, `VISION_PATH` the one with vision; `MOE_PATH` and
+those of `_SMALL_MODELS` are tiny random models; `IMAGE_URL` is a picture that needs no network.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 from headrace.demo import MODEL_PATH, VISION_MODEL_PATH
 from headrace.utils import terminate_process
 
-# Of a kind that cells need: name in a cell to variant in `tests.support.tiny_text_models`.
+# From a name in a cell to a variant in `tests.support.tiny_text_models`.
 _SMALL_MODELS = {
     "EMBEDDING_PATH": "qwen2",
     "RERANKER_PATH": "xlm_roberta_scores",
@@ -63,7 +62,7 @@ def run_cells(cells: list[str]) -> None:
             code = compile(cell, f"<cell {number}>", "exec")
             exec(code, names)
     except BaseException:
-        # A server left behind would hold the pipes of whoever waits for this process.
+        # A remaining server would keep open the pipes of the process that waits for this one.
         for value in list(names.values()):
             if isinstance(value, subprocess.Popen):
                 terminate_process(value)
@@ -75,12 +74,12 @@ async def _inside_a_loop(cells: list[str]) -> None:
 
 
 def run_document(name: str, mode: str) -> tuple[str, str]:
-    """Run the cells of a document in a process of their own; what it printed, and its errors."""
+    """Run the cells of a document in a separate process; return its output and its errors."""
     path = str(DOCUMENTS / f"{name}.cells")
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.notebook", path, mode],
         cwd=ROOT,
-        # No document asks the network for a model.
+        # No document downloads a model.
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -98,7 +97,7 @@ def run_document(name: str, mode: str) -> tuple[str, str]:
 if __name__ == "__main__":
     # Answers are drawn, the same ones each time.
     secrets.randbits = random.Random(0).getrandbits  # type: ignore[assignment]
-    # What the cells print is one thing, what a server writes meanwhile another.
+    # Separates the output of the cells from that of a server.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     found = read_cells(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What `/proc` says of processes that may end while it is read: one that has ended is nobody."""
+"""Reads `/proc` about processes that may end meanwhile; one that has ended counts as absent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def children(pid: int) -> list[int]:
 
 
 def engine_processes(pid: int, besides: Collection[int] = ()) -> dict[str, int]:
-    """Process ids of an engine's children by name, such as `scheduler`; `besides` are another's."""
+    """Return an engine's child processes by name, such as `scheduler`; `besides` are excluded."""
     found = {}
     for child in children(pid):
         words = command(child)
@@ -29,14 +29,14 @@ def engine_processes(pid: int, besides: Collection[int] = ()) -> dict[str, int]:
 
 
 def command(pid: int) -> list[str]:
-    """The words of its command line; none of a process that has ended."""
+    """Return the words of its command line; none if the process has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
     return []
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs: it is there, and more than an exit code for its parent to read."""
+    """Whether it runs: it exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except OSError:

@@ -1,7 +1,7 @@
-"""A model that says what a test wrote down, behind the real scheduler, cache and detokenizer.
+"""A model that answers from a script, with the real scheduler, cache and detokenizer.
 
-All in one process and without torch's part: what is cached is what the server would have cached,
-token for token, because the script's place is found from the tokens read back through the pages.
+All in one process and without torch: the cache holds exactly what the server would have cached,
+because the script's position is found from the tokens that are read back through the pages.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _ScriptRunner(HashRunner):
                 if done + 1 == len(output):
                     del self.scripts[prompt]
                 return output[done]
-        raise AssertionError("the pages hold a sequence that nobody asked for")
+        raise AssertionError("the pages hold a sequence that was never requested")
 
 
 class ScriptedEngine:
@@ -61,7 +61,7 @@ class ScriptedEngine:
 
     Attributes:
         prompts: texts of the requests, in the order of their arrival.
-        num_cached: prompt tokens of each that lay in the prefix cache.
+        num_cached: prompt tokens of each that were in the prefix cache.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ScriptedEngine:
         context_len: int = 65_536,
         num_pages: int = 8_192,
     ) -> None:
-        """Be ready; `folder` is for the scheduler's gauges."""
+        """Start the engine; `folder` is for the scheduler's gauges."""
         self.reply = reply
         self.tokenizer = tokenizer or byte_tokenizer()
         self.prompts: list[str] = []
@@ -108,7 +108,7 @@ class ScriptedEngine:
             self.prompts.append(prompt)
             said = self.tokenizer.encode(self.reply(prompt), add_special_tokens=False)
             self._runner.scripts[message.input_ids] = [*said, EOS_ID]
-        # As from a socket: not while the sender still holds what it sent.
+        # Later, as from a socket: not while the sender is still sending.
         asyncio.get_running_loop().call_soon(self._take, message)
 
     def _take(self, message: SchedulerInbound) -> None:

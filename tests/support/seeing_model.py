@@ -35,7 +35,7 @@ def seeing_model() -> Path:
     assert_version_is_safe()
     folder = tiny_root() / "seeing"
     tokenizer = vision_tokenizer()
-    # With a head of its own the next token is not the last one again.
+    # With an untied head the model does not just repeat the last token.
     options = {**config_json(TINY, tokenizer), "tie_word_embeddings": False}
     model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**options))
     randomise(model, seed=7, norm=1.0)

@@ -28,8 +28,8 @@ from tests.support.tiny_models import tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_LINE = "The server is fired up and ready to roll!"
-# Where the system takes no ports for outgoing connections: none is gone before a server listens.
-# Each worker of a run has its own.
+# Outside the system's range for outgoing connections, so that none is taken before a server
+# listens. Each worker of a run has its own ports.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PORTS = list(range(10_000 + _WORKER, 30_000, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))))
 # Tests draw the same numbers in every process; ports must differ.
@@ -37,7 +37,7 @@ random.SystemRandom().shuffle(_PORTS)
 
 
 def free_port() -> int:
-    """A port nobody listens on just now, another one each time."""
+    """Return an unused port, another one each time."""
     while _PORTS:
         port = _PORTS.pop()
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -47,7 +47,7 @@ def free_port() -> int:
 
 
 def python_path() -> str:
-    """This checkout first, then wherever else modules were looked for."""
+    """Return a module path with this checkout first."""
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
@@ -61,10 +61,10 @@ class ServerProcess:
         prefix: tuple[str, ...] = (),
         **environment: str,
     ) -> None:
-        """Start with `args`; a free port is chosen unless they name one.
+        """Start with `args`; by default on a free port.
 
-        So is the smaller library for grammars, for which a start takes a tenth less.
-        `prefix` is a command that runs another one.
+        The default grammar library is the smaller one, with which a start takes a tenth less.
+        `prefix` is a command that runs the server's command.
         """
         self.port = int(args[args.index("--port") + 1]) if "--port" in args else free_port()
         if "--port" not in args:
@@ -72,7 +72,7 @@ class ServerProcess:
         if "--grammar-backend" not in args and "llguidance" in BACKENDS:
             args = (*args, "--grammar-backend", "llguidance")
         if "--weights-root" not in args:
-            # Whatever a test makes lies there.
+            # Everything that a test makes is there.
             args = (*args, "--weights-root", tempfile.gettempdir(), str(ROOT / "headrace"))
         self.url = f"http://127.0.0.1:{self.port}"
         self.started_at = time.monotonic()
@@ -101,7 +101,7 @@ class ServerProcess:
             self._changed.notify_all()
 
     def __str__(self) -> str:
-        """The log, for what an assertion says."""
+        """The log, for messages of assertions."""
         return self.log
 
     @property
@@ -124,7 +124,7 @@ class ServerProcess:
         return self
 
     def wait_exit(self, timeout_s: float = 60.0) -> int:
-        """Wait for its end; the exit code."""
+        """Wait for its end; return the exit code."""
         code = self.process.wait(timeout_s)
         unwatch(self.process.pid)
         self._reader.join(5)
@@ -139,7 +139,7 @@ class ServerProcess:
         return children(self.process.pid)
 
     def stop(self) -> int:
-        """Ask it to stop, then insist; the exit code."""
+        """Terminate it, then kill it if needed; return the exit code."""
         self.client.close()
         if self.process.poll() is None:
             self.signal()
@@ -157,7 +157,7 @@ class ServerProcess:
 
 
 _COMMON = ("qwen3", "--enable-metrics")
-# What a server serves that is told of no model.
+# The model of a server that is started without one.
 DEMO = "demo"
 _running: dict[tuple[str, ...], ServerProcess] = {}
 
@@ -179,7 +179,7 @@ def running_server(model: str = "qwen3", *args: str) -> ServerProcess:
 
 
 def common_server() -> ServerProcess:
-    """A ready server that the tests of many files ask; see `running_server`."""
+    """Return a ready server that tests of many files share; see `running_server`."""
     return running_server(*_COMMON)
 
 
@@ -189,10 +189,10 @@ def demo_server() -> ServerProcess:
 
 
 def stop_servers(*, also_common: bool) -> None:
-    """Stop what `running_server` has started: nobody asks it, and it takes a hundredth of a core.
+    """Stop what `running_server` has started: unused servers take a hundredth of a core each.
 
     Args:
-        also_common: whether `common_server`, too.
+        also_common: whether to stop `common_server`, too.
     """
     for key in [key for key in _running if also_common or key != _COMMON]:
         server = _running.pop(key)

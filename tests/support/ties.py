@@ -1,4 +1,4 @@
-"""Greedy tokens of two ways of computing in 16 bits: the same, but where two tokens tie."""
+"""Compares greedy tokens of two ways of computing in 16 bits: equal, except where tokens tie."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from tests.support.engine import InProcessEngine
 
-# What the log-probabilities of two ways of computing differ by, in a model of `SIZES`.
+# The difference of log-probabilities between two ways of computing, in a model of `SIZES`.
 ROUNDING = {"bfloat16": 0.15, "float16": 0.04}
-# The lead of a token where two ways may part.
+# The lead of a token at which two ways may diverge.
 TIE = {"bfloat16": 0.1, "float16": 0.04}
 
 
@@ -21,15 +21,15 @@ def assert_same_but_for_ties(
     rounding: float | None = None,
     tie: float | None = None,
 ) -> int:
-    """Compare tokens, and log-probabilities up to where two requests part.
+    """Compare tokens, and log-probabilities up to where two requests diverge.
 
     Args:
         reference: has run the requests with `LogprobSpec(-1, 2)`, greedily.
         other: likewise.
         requests: their numbers.
-        dtype: that both compute in.
-        rounding: what log-probabilities may differ by, in the place of `ROUNDING`.
-        tie: the lead of a token where two ways may part, in the place of `TIE`.
+        dtype: the type in which both compute.
+        rounding: how much log-probabilities may differ, instead of `ROUNDING`.
+        tie: the lead of a token at which two ways may diverge, instead of `TIE`.
 
     Returns:
         How many requests have the same tokens to the end.

@@ -1,4 +1,4 @@
-"""Tiny random models that give vectors or scores of texts, and what `transformers` gives."""
+"""Tiny random models that give vectors or scores of texts, and the results of `transformers`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TextModel:
         options: of its configuration, over the common small sizes.
         saved_as: architecture that the file names, where it is another one.
         pooling: how a vector is made; empty for one that gives scores.
-        is_embedding: whether the server must be told that vectors are wanted.
+        is_embedding: whether the server needs the option for vectors.
     """
 
     architecture: str
@@ -159,7 +159,7 @@ def _their_model(folder: Path) -> Any:
 
 
 def their_hidden(folder: Path, text: list[int]) -> torch.Tensor:
-    """What the layers give for each token by `transformers`, `[num_tokens, hidden_size]`."""
+    """Return the layers' output of `transformers` for each token, `[num_tokens, hidden_size]`."""
     with torch.inference_mode():
         hidden: torch.Tensor = _their_model(folder)(torch.tensor([text])).last_hidden_state[0]
     return hidden

@@ -1,8 +1,8 @@
-"""Small models that are trained here, in seconds on a CPU: a cross-encoder and a reward model.
+"""Small models, trained here in seconds on a CPU: a cross-encoder and a reward model.
 
 `python -m tests.support.trained_heads rerank FOLDER` (or `reward`) writes one. Texts are words of a
-few topics. A document answers a query if it is of its topic; a reply is good if it is of its
-question's. Both models learn that from pairs, and are asked about pairs that they have not seen.
+few topics. A document answers a query of the same topic; a reply is good if it has its question's
+topic. Both models learn that from pairs, and are tested with unseen pairs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SIZES: dict[str, Any] = {
 }
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _NUM_STEPS, _BATCH = 320, 32
-# Where the two texts of a pair meet in one line, as a chat template writes them.
+# Joins the two texts of a pair in one line, as a chat template.
 _TEMPLATE = "{% for message in messages %}{{ message['content'] }} [SEP] {% endfor %}"
 
 
@@ -68,7 +68,7 @@ def trained(kind: str) -> Path:
 def train(kind: str, folder: Path) -> None:
     """Train a model and write its folder."""
     threads = torch.get_num_threads()
-    # Products this small are slower on several.
+    # Products this small are slower on several threads.
     torch.set_num_threads(1)
     try:
         # An engine in this process has turned gradients off.
@@ -87,7 +87,7 @@ def _train(kind: str, folder: Path) -> None:
         LlamaForSequenceClassification,
     )
 
-    # Ranks share it: two key heads.
+    # Two key heads, so that ranks can share it.
     model = (
         BertForSequenceClassification(BertConfig(**_SIZES, **_NO_DROPOUT, num_labels=1))
         if kind == "rerank"
@@ -102,7 +102,7 @@ def _train(kind: str, folder: Path) -> None:
         for fits in (True, False):
             pairs = [pair_of(chance, fits=fits) for _ in range(_BATCH)]
             scores.append(model(**_inputs(kind, pairs)).logits[:, 0])
-        # The better of two, as reward models learn it (Bradley and Terry), and by itself.
+        # The better of two, as reward models learn it (Bradley and Terry), and each one alone.
         good, bad = scores
         sign = torch.nn.functional.logsigmoid
         loss = -(sign(good - bad) + sign(good) + sign(-bad)).mean()

@@ -22,7 +22,8 @@ def test_decoding_rows_of_one_token_and_of_several_beside_prompts() -> None:
         num_decodes=2,
         start_lens=np.array([6, 7, 4, 0]),
         query_lens=np.array([1, 3, 2, 2]),
-        # Two behind the second row's, then the chunks', of which the last is given as embeddings.
+        # Two tokens of the second row, then the chunks' tokens; the last chunk is given as
+        # embeddings.
         chunk_tokens=np.array([7, 8, 40, 41, 0, 0], dtype=np.int32),
         samples=np.array([True, True, False, True]),
         embed_spans=[EmbedSpan(4, 2, np.arange(6, dtype=np.float32).tobytes())],
@@ -37,7 +38,7 @@ def test_decoding_rows_of_one_token_and_of_several_beside_prompts() -> None:
     assert batch.seq_lens.tolist() == [7, 10, 6, 2]
     assert batch.logits_indices is not None
     assert batch.logits_indices.tolist() == [0, 3, 7]
-    # A kernel for one query a sequence may take so many.
+    # The number of sequences that a kernel for one query each may take.
     assert batch.num_decodes == 1
     assert batch.whole_prompts == [2]
     assert batch.embed_places is not None

@@ -1,4 +1,4 @@
-"""Which errors end the worker, and that nothing which isolates a request's fault holds them up."""
+"""Which errors end the worker, and that the isolation of faulty requests does not catch them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COLLECTIVE = [
 HARMLESS = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
     torch.AcceleratorError("CUDA error: out of memory"),
-    # One launch that was wrong; the device is asked, and here there is none.
+    # One wrong launch: the device itself is checked, and here there is none.
     torch.AcceleratorError("CUDA error: invalid configuration argument"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
@@ -49,7 +49,7 @@ def test_a_sticky_error(error: RuntimeError) -> None:
 
 
 @pytest.mark.parametrize("error", COLLECTIVE, ids=str)
-def test_an_error_of_a_collective_may_be_anothers(error: RuntimeError) -> None:
+def test_an_error_of_a_collective_may_come_from_another_rank(error: RuntimeError) -> None:
     lost = lost_device(error)
     assert lost is not None
     assert lost.by_others
@@ -62,7 +62,7 @@ def test_what_a_device_survives(error: Exception) -> None:
         raise error
 
 
-def test_it_is_no_exception_that_a_handler_of_exceptions_takes() -> None:
+def test_a_lost_device_is_not_caught_as_an_exception() -> None:
     assert not issubclass(DeviceLost, Exception)
 
 
@@ -74,7 +74,7 @@ class _BrokenEvent:
         raise STICKY[1]
 
 
-def test_an_error_that_shows_when_a_step_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_appears_while_waiting_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", _BrokenEvent)
     plan = StepPlan(
         rows=np.arange(1),
@@ -91,7 +91,7 @@ def test_an_error_that_shows_when_a_step_is_waited_for(monkeypatch: pytest.Monke
 
 
 def test_a_step_of_a_real_worker() -> None:
-    """Neither is each sequence tried alone, nor are the running requests ended and served on."""
+    """Sequences are not tried one by one, and the worker does not go on without the requests."""
     engine = InProcessEngine(tiny_model("llama"))
     engine.generate([5, 6, 7], 3)
     engine.add(10, [1, 2, 3], 20)

@@ -16,10 +16,10 @@ from runtime.step.step_plan import StepPlan
 
 
 @pytest.mark.parametrize("bad", [(), (1,), (1, 2), (0, 1, 2, 3)], ids=str)
-def test_each_finds_the_device_done_with_those_ahead(
+def test_each_sequence_starts_after_the_previous_one_is_done(
     bad: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with one that failed behind its launches: they read the host's memory, used in turn."""
+    """Also after one that failed after its launches, which read host buffers that are reused."""
     num_seqs = 4
     events: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""The recorder of expert use beside steps that it must not hurt."""
+"""The recorder of expert use, which must not affect steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def recording(**options: Any) -> InProcessEngine:
     return engine
 
 
-def test_a_step_that_cannot_be_kept_ends_the_record_alone(caplog) -> None:
+def test_a_step_that_cannot_be_recorded_only_ends_the_recording(caplog) -> None:
     engine = recording()
 
     class Failing(ExpertRecorder):
@@ -60,7 +60,7 @@ def test_every_token_is_recorded_with_its_id(tmp_path, monkeypatch, overlap) -> 
     for record in records:
         assert len(record["input_ids"]) == len(record["positions"])
         assert record["topk_ids_of_layer"].shape[1] == len(record["input_ids"])
-    # A step that overlap had begun before the end was known computes the last token too.
+    # A step that overlap launched before the end was known computes the last token too.
     pairs = [
         pair
         for record in records

@@ -1,7 +1,7 @@
-"""What FlashInfer is told of a step: a stand-in computes by nothing but that.
+"""What is passed to FlashInfer for a step: a stand-in computes from that alone.
 
-Its kernels need a GPU (`tests/gpu/test_flashinfer.py`); which pages, bounds and options they get
-does not.
+Its kernels need a GPU (`tests/gpu/test_flashinfer.py`); the check of their pages, bounds and
+options does not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADS, KV_HEADS, DIM, PAGE = 4, 2, 8, 4
 
 
 class Wrapper:
-    """Attends by its plan; keeps which kind it is and how often it was planned."""
+    """Attends as planned; records its kind and how often it was planned."""
 
     made: ClassVar[list[Wrapper]] = []
 
@@ -81,7 +81,7 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> backend.FlashInferAttention:
 
 
 def attend(layer: Any, q: Tensor, out: Tensor, batch: ForwardBatch, num_seqs: int) -> None:
-    """The reference, of the first sequences."""
+    """Run the reference on the first sequences."""
     kv, bounds = batch.kv[layer.layer_idx], batch.qo_indptr[: num_seqs + 1]
     table, lengths = batch.page_table[:num_seqs], batch.seq_lens[:num_seqs]
     tokens = int(bounds[-1])
@@ -91,7 +91,7 @@ def attend(layer: Any, q: Tensor, out: Tensor, batch: ForwardBatch, num_seqs: in
 
 
 def step(queries: list[int], lengths: list[int], num_decodes: int) -> ForwardBatch:
-    """Sequences with so many new tokens and keys, on pages in any order."""
+    """Return a step of sequences with these numbers of new tokens and keys, on shuffled pages."""
     needed = [-(-length // PAGE) for length in lengths]
     order = torch.randperm(sum(needed), dtype=torch.int32) + 1
     table = torch.zeros(len(lengths), max(needed) + 2, dtype=torch.int32)
@@ -126,7 +126,7 @@ def step(queries: list[int], lengths: list[int], num_decodes: int) -> ForwardBat
     ],
     ids=["decode", "chunks", "both"],
 )
-def test_every_step_is_attended_as_it_should_be(
+def test_every_step_matches_the_reference(
     queries: list[int],
     lengths: list[int],
     num_decodes: int,
@@ -146,7 +146,7 @@ def test_every_step_is_attended_as_it_should_be(
             out = torch.full_like(wanted, float("nan"))
             attention._attend_pages(layer, q, out, batch, len(queries))
             assert torch.allclose(out, wanted, atol=1e-5)
-    # Once a step, and never again before the steps ahead of it are done.
+    # Planned once a step, and not again before the earlier steps are done.
     assert [len(each.plans) for each in Wrapper.made] == [2, 1, 1]
     assert all(each.decodes == (num_decodes == len(queries)) for each in Wrapper.made)
 
@@ -154,7 +154,7 @@ def test_every_step_is_attended_as_it_should_be(
 def test_rows_beside_whole_prompts_stay_with_triton(
     attention: backend.FlashInferAttention,
 ) -> None:
-    """Whole prompts have a kernel of their own: only the rows ahead of them come here."""
+    """Whole prompts have a separate kernel: only the rows before them are attended here."""
     layer = AttentionLayer(0, HEADS, KV_HEADS, DIM, 0.3, torch.zeros(0))
     batch = step([1, 1, 6], [9, 4, 6], 2)
     q, out = torch.randn(2, HEADS, DIM), torch.full((2, HEADS * DIM), float("nan"))
@@ -186,7 +186,7 @@ def test_what_the_host_cannot_plan_stays_with_triton(
 @pytest.mark.parametrize(
     ("group", "multiprocessors", "tile"),
     [
-        # A prompt chunk behind a long prefix where there is no FlashAttention-3: L40S, A100.
+        # A prompt chunk after a long prefix without FlashAttention-3: L40S, A100.
         (8, 142, 128),
         (16, 142, 128),
         (8, 108, 128),
@@ -198,7 +198,7 @@ def test_what_the_host_cannot_plan_stays_with_triton(
 def test_there_is_room_for_the_parts_of_split_sequences(
     group: int, multiprocessors: int, tile: int
 ) -> None:
-    """As FlashInfer 0.6.14 lays them out (`scheduler.cuh`): else it refuses such a step."""
+    """In the layout of FlashInfer 0.6.14 (`scheduler.cuh`); with less room it refuses the step."""
     programs = 2 * multiprocessors
     rows = group * programs * tile
     assert rows * (128 + 1) * 4 <= backend.WORKSPACE_BYTES

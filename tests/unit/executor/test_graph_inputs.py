@@ -1,4 +1,4 @@
-"""Which graphs prompts have, and which lines of the host they read their inputs from."""
+"""Which graphs prompts have, and from which host lines they read their inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.executor.graph_inputs import NUM_LINES, HostLines, host_lines
 
 
 @pytest.mark.parametrize("num_steps", range(9))
-def test_no_step_under_way_reads_a_free_line(num_steps: int) -> None:
+def test_no_step_in_flight_reads_a_free_line(num_steps: int) -> None:
     host = HostLines(16, torch.device("cpu"))
     read = []
     for _ in range(num_steps):
@@ -27,7 +27,7 @@ def test_no_step_under_way_reads_a_free_line(num_steps: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 5, 16, 17, 300])
 def test_no_two_lines_share_a_cache_line(size: int) -> None:
-    """Neither what the host writes nor what the device does."""
+    """Neither lines that the host writes nor lines that the device writes."""
     for lines in (
         host_lines(torch.device("cpu"), size),
         HostLines(size, torch.device("cpu")).lines,
@@ -49,13 +49,11 @@ def test_no_two_lines_share_a_cache_line(size: int) -> None:
         (4000, 4, [96, 256]),
     ],
 )
-def test_as_many_sequences_as_may_run_have_a_graph(
-    max_seqs: int, few: int, mixed: list[int]
-) -> None:
+def test_the_largest_batch_has_a_graph(max_seqs: int, few: int, mixed: list[int]) -> None:
     buckets = prompt_buckets([2, 64, 512], max_seqs)
     assert {bucket.num_seqs for bucket in buckets if bucket.kind == "prompts"} == {few}
     assert sorted({bucket.num_seqs for bucket in buckets if bucket.kind == "mixed"}) == mixed
     assert all(bucket.num_seqs <= bucket.num_tokens for bucket in buckets)
-    # The first that holds a step is the smallest that does.
+    # The first graph that fits a step is the smallest one that does.
     order = ["prompts", "mixed"]
     assert buckets == sorted(buckets, key=lambda b: (order.index(b.kind), b.num_seqs, b.num_tokens))

@@ -1,4 +1,4 @@
-"""The log names what computes and why."""
+"""The log names the chosen kernels and the reasons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def line(caplog: pytest.LogCaptureFixture, **options: object) -> str:
     return message
 
 
-def test_what_computes_is_said_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_kernels_with_reasons(caplog: pytest.LogCaptureFixture) -> None:
     automatic = line(caplog)
     assert automatic.startswith("Kernels: attention by cpu (the device's kernels over pages); ")
     linear = LINEAR.choose("cpu")
@@ -29,14 +29,14 @@ def test_what_computes_is_said_with_its_reason(caplog: pytest.LogCaptureFixture)
     assert "embedding, greedy, decode_step by reference (nothing else for cpu)" in automatic
 
 
-def test_what_was_asked_for_is_said_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_marks_requested_kernels(caplog: pytest.LogCaptureFixture) -> None:
     asked = line(caplog, attention_backend="torch")
     assert asked.startswith("Kernels: attention by torch (asked for); rope, paged_attention by ")
     assert "paged_attention by reference (asked for)" in asked
 
 
 @pytest.mark.skipif(LINEAR.unavailable("cpu") is not None, reason="no C++ kernels")
-def test_deterministic_kernels_are_said_to_be_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_marks_deterministic_kernels(caplog: pytest.LogCaptureFixture) -> None:
     fixed = line(caplog, deterministic=True)
     assert "attention by cpu (batch-invariant)" in fixed
     assert "linear by cpu (fastest of batch-invariant ones measured on an x86 CPU)" in fixed

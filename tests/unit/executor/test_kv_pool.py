@@ -31,7 +31,7 @@ def test_a_pool_takes_memory_when_it_is_used(tmp_path, dtype) -> None:
         assert keys.dtype is values.dtype is dtype
         assert keys.shape == values.shape == (num_pages + 1, 2, PAGE, 4)
         assert keys.data_ptr() % 64 == 0
-        # Read without being written, somewhere in the midst and at the end.
+        # Read without being written, in the middle and at the end.
         assert not keys[num_pages // 2].any()
         assert not values[-1].any()
         keys[1 : num_pages // 16] = 1.0
@@ -42,7 +42,7 @@ def test_a_pool_takes_memory_when_it_is_used(tmp_path, dtype) -> None:
     assert anonymous_bytes() - before < 64 * 2**20
 
 
-def test_more_than_a_process_may_map_is_said_so(tmp_path) -> None:
+def test_more_than_a_process_may_map_is_reported(tmp_path) -> None:
     spec = read_model_spec(write_config(tmp_path))
     context = BuildContext(dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(MemoryError):

@@ -1,4 +1,4 @@
-"""How large the KV pool gets, what is said of it, and of memory that does not suffice."""
+"""The size of the KV pool, what is logged about it, and errors for too little memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pool(budget: Budget, **options: Any) -> PoolSize:
     return size_pool(131072, budget=budget, **given)
 
 
-def test_a_gpus_pool_is_what_the_log_says(
+def test_the_log_matches_the_pool_of_a_gpu(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (124 * GIB, 140 * GIB))
@@ -67,7 +67,7 @@ def test_a_gpus_pool_is_what_the_log_says(
     assert "140.0 of the GPU x 0.5" in half.arithmetic
 
 
-def test_a_cpus_pool_is_what_the_log_says() -> None:
+def test_the_log_matches_the_pool_of_a_cpu() -> None:
     budget = partial(cpu_budget, available_bytes=20 * GIB)
     alone, asked, shared = budget(None, GIB), budget(0.5, GIB), budget(None, GIB, 4)
     assert (alone.size_bytes, alone.arithmetic) == (8 * GIB, "(20.00 free) x 0.4 = 8.00")
@@ -75,17 +75,17 @@ def test_a_cpus_pool_is_what_the_log_says() -> None:
     assert asked.arithmetic == "(20.00 free + 1.00 of weights) x 0.5 - 1.00 of weights = 9.50"
     assert shared.size_bytes == 2 * GIB
     assert shared.arithmetic == "(5.00 free, 1/4 of the machine's) x 0.4 = 2.00"
-    # Before the weights are loaded, as much as afterwards.
+    # The same before and after the weights are loaded.
     budget = partial(cpu_budget, available_bytes=21 * GIB, unloaded_bytes=GIB)
     assert budget(None, GIB) == alone
     assert budget(0.5, GIB) == asked
 
 
-def test_pools_are_no_larger_than_useful_and_than_asked_for() -> None:
+def test_pools_are_not_larger_than_useful_or_requested() -> None:
     budget = Budget(100 * GIB, 120 * GIB, "")
     assert pool(budget, max_running_requests=2, context_len=1000).num_tokens == 2000
     assert pool(budget, max_total_tokens=1000).num_tokens == 992
-    # The user may take of what is kept for others.
+    # The user may use memory that is reserved for others.
     assert pool(budget, max_total_tokens=850_000).size_bytes > budget.size_bytes
     with pytest.raises(StartupError, match=r"needs 122.1 GiB but only 120.0 GiB are free; lower"):
         pool(budget, max_total_tokens=1_000_000)
@@ -114,7 +114,7 @@ PLACES = [
     (build, "cpu_budget", "the largest step", "--chunked-prefill-size or --max-running-requests"),
     (build, "allocate_kv", "the KV pool", "--mem-fraction-static or --max-total-tokens"),
     (build, "BatchRows", "request state and warm-up steps", "--max-running-requests"),
-    # Caught where every failing step is, and said by the step's result.
+    # Caught like every failing step, and reported by the step's result.
     (DecoderForCausalLM, "forward", "request state and warm-up steps", "--chunked-prefill-size"),
     (ModelRunner, "capture_graphs", "CUDA graphs", "--disable-cuda-graph"),
 ]
@@ -122,7 +122,7 @@ PLACES = [
 
 @pytest.mark.parametrize("fail", [no_memory, no_memory_of_the_system])
 @pytest.mark.parametrize(("owner", "name", "what", "advice"), PLACES, ids=lambda each: str(each))
-def test_memory_that_is_not_there_at_start(
+def test_out_of_memory_at_start(
     owner: Any,
     name: str,
     what: str,
@@ -143,7 +143,7 @@ def test_memory_that_is_not_there_at_start(
     assert "\n" not in message
 
 
-def test_other_errors_at_start_keep_their_words() -> None:
+def test_other_errors_at_start_keep_their_message() -> None:
     error = RuntimeError("cuBLAS is not what it was")
     with (
         pytest.raises(RuntimeError, match="cuBLAS is not what it was") as caught,
@@ -177,7 +177,7 @@ WORDS = [
 
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: words.splitlines()[0])
 @pytest.mark.parametrize("kind", [RuntimeError, torch.AcceleratorError])
-def test_every_form_of_too_little_memory_gets_its_line(kind: type[Exception], words: str) -> None:
+def test_every_out_of_memory_error_gets_one_line(kind: type[Exception], words: str) -> None:
     error = kind(words)
     assert is_out_of_memory(error)
     assert step_failure(error) == "Internal error: OutOfMemoryError"
@@ -201,11 +201,11 @@ def test_every_form_of_too_little_memory_gets_its_line(kind: type[Exception], wo
     ],
     ids=str,
 )
-def test_other_errors_are_not_taken_for_it(error: Exception) -> None:
+def test_other_errors_are_not_treated_as_out_of_memory(error: Exception) -> None:
     assert not is_out_of_memory(error)
 
 
-def test_a_device_that_answers_no_more_does_not_hide_the_cause(
+def test_a_failed_device_does_not_hide_the_cause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(_: torch.device) -> Any:
@@ -223,9 +223,9 @@ def test_a_device_that_answers_no_more_does_not_hide_the_cause(
     ("cache_mb", "chunk", "mebibytes"),
     [(64, 1024, 64 + 32), (8, 1024, 16 + 32), (64, -1, 64 + 128)],
 )
-def test_vectors_of_images_leave_the_pool_less(cache_mb: int, chunk: int, mebibytes: int) -> None:
-    """The cache or the largest image, and what a step gathers of them."""
-    # Of 32 KiB a token: four vectors of 4096 numbers.
+def test_vectors_of_images_make_the_pool_smaller(cache_mb: int, chunk: int, mebibytes: int) -> None:
+    """For the cache or the largest image, and for what a step gathers from them."""
+    # 32 KiB for each token: four vectors of 4096 numbers.
     vision = SimpleNamespace(max_tokens=512, num_outputs=4)
     config: Any = SimpleNamespace(
         image_cache_mb=cache_mb, chunked_prefill_size=chunk, context_len=4096, dtype="bfloat16"
@@ -240,7 +240,7 @@ def test_vectors_of_images_leave_the_pool_less(cache_mb: int, chunk: int, mebiby
 
 @pytest.fixture
 def control_group(tmp_path: Path) -> Path:
-    """A container that may take 1000 bytes, less than any machine has, and has taken 900."""
+    """A container with a limit of 1000 bytes, less than any machine has, of which 900 are used."""
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("900\n")
     return tmp_path
@@ -253,7 +253,7 @@ def test_files_in_memory_do_not_count_as_taken(control_group: Path) -> None:
     assert available_memory_bytes(control_group=control_group) == 650
     stat.write_text("anon 300\n")
     assert available_memory_bytes(control_group=control_group) == 100
-    # The counts are not of one moment.
+    # The counts are not from the same moment.
     stat.write_text("inactive_file 800\nactive_file 200\n")
     assert available_memory_bytes(control_group=control_group) == 1000
 
@@ -275,8 +275,8 @@ def test_the_log_says_when_another_rank_had_less() -> None:
     )
 
 
-def test_swap_counts_where_it_may() -> None:
-    # Somebody may end, or begin, in between.
+def test_swap_counts_if_it_may_be_used() -> None:
+    # Other processes may start or end in between.
     around = [available_memory_bytes()]
     with_swap = available_memory_bytes(with_swap=True)
     around.append(available_memory_bytes())
@@ -284,7 +284,7 @@ def test_swap_counts_where_it_may() -> None:
 
 
 @pytest.mark.parametrize(("tp_size", "fits"), [(1, False), (2, True)])
-def test_ranks_need_their_part_only(
+def test_ranks_need_only_their_part(
     tp_size: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = fake_model_config(num_heads=8, num_kv_heads=2, intermediate_size=64)

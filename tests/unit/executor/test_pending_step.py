@@ -11,7 +11,7 @@ from runtime.step.step_plan import StepPlan
 
 
 class Event:
-    """In the place of `torch.cuda.Event`: notes what it was asked."""
+    """Replaces `torch.cuda.Event`; records the calls."""
 
     calls: list[str]
 
@@ -48,11 +48,11 @@ def test_every_step_on_a_gpu_is_waited_for(samples: bool, monkeypatch: pytest.Mo
     assert result.token_ids.tolist() == ([7, 8] if samples else [])
 
 
-def test_tokens_are_kept_when_the_next_steps_write_theirs() -> None:
+def test_tokens_survive_the_writes_of_later_steps() -> None:
     line = np.array([7, -1])
     result = PendingStep(
         plan(2, samples=True), Computed(host_tokens=line), {}, torch.device("cpu")
     ).wait()
     line[:] = 0
     assert result.token_ids.tolist() == [7, -1]
-    assert list(result.failed) == [1], "no number came out for the second row"
+    assert list(result.failed) == [1], "the second row has no number"

@@ -1,4 +1,4 @@
-"""Which rows of a batch share their first pages, and when it is looked at."""
+"""Which rows of a batch share their first pages, and when that is determined."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = 16
 
 
 def table_of(prefixes: list[tuple[list[int], int]], num_rows: int, width: int = 200) -> np.ndarray:
-    """Rows with pages of their own, but those of `prefixes` = [(rows, pages), ...] in common."""
+    """Rows with separate pages, except common ones of `prefixes` = [(rows, pages), ...]."""
     table = np.arange(num_rows * width, dtype=np.int32).reshape(num_rows, width) + 1
     for rows, pages in prefixes:
         table[rows, :pages] = table[rows[0], :pages]
@@ -25,8 +25,8 @@ def found(groups: list[PrefixGroup]) -> list[tuple[list[int], int]]:
     return [(group.members.tolist(), group.length) for group in groups]
 
 
-def test_rows_are_put_together_so_that_most_is_saved() -> None:
-    # Everybody begins alike; of these some go on alike for much longer.
+def test_rows_are_grouped_to_save_the_most() -> None:
+    # All rows share a prefix, and some of them share a much longer one.
     table = table_of([(list(range(12)), 20), ([2, 3, 5, 7, 11], 150)], 14)
     batch = np.arange(14)
     lens = np.full(14, 190 * PAGE)
@@ -34,7 +34,7 @@ def test_rows_are_put_together_so_that_most_is_saved() -> None:
         ([2, 3, 5, 7, 11], 150 * PAGE),
         ([0, 1, 4, 6, 8, 9, 10], 20 * PAGE),
     ]
-    # Places in the batch are meant, not rows.
+    # Groups hold indices in the batch, not rows.
     batch = np.array([11, 12, 7, 5, 13, 3])
     assert found(find_groups(table, batch, lens[:6], PAGE)) == [([0, 2, 3, 5], 150 * PAGE)]
 
@@ -45,7 +45,7 @@ def test_a_long_prefix_of_all_is_worth_more_than_longer_ones_of_few() -> None:
     table[:, :100] = table[0, :100]
     groups = find_groups(table, np.arange(64), np.full(64, 190 * PAGE), PAGE)
     assert found(groups) == [(list(range(64)), 100 * PAGE)]
-    # Without it there are more groups than a step may have.
+    # Otherwise there are more groups than a step may have.
     table = table_of([(rows, 130) for rows in fours], 64)
     groups = find_groups(table, np.arange(64), np.full(64, 190 * PAGE), PAGE)
     assert found(groups) == [(rows, 130 * PAGE) for rows in fours[:MAX_GROUPS]]
@@ -59,14 +59,14 @@ def test_the_newest_key_is_never_shared(length: int, pages: int) -> None:
     assert found(groups) == [([0, 1, 2, 3], pages * PAGE)]
 
 
-def test_few_rows_and_short_beginnings_are_no_group() -> None:
+def test_few_rows_or_short_prefixes_form_no_group() -> None:
     lens = np.full(8, 190 * PAGE)
     for prefixes in ([([0, 3, 4], 150)], [(list(range(8)), 15)], []):
         assert not find_groups(table_of(prefixes, 8), np.arange(8), lens, PAGE)
 
 
 def branch(table: np.ndarray, rows: np.ndarray, depth: int, rng: np.random.Generator) -> None:
-    """Let `rows` go on alike from page `depth` for a while, then in two or three branches."""
+    """Let `rows` share some pages from `depth` on, then split into two or three branches."""
     if len(rows) < 2 or depth >= table.shape[1]:
         return
     end = depth + int(rng.integers(1, 80))
@@ -75,7 +75,7 @@ def branch(table: np.ndarray, rows: np.ndarray, depth: int, rng: np.random.Gener
         branch(table, part, end, rng)
 
 
-def test_groups_say_the_truth_about_random_trees() -> None:
+def test_groups_are_correct_for_random_trees() -> None:
     rng = np.random.default_rng(0)
     seen = 0
     for _ in range(200):
@@ -101,7 +101,7 @@ def test_groups_say_the_truth_about_random_trees() -> None:
 
 
 class Noted:
-    """In the place of an attention back end."""
+    """Replaces an attention back end."""
 
     def __init__(self) -> None:
         self.told: list[list[tuple[list[int], int]]] = []
@@ -110,7 +110,7 @@ class Noted:
         self.told.append(found(groups))
 
 
-def test_a_batch_is_looked_at_when_its_rows_change() -> None:
+def test_groups_are_found_again_when_rows_change() -> None:
     rows = BatchRows(20, 200, 4000, 100)
     rows.page_table_host[:] = table_of([(list(range(12)), 150)], 21)
     attention = Noted()
@@ -130,7 +130,7 @@ def test_a_batch_is_looked_at_when_its_rows_change() -> None:
     assert attention.told == [[(list(range(12)), 150 * PAGE)]]
     assert look(batch[1:])
     assert attention.told[1:] == [[(list(range(11)), 150 * PAGE)]]
-    # Another request has taken row 3: the same rows, but other pages.
+    # Another request got row 3: the same rows, but other pages.
     rows.apply([], [PageUpdate(3, 0, np.arange(9000, 9200, dtype=np.int32))])
     assert look(batch[1:])
     assert attention.told[2:] == [[([0, 1, *range(3, 11)], 150 * PAGE)]]

@@ -16,7 +16,7 @@ IMAGE_ID = 500
 
 
 def plan_of(*parts: tuple[int, int, int]) -> StepPlan:
-    """A step of prompt chunks: rows, where each begins, its tokens."""
+    """Return a step of prompt chunks, each as row, first position and number of tokens."""
     rows, starts, lens = (np.array(each, dtype=np.int64) for each in zip(*parts, strict=True))
     return StepPlan(rows, 0, starts, lens, np.zeros(lens.sum(), np.int32), lens > 0)
 
@@ -44,13 +44,13 @@ def random_prompt(seed: int) -> tuple[list[int], list[RowImage]]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_equal_to_transformers_however_a_prompt_is_cut(seed: int) -> None:
+def test_equal_to_transformers_for_any_chunks(seed: int) -> None:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel
 
     ids, images = random_prompt(seed)
     tokens = torch.tensor([ids])
     grids = torch.tensor([[1, i.size[1] // CELL * 2, i.size[2] // CELL * 2] for i in images])
-    # Of the model only its configuration is read.
+    # Only the model's configuration is read.
     model = Qwen2_5_VLModel.__new__(Qwen2_5_VLModel)
     torch.nn.Module.__init__(model)
     model.config = Qwen2_5_VLConfig()
@@ -63,7 +63,7 @@ def test_equal_to_transformers_however_a_prompt_is_cut(seed: int) -> None:
     parts = [(2, start, min(cut, len(ids) - start)) for start in range(0, len(ids), cut)]
     found = np.concatenate([positions(rope, plan_of(part)) for part in parts], axis=1)
     assert np.array_equal(found, wanted[:, 0].numpy())
-    # What is generated goes on from there.
+    # Generated tokens continue from there.
     behind = positions(rope, plan_of((2, len(ids), 3)))
     assert np.array_equal(behind, np.repeat([np.arange(3) + len(ids) + int(delta)], 3, axis=0))
 
@@ -79,7 +79,7 @@ def test_rows_of_text_beside_one_with_an_image() -> None:
     ]
 
 
-def test_a_row_forgets_the_image_before() -> None:
+def test_a_row_forgets_the_previous_image() -> None:
     rope = RopeRows(2, CELL, torch.device("cpu"))
     rope.join(0, [RowImage(0, 6, (3, 2 * CELL, 3 * CELL))])
     rope.join(0, [])

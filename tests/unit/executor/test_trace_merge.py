@@ -1,4 +1,4 @@
-"""Traces of several ranks in one: every event is there, and no rank's lanes or arrows meet."""
+"""Traces of several ranks in one: no event is lost, and lanes and arrows of ranks are separate."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ def write(path, events):
         json.dump({"schemaVersion": 1, "traceEvents": events}, file)
 
 
-def test_lanes_and_arrows_stay_apart(tmp_path):
+def test_lanes_and_arrows_of_ranks_stay_separate(tmp_path):
     events = [
         {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},
         event(),
@@ -42,7 +42,7 @@ def test_lanes_and_arrows_stay_apart(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gz", "all.gz", "b.gz"]
 
 
-def test_a_file_that_is_no_trace_costs_a_line_of_the_log(tmp_path, caplog):
+def test_a_file_that_is_not_a_trace_is_only_logged(tmp_path, caplog):
     (tmp_path / "a.gz").write_bytes(b"no gzip")
     merge_when_written([tmp_path / "a.gz"], tmp_path / "all.gz").join(10)
     assert "could not be merged" in caplog.text

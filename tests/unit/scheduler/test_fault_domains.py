@@ -1,6 +1,6 @@
-"""Whatever raises while the scheduler handles one request ends that request; the others go on.
+"""Any error while the scheduler handles one request ends only that request.
 
-Each site is reached through what the scheduler is given: a cache, or a request, that fails there.
+Each site is reached through the scheduler's inputs: a cache, or a request, that fails there.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ PROMPTS = {number: [number, number + 1, *range(50, 50 + number)] for number in r
 
 
 class PlantedError(Exception):
-    """What a site raises."""
+    """The error that a site raises."""
 
 
 class FaultyCache(CacheManager):
     """A cache that raises in one method for requests of the name space `GUILTY`.
 
     Attributes:
-        site: the method, and `before` or `after` it did its work.
-        from_page: `extend` fails for those that have so many pages.
+        site: the method, and whether it fails `before` or `after` its work.
+        from_page: `extend` fails for requests with this many pages.
     """
 
     site: tuple[str, str] = ("", "")
@@ -84,7 +84,7 @@ class FaultyCache(CacheManager):
 
 
 class FaultySampling:
-    """Sampling parameters of which one cannot be read."""
+    """Sampling parameters with one that cannot be read."""
 
     def __init__(self, name: str) -> None:
         self._real = SamplingParams(max_new_tokens=MAX_NEW, seed=1)
@@ -104,7 +104,7 @@ class Unreadable(list[int]):
 
 
 class Unorderable(int):
-    """A position that cannot be compared with where a chunk begins."""
+    """A position that cannot be compared with the beginning of a chunk."""
 
     def __gt__(self, other: int) -> bool:
         raise PlantedError("position")
@@ -123,7 +123,7 @@ def guilty_spec(site: str) -> RequestSpec:
 
 
 def check_neighbours(harness: Harness, numbers: set[int]) -> None:
-    """Each has the text that it has alone, and nothing is held by anyone afterwards."""
+    """Check that each has the same text as alone, and that no page is held afterwards."""
     for number in numbers:
         assert harness.tokens[number] == expected(PROMPTS[number], MAX_NEW)
         assert harness.reasons[number].type == "length"
@@ -133,7 +133,7 @@ def check_neighbours(harness: Harness, numbers: set[int]) -> None:
     harness.cache.check_invariants([])
     harness.scheduler.receive([FlushCache(1)])
     assert harness.cache.pool.num_free == harness.cache.pool.num_pages
-    # As many as there are rows: none of them is lost.
+    # As many as there are rows: no row is lost.
     for number in range(900, 908):
         harness.add(number, [number], 3)
     harness.run()
@@ -159,7 +159,7 @@ SITES = [
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("num_pages", [NUM_PAGES, 26], ids=["roomy", "retracting"])
 @pytest.mark.parametrize("site", SITES)
-def test_the_guilty_end_and_the_others_go_on(
+def test_only_the_faulty_requests_end(
     tmp_path: Path, site: str, num_pages: int, overlap: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = Harness(tmp_path, overlap=overlap, num_pages=num_pages, cache=FaultyCache)
@@ -167,7 +167,7 @@ def test_the_guilty_end_and_the_others_go_on(
     harness.cache.site = (name, when)
     for number, prompt in PROMPTS.items():
         harness.add(number, prompt, MAX_NEW)
-        # Guilty ones before, among and behind the others, in steps of their own and in shared ones.
+        # Faulty requests before, among and after the others, in separate and in shared steps.
         if number % 2:
             harness.send(100 + number, [*range(200, 220 + number)], guilty_spec(site))
         if number % 3 == 0:
@@ -175,7 +175,7 @@ def test_the_guilty_end_and_the_others_go_on(
     harness.run()
     for number in (101, 103, 105):
         reason = harness.reasons[number]
-        # One whose end was told before its pages could not be given back has its whole text.
+        # If its end was reported before the release of its pages failed, it has its whole text.
         if name == "release" and reason.type == "length":
             assert len(harness.tokens[number]) == MAX_NEW
         else:
@@ -187,8 +187,8 @@ def test_the_guilty_end_and_the_others_go_on(
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_failing_growth_among_outputs(tmp_path: Path, when: str, overlap: bool) -> None:
-    # Pages are scarce, so each output grows by itself.
+def test_a_failing_page_allocation_during_decode(tmp_path: Path, when: str, overlap: bool) -> None:
+    # Pages are scarce, so each output grows separately.
     harness = Harness(tmp_path, overlap=overlap, num_pages=26, cache=FaultyCache)
     harness.cache.site, harness.cache.from_page = ("extend", when), 3
     for number, prompt in PROMPTS.items():
@@ -241,7 +241,7 @@ def test_a_failing_retraction_at_a_pause(tmp_path: Path, when: str, overlap: boo
     check_neighbours(harness, set(PROMPTS))
 
 
-def test_a_failing_policy_leaves_the_order_of_arrival(
+def test_a_failing_policy_keeps_the_order_of_arrival(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = Harness(tmp_path, rows=2, policy="priority")
@@ -256,7 +256,7 @@ def test_a_failing_policy_leaves_the_order_of_arrival(
 
 
 class LeakyCache(CacheManager):
-    """Takes pages for all rows at once, and then fails: nobody's fault."""
+    """Takes pages for all rows at once and then fails, which is no request's fault."""
 
     fails = False
 
@@ -267,7 +267,7 @@ class LeakyCache(CacheManager):
         return super().extend_each(holds)
 
 
-def test_what_fails_for_all_ends_all_and_the_worker_lives(tmp_path: Path) -> None:
+def test_a_failure_for_all_ends_all_requests_but_not_the_worker(tmp_path: Path) -> None:
     harness = Harness(tmp_path, cache=LeakyCache)
     for number in (1, 2, 3):
         harness.add(number, PROMPTS[number], MAX_NEW)
@@ -289,7 +289,7 @@ class StuckCache(CacheManager):
         raise PlantedError("flush")
 
 
-def test_who_asked_for_what_failed_is_answered(tmp_path: Path) -> None:
+def test_a_failed_call_gets_a_reply(tmp_path: Path) -> None:
     harness = Harness(tmp_path, cache=StuckCache)
     harness.scheduler.receive([FlushCache(7)])
     (reply,) = harness.replies

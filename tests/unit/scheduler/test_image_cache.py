@@ -1,4 +1,4 @@
-"""Which images' vectors are kept, and what prompts with images are known by."""
+"""Which images' vectors are kept, and the cache keys of prompts with images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def image(name: str, num_tokens: int = 10) -> PreparedImage:
 A, B, C = image("a"), image("b"), image("c")
 
 
-def test_an_image_is_computed_once_and_the_oldest_goes() -> None:
+def test_an_image_is_computed_once_and_the_oldest_is_dropped() -> None:
     cache = ImageCache(200, 10)
     assert cache.plan([A, A]) == ([], [A])
     assert cache.plan([A]) == ([], [])
@@ -27,17 +27,17 @@ def test_an_image_is_computed_once_and_the_oldest_goes() -> None:
     assert [each.digest in cache for each in (A, B, C)] == [True, False, True]
 
 
-def test_what_a_step_reads_stays_whatever_the_room() -> None:
+def test_images_of_a_step_are_kept_regardless_of_capacity() -> None:
     cache, large = ImageCache(100, 10), image("large", 50)
     assert cache.plan([A, B, large]) == ([], [A, B, large])
     assert cache.plan([large]) == (sorted([A.digest, B.digest]), [])
-    # As soon as it is not read any more there is room for one.
+    # Once it is not read, there is room for one.
     assert cache.plan([C]) == ([large.digest], [C])
     assert cache.size_bytes == 100
     assert cache.plan([]) == ([], [])
 
 
-def test_what_is_forgotten_is_dropped_and_computed_again() -> None:
+def test_a_forgotten_image_is_dropped_and_computed_again() -> None:
     cache = ImageCache(1000, 10)
     cache.plan([A, B])
     cache.forget([A.digest])
@@ -48,7 +48,7 @@ def test_what_is_forgotten_is_dropped_and_computed_again() -> None:
     assert cache.plan([A]) == ([], [A])
 
 
-def test_keys_differ_where_images_do_and_nowhere_else() -> None:
+def test_keys_differ_only_where_images_differ() -> None:
     tokens = np.arange(40, dtype=np.int32)
     assert cache_keys(tokens, []) is tokens
     keys = [cache_keys(tokens, [ImageInput(5, each), ImageInput(20, C)]) for each in (A, A, B)]
@@ -59,6 +59,6 @@ def test_keys_differ_where_images_do_and_nowhere_else() -> None:
     assert not is_same[5:15].any()
     is_image = np.zeros(40, dtype=bool)
     is_image[5:15] = is_image[20:30] = True
-    # No token of a text has such a number.
+    # No text token has a negative id.
     assert (keys[0] < 0).tolist() == is_image.tolist()
     assert np.array_equal(tokens, np.arange(40))

@@ -11,13 +11,13 @@ from tests.support.scheduler_harness import Harness
 
 ROWS, QUEUED, OUTPUT = 8, 16, 16
 STEPS = 400
-# What the rows can take, requests a step, and ten times as many.
+# Requests that the rows can take in a step; the overload is ten times as many.
 CAPACITY = ROWS / OUTPUT
 OFFERED = int(10 * CAPACITY)
 
 
 def serve(folder: Path, overlap: bool, is_overloaded: bool) -> tuple[Harness, dict[int, int]]:
-    """`STEPS` steps; of each request the step that it came ahead of."""
+    """Run `STEPS` steps; return for each request the step before which it arrived."""
     harness = Harness(folder, rows=ROWS, max_queued=QUEUED, overlap=overlap)
     came: dict[int, int] = {}
     numbers = count(1)
@@ -36,7 +36,7 @@ def serve(folder: Path, overlap: bool, is_overloaded: bool) -> tuple[Harness, di
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_who_is_served_is_served_as_ever(tmp_path: Path, overlap: bool) -> None:
+def test_accepted_requests_are_served_as_without_overload(tmp_path: Path, overlap: bool) -> None:
     for name in ("peak", "overload"):
         (tmp_path / name).mkdir()
     peak, _ = serve(tmp_path / "peak", overlap, is_overloaded=False)
@@ -48,8 +48,8 @@ def test_who_is_served_is_served_as_ever(tmp_path: Path, overlap: bool) -> None:
     assert len(refused) > 0.8 * len(came)
     done = [n for n, reason in harness.reasons.items() if reason.type == "length"]
     assert all(len(harness.tokens[number]) == OUTPUT for number in done)
-    # Nobody starves: they end in the order in which they came, give or take those side by side,
-    # and only those that came last are still there.
+    # No request starves: they end in order of arrival, up to concurrent ones, and only the last
+    # ones are unfinished.
     assert all(abs(place - number) < ROWS for place, number in enumerate_in_order(done))
     waiting = came.keys() - harness.reasons.keys()
     assert len(waiting) <= ROWS + QUEUED
@@ -59,6 +59,6 @@ def test_who_is_served_is_served_as_ever(tmp_path: Path, overlap: bool) -> None:
 
 
 def enumerate_in_order(numbers: list[int]) -> list[tuple[int, int]]:
-    """Each number's place among them all, and the place at which it came."""
+    """Return each number's sorted index, and its index in `numbers`."""
     rank = {number: place for place, number in enumerate(sorted(numbers))}
     return [(place, rank[number]) for place, number in enumerate(numbers)]

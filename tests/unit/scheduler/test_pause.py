@@ -23,7 +23,7 @@ PROMPT = list(range(3, 60))
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("retract", [False, True])
-def test_requests_go_on_as_if_nothing_had_happened(overlap: bool, retract: bool) -> None:
+def test_a_pause_does_not_change_outputs(overlap: bool, retract: bool) -> None:
     engine = InProcessEngine(tiny_model("qwen3"), overlap=overlap, chunked_prefill_size=16)
     expected = engine.generate(PROMPT, 40, ignore_eos=True)
     for steps in (1, 2, 5, 20):
@@ -56,7 +56,7 @@ def test_weights_change_between_two_steps(tmp_path: Path, overlap: bool) -> None
     before = len(engine.tokens[50])
     assert before >= 9
     engine.run()
-    # The same beginning, then other weights on the old keys.
+    # The same beginning, then other weights with the old keys.
     assert engine.tokens[50][:before] == old[:before]
     assert engine.tokens[50] != old
     engine.add(51, PROMPT, 30, ignore_eos=True, temperature=1.0)

@@ -1,4 +1,4 @@
-"""Plans reach the other ranks whole, and a step that fails ends the worker."""
+"""Plans reach the other ranks unchanged, and a failed step ends the worker."""
 
 import msgspec
 import numpy as np
@@ -61,7 +61,7 @@ def test_a_plan_arrives_as_it_was_sent():
 
 
 @pytest.mark.parametrize("data", [b"\0" * 7, "text", None])
-def test_what_is_no_array_is_rejected(data):
+def test_an_invalid_array_is_rejected(data):
     message = msgspec.msgpack.encode([0, 1, data])
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(message, type=PageUpdate, dec_hook=decode_array)

@@ -1,4 +1,4 @@
-"""The scheduler's promises, checked on a runner that notices any wrong page."""
+"""The scheduler's guarantees, checked with a runner that detects any wrong page."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ def test_a_lost_page_is_noticed_once_nothing_runs(folder: Path) -> None:
     harness.cache.pool.give_back(lost)
     harness.scheduler.check_when_idle()
     harness.cache.pool.take(1)
-    # Nothing has run since, so it does not look again.
+    # Nothing has run since, so it does not check again.
     harness.scheduler.check_when_idle()
 
 
@@ -63,7 +63,7 @@ def test_output_does_not_depend_on_batching(
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("place", ["launch_error", "wait_error"])
-def test_a_lost_device_is_let_through(folder: Path, overlap: bool, place: str) -> None:
+def test_a_lost_device_is_not_caught(folder: Path, overlap: bool, place: str) -> None:
     harness = Harness(folder, overlap=overlap)
     harness.add(1, [1, 2, 3], 20)
     harness.scheduler.step()
@@ -88,7 +88,7 @@ def test_a_device_lost_in_a_step_that_a_pause_waits_for(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_retraction_changes_nothing(folder: Path, overlap: bool) -> None:
+def test_retraction_does_not_change_outputs(folder: Path, overlap: bool) -> None:
     harness = Harness(folder, overlap=overlap, num_pages=14)
     for i in range(1, 7):
         harness.add(i, [i, i + 1, i + 2], 40)
@@ -170,7 +170,7 @@ def test_aborts_of_running_and_waiting_requests(folder: Path) -> None:
     assert harness.tokens[1] == expected([1, 2, 3], len(harness.tokens[1]))
 
 
-def test_a_stop_hit_ends_in_silence(folder: Path) -> None:
+def test_a_stop_hit_ends_without_a_report(folder: Path) -> None:
     harness = Harness(folder)
     harness.add(1, [1, 2, 3], 50)
     harness.scheduler.step()
@@ -190,7 +190,7 @@ def test_a_full_queue_refuses(folder: Path) -> None:
     assert refused == [3, 4]
 
 
-def test_what_never_fits_is_refused(folder: Path) -> None:
+def test_a_request_that_never_fits_is_refused(folder: Path) -> None:
     harness = Harness(folder, num_pages=4)
     harness.add(1, list(range(1, 10)), 8)
     harness.add(2, [1, 2], 5)
@@ -199,7 +199,7 @@ def test_what_never_fits_is_refused(folder: Path) -> None:
     assert harness.tokens[2] == expected([1, 2], 5)
 
 
-def test_only_the_guilty_request_fails(folder: Path) -> None:
+def test_only_the_faulty_request_fails(folder: Path) -> None:
     harness = Harness(folder)
     harness.runner.fail_rows_with_token = 666
     harness.add(1, [1, 2, 3], 8)
@@ -243,7 +243,7 @@ def test_longest_prefix_policy(folder: Path) -> None:
 
 
 class CountingCache(CacheManager):
-    """Counts how often prompts are looked up in the tree: for the order of the queue alone."""
+    """Counts lookups of prompts in the tree, which are only for the order of the queue."""
 
     num_lookups = 0
 
@@ -268,7 +268,7 @@ def test_the_queue_is_not_ordered_while_no_row_is_free(folder: Path, overlap: bo
     assert sorted(harness.reasons) == list(range(1, 13))
 
 
-def test_the_queue_is_not_ordered_again_while_pages_lack(folder: Path) -> None:
+def test_the_queue_is_not_ordered_again_while_pages_are_short(folder: Path) -> None:
     harness = Harness(folder, num_pages=16, policy="lpm", cache=CountingCache)
     harness.add(1, list(range(1, 21)), 30)
     _steps(harness, 4)
@@ -279,7 +279,7 @@ def test_the_queue_is_not_ordered_again_while_pages_lack(folder: Path) -> None:
     _steps(harness, 20)
     assert not harness.reasons
     assert harness.cache.num_lookups == before
-    # One that came meanwhile is looked at.
+    # A request that arrived meanwhile is considered.
     harness.add(12, [1, 2, 3, 4, 5], 4)
     _steps(harness, 1)
     assert harness.cache.num_lookups > before
@@ -348,7 +348,7 @@ def test_random_traffic_is_exact_and_leaves_nothing_behind(
     assert harness.cache.pool.num_free == num_pages
 
 
-def test_prompts_wait_beside_streams_not_alone() -> None:
+def test_streams_limit_the_prompt_tokens_of_a_step() -> None:
     def chunk(num_decodes: int, **bounds: Any) -> int:
         budget = TokenBudget(**{"alone": 64, "beside_streams": 8} | bounds)
         return budget.of_step(num_decodes, None).take(prompt, 0, 1000)
@@ -356,7 +356,7 @@ def test_prompts_wait_beside_streams_not_alone() -> None:
     prompt: Any = SimpleNamespace(images=[], reports=[], tokens=range(1000))
     assert chunk(0) == 64
     assert chunk(3) == 5
-    # A full batch must not keep prompts out for good.
+    # A full batch must not keep prompts out forever.
     assert chunk(50) == 2
     assert chunk(10, alone=None, beside_streams=None) == 1000
     assert chunk(10, splits_prompts=False) == 1000

@@ -1,4 +1,4 @@
-"""The throughput that the log and the gauge show is the one there was."""
+"""The log and the gauge show the actual throughput."""
 
 import logging
 import re
@@ -18,7 +18,7 @@ LINE = re.compile(r"Decode: \d+ running, \d+ waiting, .* used, ([\d.]+) tokens/s
 
 
 class Load:
-    """A scheduler's reports on a clock of their own."""
+    """A scheduler's reports, on a simulated clock."""
 
     def __init__(self, folder: Path, log_interval: int = 40) -> None:
         self.shared = SharedState(folder / "state", create=True)
@@ -45,7 +45,7 @@ class Load:
         self.gauges.append(self.shared["gen_throughput"])
 
     def decode(self, num_steps: int, num_rows: int, *, ends_each: bool = False) -> None:
-        """Take steps of `STEP_S`, after each of which the worker may have nothing left to do."""
+        """Take steps of `STEP_S`; with `ends_each` the worker is idle after each."""
         for _ in range(num_steps):
             self.stats.count_step(_decode_plan(num_rows))
             self.now += STEP_S
@@ -109,7 +109,7 @@ def test_short_requests_far_apart_make_few_lines(
     assert all(0.4 / STEP_S < rate <= 1 / STEP_S for rate in shown)
 
 
-def test_a_server_without_work_shows_zero_and_says_nothing(
+def test_a_server_without_work_shows_zero_and_logs_nothing(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -121,7 +121,7 @@ def test_a_server_without_work_shows_zero_and_says_nothing(
     assert len(lines(caplog)) <= before + 1
 
 
-def test_a_line_waits_for_as_many_steps_as_was_asked(
+def test_a_log_line_waits_for_the_configured_number_of_steps(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

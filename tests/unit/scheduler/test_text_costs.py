@@ -15,17 +15,17 @@ def request(*behind: int, reports: bool = False) -> Any:
     return SimpleNamespace(tokens=tokens, reports=[object()] if reports else [])
 
 
-def test_what_is_computed_once_counts_once() -> None:
+def test_a_shared_prefix_counts_once() -> None:
     costs = TextCosts(16)
     assert costs.of(request(1, 2)) == costs.add(request(1, 2)) == 42
-    # 32 of the query's 40 tokens are there already.
+    # 32 of the query's 40 tokens are already computed.
     assert costs.of(request(3)) == costs.add(request(3)) == 9
     assert costs.of(request(4, 5, 6)) == 11
-    # Somebody who is told of all tokens has the others compute theirs, too.
+    # A report covers all tokens, so the other texts compute theirs, too.
     assert costs.of(request(7, reports=True)) == costs.add(request(7, reports=True)) == 41 + 32
     assert costs.of(request(8)) == 41
 
 
-def test_nothing_is_shared_where_a_model_shares_nothing() -> None:
+def test_nothing_is_shared_if_the_model_does_not_share() -> None:
     costs = TextCosts(0)
     assert [costs.add(request(each)) for each in (1, 2)] == [41, 41]

@@ -1,4 +1,4 @@
-"""The steps before the first request: what they meet, and what they say when one fails."""
+"""The steps before the first request: which kernels they cover, and the error if one fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPES = {"8b": (32, 8, 128), "0.5b": (14, 2, 64), "8b on four": (8, 2, 128), "m
 
 
 def cut(shape: tuple[int, int, int], prompts: Prompts) -> tuple[int, Tile]:
-    """How the extend kernel is compiled for such a step."""
+    """Return how the extend kernel is compiled for such a step."""
     heads, kv_heads, head_dim = shape
     tokens, short = prompts.length * prompts.num_seqs, not prompts.cached
     load = tokens * heads / (MAX_BLOCK_ROWS * MULTIPROCESSORS)
@@ -35,7 +35,7 @@ def cut(shape: tuple[int, int, int], prompts: Prompts) -> tuple[int, Tile]:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("max_tokens", [600, 1200, 2500, 8192, 131_071])
 @pytest.mark.parametrize("max_seqs", [1, 2, 4, 9, 64, 2048])
-def test_it_meets_every_cut_of_prompts(shape: str, max_tokens: int, max_seqs: int) -> None:
+def test_warm_up_covers_every_tile_of_prompts(shape: str, max_tokens: int, max_seqs: int) -> None:
     context_len = 131_072
     steps = prompts_to_compile(max_tokens, context_len, max_seqs)
     met = {cut(SHAPES[shape], step) for step in steps}
@@ -45,7 +45,7 @@ def test_it_meets_every_cut_of_prompts(shape: str, max_tokens: int, max_seqs: in
         assert step.length + step.cached < context_len
     lengths = (1, 17, 100, 256, 700, 1056, 1057, 2047, 5000, 8192)
     for length, num_seqs, cached in itertools.product(lengths, (1, 2, 4, 9, 32), (0, 1)):
-        # A long prompt without a prefix has a kernel of its own.
+        # A long prompt without a prefix has a separate kernel.
         possible = num_seqs <= max_seqs and length * num_seqs <= max_tokens
         if possible and (cached or length < MIN_LENGTH):
             assert cut(SHAPES[shape], Prompts(length, num_seqs, cached)) in met
@@ -83,7 +83,7 @@ def test_several_prompts_are_one_step(engine: InProcessEngine) -> None:
     [(RuntimeError("no kernel"), StartupError), (torch.OutOfMemoryError(), MemoryError)],
     ids=["broken", "memory"],
 )
-def test_one_of_several_that_fails_is_told(
+def test_one_failing_step_of_several_is_reported(
     engine: InProcessEngine, error: Exception, becomes: type[Exception]
 ) -> None:
     num_alone = 0
@@ -101,13 +101,13 @@ def test_one_of_several_that_fails_is_told(
 
 
 @pytest.mark.parametrize("min_whole", [2048, 32])
-def test_a_start_as_on_a_gpu_computes_full_steps(
+def test_a_start_like_on_a_gpu_computes_full_steps(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, min_whole: int
 ) -> None:
     """With a context shorter than the chunk these are several prompts.
 
-    Where prompts are so long that attention copies those whose length is not round, such are
-    measured too.
+    If prompts are so long that attention copies those whose length is not round, these are measured
+    too.
     """
     monkeypatch.setattr(build, "MIN_LENGTH", min_whole)
     steps: list[Prompts] = []

@@ -1,4 +1,4 @@
-"""What rank 0 lets all ranks do when one of them fails: none waits for another, all agree."""
+"""What rank 0 makes all ranks do if one of them fails: no rank waits forever, all agree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runtime.weights.weight_updates import WeightUpdates
 
 
 class FakeRank:
-    """Does nothing, and fails at some kinds of operation."""
+    """Does nothing, and fails for some kinds of operation."""
 
     def __init__(self, number: int, *bad: type) -> None:
         self.number = number
@@ -34,7 +34,7 @@ class FakeRank:
 
 
 class FakeOthers:
-    """The ranks besides 0, in this process."""
+    """The ranks other than 0, in this process."""
 
     def __init__(self, *ranks: FakeRank) -> None:
         self.ranks = ranks
@@ -52,7 +52,7 @@ def handle(op: WeightOp, *ranks: FakeRank) -> ControlReply:
     first, *others = ranks
     updates = WeightUpdates(first, FakeOthers(*others), lambda: None)  # type: ignore[arg-type]
     reply = updates.handle(WeightCall(7, op))
-    # They compute together: what one does all do, in the same order.
+    # They compute together: all of them do the same in the same order.
     assert all(rank.done == first.done for rank in ranks)
     return reply
 
@@ -69,12 +69,12 @@ def test_graphs_are_captured_when_every_rank_has_its_memory(bad: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_rank_without_graphs_takes_those_of_the_others(bad: int) -> None:
+def test_a_rank_without_graphs_removes_those_of_the_others(bad: int) -> None:
     ranks = FakeRank(0), FakeRank(1)
     ranks[bad].bad = (RestoreGraphs,)
     assert not handle(ResumeMemory([]), *ranks).success
     assert ranks[0].done == ["ResumeMemory", "RestoreGraphs", "ReleaseMemory"]
-    # An update is none the worse for it.
+    # The update itself still succeeds.
     ranks[0].done, ranks[1].done = [], []
     assert handle(LoadFolder("/x"), *ranks).success
     assert ranks[0].done == ["LoadFolder", "KeepUpdate", "RestoreGraphs", "ReleaseMemory"]
@@ -89,7 +89,7 @@ def test_a_failed_update_captures_nothing(bad: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_release_that_fails_somewhere_is_taken_back_everywhere(bad: int) -> None:
+def test_a_release_that_fails_on_a_rank_is_undone_on_all(bad: int) -> None:
     ranks = FakeRank(0), FakeRank(1)
     ranks[bad].bad = (ReleaseMemory,)
     assert not handle(ReleaseMemory([]), *ranks).success

@@ -15,7 +15,7 @@ TEXTS = st.integers(0, 9)
 
 
 def prompt(parts: list[tuple[int, int]]) -> Any:
-    """Tokens of text and of an image, in turn; what `whole_images` reads of a request."""
+    """Return what `whole_images` reads of a request: alternating tokens of text and of an image."""
     images, end = [], 0
     for text, num_tokens in parts:
         image = PreparedImage(bytes(16), (3, 1, 1), num_tokens, b"")
@@ -29,10 +29,10 @@ def prompt(parts: list[tuple[int, int]]) -> Any:
     st.lists(st.tuples(st.integers(1, 20), st.integers(0, 9)), min_size=1, max_size=20),
     st.integers(0, 60),
 )
-def test_chunks_end_in_no_image(
+def test_chunks_do_not_end_within_an_image(
     parts: list[tuple[int, int]], steps: list[tuple[int, int]], cached: int
 ) -> None:
-    """Wherever the cached prefix ends and whatever the steps have time for."""
+    """For any end of the cached prefix and any budget of the steps."""
     request: Any = prompt(parts)
     start, room = min(cached, request.num_prompt - 1), 12
     inside = {
@@ -44,21 +44,21 @@ def test_chunks_end_in_no_image(
         wanted = min(time, request.num_prompt - start)
         length = whole_images(request, start, wanted, room - others)
         assert start + length not in inside or length == 0
-        # More than there is time for only where the chunk holds nothing but an image, and fits.
+        # More than the budget only if the chunk holds nothing but an image, and fits.
         assert length <= wanted or length <= room - others
-        # The whole of a step is enough for any image.
+        # A whole step is enough for any image.
         assert length > 0 or others > 0
         start += length
         if start == request.num_prompt:
             return
 
 
-def test_the_text_ahead_of_an_image_comes_first() -> None:
+def test_the_text_before_an_image_comes_first() -> None:
     request = prompt([(5, 10), (0, 4)])
     assert whole_images(request, 0, 9, 12) == 5
     assert whole_images(request, 5, 4, 12) == 10
     assert whole_images(request, 5, 4, 9) == 0
-    # Behind a cached prefix that ends in it.
+    # After a cached prefix that ends within it.
     assert whole_images(request, 8, 4, 9) == 7
     assert whole_images(request, 5, 12, 12) == 10
     assert whole_images(request, 15, 7, 12) == 7
