@@ -165,7 +165,7 @@ def read_pooling(folder: Path, default: Mode, size: int) -> Pooling:
         name = str(module.get("path", ""))
         places.append(_ORDER.get(kind, 0))
         if kind in ("Pooling", "Dense") and not is_inside(name):
-            raise StartupError(f"{path}: {name[:64]!r} is no folder inside of this one")
+            raise StartupError(f"{path}: {name[:64]!r} is not a folder inside this one")
         if kind == "Pooling":
             path_of_mode = folder / name / "config.json"
             keys = Keys(str(path_of_mode), read_json_object(path_of_mode))
@@ -182,7 +182,7 @@ def read_pooling(folder: Path, default: Mode, size: int) -> Pooling:
     if places != sorted(places) or len({layer.name for layer in layers}) < len(layers):
         raise StartupError(
             f"{path}: modules must be Transformer, Pooling, Dense, Normalize, in this order, each "
-            "in a folder of its own"
+            "in a separate folder"
         )
     takes_tokens = bool(layers) and mode is None
     for layer in layers:

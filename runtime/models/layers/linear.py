@@ -190,7 +190,7 @@ class Linear(WeightHolder):
 
     def store(self, method: DeviceMethod, weights: Stored) -> None:
         matrix, stored = self.matrix, weights.get("weight", {})
-        assert isinstance(matrix, PlainMatrix), "a layer is told once how it is stored"
+        assert isinstance(matrix, PlainMatrix), "a layer is stored once"
         kept = method.matrix(matrix.weight, stored)
         self.matrix = (
             matrix.filled_by(method.parameter(matrix.weight, stored)) if kept is None else kept
