@@ -15,24 +15,24 @@ _MATRIX_FLOPS = 600e12
 # A stream that waits for a prompt chunk should not wait for longer than this.
 _SMOOTH_S = 0.15
 _GRAIN = 1024
-# Of the budget of a step in which streams decode, this part may go into the tower.
+# While streams decode, the tower may take the budget of a step divided by this.
 BESIDE_STREAMS = 4
 
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """Prompt tokens of one step.
+    """How many prompt tokens one step may compute.
 
     Attributes:
-        alone: while no sequence decodes; `None` for whole prompts.
-        beside_streams: while some do, so that no stream stands still for long and the first tokens
-            of a burst come one after the other, not in large groups. On an H200 at the 8B shape,
-            64 requests at a time: with 4096 tokens the median first token comes after 285 ms and
-            each next one after 7.9 ms, with 8192 after 463 and 7.25.
-        shared_grain: whole prompts of a step that begin alike compute that part once, in multiples
-            of so many tokens; 0 where each computes its own.
+        alone: the bound while no sequence decodes; `None` for whole prompts.
+        beside_streams: the bound while sequences decode, so that no stream stands still for long
+            and the first tokens of a burst come one after the other, not in large groups. On an
+            H200 at the 8B shape, with 64 requests at a time: at 4096 tokens the median first token
+            comes after 285 ms and each next one after 7.9 ms; at 8192, after 463 ms and 7.25 ms.
+        shared_grain: whole prompts of a step that share a prefix compute it once, in multiples of
+            this many tokens; 0 if each prompt computes all of its tokens.
         splits_prompts: whether a prompt may be computed in several steps. If not, each is computed
-            in one, also one that is over the budget.
+            in one step, even if it exceeds the budget.
     """
 
     alone: int | None
@@ -41,7 +41,7 @@ class TokenBudget:
     splits_prompts: bool = True
 
     def of_step(self, num_decodes: int, images: ImageCache | None) -> StepBudget:
-        """Return what a step in which `num_decodes` sequences decode has for prompts."""
+        """Return the prompt budget of a step in which `num_decodes` sequences decode."""
         bound = self.beside_streams if num_decodes else self.alone
         num_tokens = 1 << 60 if bound is None else bound
         # Decoding rows count too, but a full batch must not keep prompts out for good.
@@ -54,7 +54,7 @@ class TokenBudget:
 
 
 class StepBudget:
-    """What is left of one step for prompts; it says how long a request's next chunk is."""
+    """What is left of one step's prompt budget; decides how long a request's next chunk is."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class StepBudget:
 
         Args:
             num_tokens: prompt tokens and image tokens of the step.
-            tower: what of them images may take.
-            costs: of whole prompts; `None` where prompts are split.
-            image_tokens: tokens that the step has memory for, where an image's may not be split;
-                `None` where they may.
+            tower: how many of them images may take.
+            costs: costs of whole prompts; `None` if prompts are split.
+            image_tokens: tokens that the step has memory for, if an image must be computed in one
+                step; `None` if it may be split.
         """
         self._left = num_tokens
         self._tower = tower
@@ -98,12 +98,12 @@ class StepBudget:
         """Take a request's next chunk out of the budget.
 
         Args:
-            request: it takes part in the step.
-            start: its tokens that are computed.
-            num_left: its known tokens behind them.
+            request: the request; it joins the step.
+            start: its number of computed tokens.
+            num_left: its number of known tokens that are not computed.
 
         Returns:
-            The chunk's length; 0 where it has to wait for the next step.
+            The chunk's length; 0 if it has to wait for the next step.
         """
         length = num_left
         if self._costs is None:
@@ -124,15 +124,15 @@ def _step_tokens(images: ImageCache | None) -> int | None:
 
 
 class TextCosts:
-    """What whole texts take of a step's budget: what they begin with alike is computed once."""
+    """What whole texts take of a step's budget: a shared prefix is computed once."""
 
     def __init__(self, grain: int) -> None:
-        """Nothing yet; `grain` is `TextEncoder.shared_grain` of the model."""
+        """Start without texts; `grain` is `TextEncoder.shared_grain` of the model."""
         self._texts = SharedTexts(grain) if grain else None
         self._num_saved = 0
 
     def of(self, request: Request) -> int:
-        """Return how many tokens more the step computes with `request`."""
+        """Return how many more tokens the step computes if `request` joins it."""
         num_tokens = len(request.tokens)
         if self._texts is None:
             return num_tokens
@@ -142,7 +142,7 @@ class TextCosts:
         return num_tokens - self._texts.num_shared(request.tokens)
 
     def add(self, request: Request) -> int:
-        """Return what `of` does, of a request that takes part from now on."""
+        """Add a request to the step and return its cost, as `of` does."""
         cost = self.of(request)
         if request.reports:
             self._texts = None
@@ -155,7 +155,7 @@ def smooth_tokens(num_parameters: int, most: int) -> int:
     """Return how many tokens a GPU computes in 150 milliseconds, at most `most`.
 
     Args:
-        num_parameters: of this rank.
+        num_parameters: parameters of this rank.
         most: the bound that was set for any step.
     """
     tokens = _SMOOTH_S * _MATRIX_FLOPS / (2 * max(num_parameters, 1))

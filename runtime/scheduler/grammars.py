@@ -1,6 +1,6 @@
-"""Grammars in the scheduler: loaded off the loop, followed token by token, watched for their cost.
+"""Grammars in the scheduler: loaded off the loop, advanced token by token, with bounded CPU time.
 
-A request whose grammar is still being loaded stands beside the waiting queue; nobody waits for it.
+A request whose grammar is still loading is kept outside the waiting queue and blocks no other.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from runtime.step.step_plan import Int32Array, Int64Array, TokenMasks
 
 logger = logging.getLogger(__name__)
 
-# A request may spend so much of everybody's time on following its grammar.
+# CPU time a grammar may use before its request ends: a fixed part and a part per output token.
 FREE_TIME_S = 0.5
 TIME_PER_TOKEN_S = 0.002
-# Some ten microseconds are usual for an output in a step. Beyond this each one is measured.
+# An output usually takes some ten microseconds a step. Beyond this, each output is measured.
 SLOW_S = 0.001
 WATCHED_STEPS = 64
 
@@ -44,12 +44,12 @@ _STUCK = "The grammar allows no token here that the model knows."
 
 @dataclass
 class Jump:
-    """Tokens that had to come, already followed.
+    """Tokens to which the grammar left no alternative; its matcher is already past them.
 
     Attributes:
-        request: whose they are.
+        request: the request they belong to.
         token_ids: at least one.
-        end: why the request ends with the last of them, if it does.
+        end: why the request ends with the last of them; `None` if it goes on.
     """
 
     request: Request
@@ -58,7 +58,7 @@ class Jump:
 
 
 class Grammars:
-    """Grammars of the live requests, and a cache of those that came before."""
+    """Grammars of the live requests, and a cache of loaded grammars."""
 
     def __init__(
         self,
@@ -67,22 +67,22 @@ class Grammars:
         eos_token_ids: list[int],
         cache_bytes: int = GRAMMAR_CACHE_BYTES,
     ) -> None:
-        """Import the library on a thread at once: nobody waits for that.
+        """Start importing the library on a thread, which blocks nothing.
 
         Args:
-            make_backend: builds the back end; `None` where structured output is off.
+            make_backend: builds the back end; `None` if structured output is off.
             vocab_size: the logits' width.
             eos_token_ids: ids that end a text.
-            cache_bytes: bound of the loaded grammars, the same as in the front.
+            cache_bytes: most bytes of loaded grammars, the same as in the front.
         """
         self._num_words = num_words(vocab_size)
         self._eos = np.zeros(self._num_words, dtype=np.int32)
         for token_id in eos_token_ids:
             self._eos.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
-        # Where the model has no such id, a grammar ends by itself, whatever its last token.
+        # If the model has no such id, a grammar may end with any token.
         self._eos_ids = frozenset(eos_token_ids)
-        # What the next token of each row may be, and how many tokens that are; true where the
-        # table's `knows_mask` says so. Made with the first grammar.
+        # The mask of each row's next token, and the number of tokens it allows. Valid for rows in
+        # the table's `knows_mask`. Allocated with the first grammar.
         self._words: Int32Array = np.empty((0, self._num_words), dtype=np.int32)
         self._num_allowed: Int64Array = np.empty(0, dtype=np.int64)
         # Steps for which each output's time is still measured.
@@ -97,7 +97,7 @@ class Grammars:
 
     @property
     def num_waiting(self) -> int:
-        """Requests whose grammar is being loaded."""
+        """The number of requests whose grammar is loading."""
         return len(self._waiting)
 
     @property
@@ -107,7 +107,7 @@ class Grammars:
 
     @property
     def cached_bytes(self) -> int:
-        """About the memory that the cached grammars take."""
+        """The approximate memory of the cached grammars."""
         return self._cache.size_bytes
 
     def clear(self) -> None:
@@ -117,10 +117,10 @@ class Grammars:
     # ---- loading ----
 
     def take(self, request: Request, key: bytes, payload: bytes) -> None:
-        """Load the grammar of a new request, which waits here until `ready` gives it back.
+        """Load the grammar of a new request, which waits here until `ready` returns it.
 
         Raises:
-            GrammarError: there is no back end, or neither payload nor cached grammar.
+            GrammarError: structured output is off, or `payload` is empty and nothing is cached.
         """
         if self._pool is None:
             raise GrammarError("Structured output is off in this server.")
@@ -129,7 +129,7 @@ class Grammars:
             future = self._pool.submit(self._load, payload)
             self._cache.put(key, future, loaded_size(payload))
         if future is None:
-            raise GrammarError("The grammar got lost on its way.")
+            raise GrammarError("The grammar was lost on its way to the worker.")
         request.grammar = request.grammar or GrammarState()
         request.grammar.compiled = future
         self._waiting[request.request_id] = request
@@ -139,7 +139,7 @@ class Grammars:
         return self._backend.result().load(payload)
 
     def ready(self, refuse: Callable[[Request, str], None]) -> Iterator[Request]:
-        """Requests whose grammar is there now; `refuse` gets those whose grammar is not."""
+        """Yield requests whose grammar is loaded; `refuse` gets those whose grammar failed."""
         for request_id, request in list(self._waiting.items()):
             state = request.grammar
             assert state is not None
@@ -157,7 +157,7 @@ class Grammars:
             yield request
 
     def drop(self, request: Request) -> bool:
-        """Forget a request that waits here; whether it did."""
+        """Forget a request that waits here; return whether it did."""
         return self._waiting.pop(request.request_id, None) is not None
 
     # ---- following ----
@@ -165,14 +165,14 @@ class Grammars:
     def make_masks(
         self, table: RequestTable, rows: Int64Array
     ) -> tuple[TokenMasks | None, dict[int, FinishReason]]:
-        """Find what the next token of each row may be.
+        """Find which next tokens each row's grammar allows.
 
         Args:
             table: the running batch; every token of the constrained rows is known.
             rows: rows that get a token.
 
         Returns:
-            The masks of the rows that have a grammar, and why some of them cannot go on.
+            The masks of the constrained rows, and by row why some of them cannot go on.
         """
         lines = np.flatnonzero(table.is_masked[rows])
         if not len(lines):
@@ -184,7 +184,7 @@ class Grammars:
     def accept(
         self, table: RequestTable, rows: Int64Array, token_ids: Int32Array
     ) -> dict[int, FinishReason]:
-        """Follow one token of each row; by place, why some of them end with theirs."""
+        """Advance each row's grammar by a token; return why rows end with theirs, by index."""
         ends: dict[int, FinishReason] = {}
         thinks = table.thinks[rows]
         for place in np.flatnonzero(thinks).tolist():
@@ -205,7 +205,7 @@ class Grammars:
                 began = now
         if not self._num_watched:
             self._watch_if_slow(time.thread_time() - began, len(tokens))
-        # Most steps end no output: one look for all.
+        # Most steps end no output: one check covers all rows.
         if not self._eos_ids or not self._eos_ids.isdisjoint(tokens):
             for place, row, token_id in zip(places, masked.tolist(), tokens, strict=True):
                 end = self._end(matchers[row], token_id)
@@ -214,14 +214,14 @@ class Grammars:
         return ends
 
     def _think(self, table: RequestTable, row: int, token_id: int) -> FinishReason | None:
-        """Go on by a token where thoughts may come; why the request ends with it, if it does."""
+        """Advance a row that may think by a token; return why the request ends with it, if so."""
         state, end = _state(table, row), None
         assert state.thinking is not None
         if self._begins_answer(state, token_id):
             state.thinking.end()
             end = self._end(state.matcher, token_id)
         elif state.thinking.accept(token_id):
-            # The answer has begun in their place.
+            # The answer has begun without thoughts.
             end = self._follow(state.matcher, token_id)
         table.set_grammar(row, state)
         table.knows_mask[row] = False
@@ -229,7 +229,7 @@ class Grammars:
 
     @staticmethod
     def _begins_answer(state: GrammarState, token_id: int) -> bool:
-        """Whether the answer begins with a token in the midst of thoughts; follows it if so."""
+        """Advance the grammar if the answer begins with a token amid thoughts; return whether."""
         thinking, matcher = state.thinking, state.matcher
         if thinking is None or matcher is None or not thinking.may_be_ended_by(token_id):
             return False
@@ -244,7 +244,7 @@ class Grammars:
 
     @staticmethod
     def _move(matcher: Matcher | None, token_id: int) -> FinishReason | None:
-        """Go on by a token; why that failed, if it did."""
+        """Advance by a token; return why that failed, if it did."""
         assert matcher is not None
         try:
             if matcher.accept(token_id):
@@ -258,7 +258,7 @@ class Grammars:
         return internal_error(_FAILED)
 
     def _end(self, matcher: Matcher | None, token_id: int) -> FinishReason | None:
-        """The reason when a grammar is over with its last token."""
+        """Return the reason if the grammar is over with its last token."""
         assert matcher is not None
         may_end = token_id in self._eos_ids or not self._eos_ids
         try:
@@ -270,14 +270,14 @@ class Grammars:
         return None
 
     def jump(self, table: RequestTable, rows: Int64Array) -> list[Jump]:
-        """Follow outputs along tokens without an alternative.
+        """Advance outputs along tokens to which their grammars leave no alternative.
 
         Args:
             table: the running batch.
-            rows: those that may jump, every token of theirs known.
+            rows: rows that may jump; all of their tokens are known.
 
         Returns:
-            For each request that has such tokens: as many as its pages and its limit take.
+            For each request with such tokens, as many as its pages and its limit allow.
         """
         jumps: dict[int, Jump] = {}
         rows = rows[table.is_masked[rows]]
@@ -308,12 +308,12 @@ class Grammars:
     def _make_missing(
         self, table: RequestTable, rows: Int64Array, lengths: Int64Array
     ) -> dict[int, FinishReason]:
-        """Make the masks of `rows` that are not known; by row, which cannot go on and why.
+        """Make the missing masks of `rows`; return by row why some cannot go on.
 
         Args:
             table: the running batch.
-            rows: each with a grammar that holds.
-            lengths: their tokens, those that a jump has added included.
+            rows: rows whose next token is constrained.
+            lengths: their numbers of tokens, including those that a jump has added.
         """
         failed: dict[int, FinishReason] = {}
         is_known = table.knows_mask[rows]
@@ -332,7 +332,7 @@ class Grammars:
         if not num_allowed.all():
             for place in np.flatnonzero(num_allowed == 0).tolist():
                 failed.setdefault(int(rows[place]), _refused(_STUCK))
-                # Something must be sampled; nobody will see it.
+                # Something must be sampled, but it is never reported.
                 words[place] = -1
         if len(self._words) < table.max_rows:
             self._words = np.empty((table.max_rows, self._num_words), dtype=np.int32)
@@ -343,7 +343,7 @@ class Grammars:
         return failed
 
     def _ban_ends(self, words: Int32Array, lines: Int64Array) -> None:
-        """Forbid the end of the text in some lines of `words`, unless it must come there."""
+        """Forbid end-of-sequence ids in some lines of `words`, unless nothing else is allowed."""
         longer = words[lines] & ~self._eos
         can_wait = longer.any(axis=1)
         words[lines[can_wait]] = longer[can_wait]
@@ -355,7 +355,7 @@ class Grammars:
         lengths: Int64Array,
         failed: dict[int, FinishReason],
     ) -> Int32Array:
-        """As `_made`, for rows some of which may think, or have to stop."""
+        """Do what `_made` does, for rows of which some may think or must stop thinking."""
         words = np.zeros((len(rows), self._num_words), dtype=np.int32)
         thoughts = [_state(table, row).thinking for row in rows.tolist()]
         answers = np.array([each is None or each.may_answer for each in thoughts])
@@ -406,21 +406,21 @@ class Grammars:
         return words
 
     def _watch_if_slow(self, took_s: float, num_outputs: int) -> None:
-        # To measure each output costs more than to follow it: only once one of them is slow. By
-        # processor time, for a busy machine is not the grammar's fault.
+        # Measuring an output costs more than advancing it, so it begins once outputs are slow. It
+        # counts processor time: a busy machine is not the grammar's fault.
         if took_s > SLOW_S * max(num_outputs, 1):
             self._num_watched = WATCHED_STEPS
 
 
 class StepMasks:
-    """One step's masks, made when the executor asks; what a `MaskSource` is.
+    """One step's masks, made when the executor needs them; implements `MaskSource`.
 
     Attributes:
-        ends: rows that cannot go on in their grammar, and why; known once the masks are made.
+        ends: by row, why its grammar cannot go on; known once the masks are made.
     """
 
     def __init__(self, grammars: Grammars, table: RequestTable, rows: Int64Array) -> None:
-        """Make them for the rows of `table` that get a token; see `Grammars.make_masks`."""
+        """Cover the rows of `table` that get a token; see `Grammars.make_masks`."""
         self._grammars = grammars
         self._table = table
         self._rows = rows
@@ -429,10 +429,10 @@ class StepMasks:
         self.ends: dict[int, FinishReason] = {}
 
     def make(self) -> TokenMasks | None:
-        """The masks, made now unless they are there."""
+        """Return the masks; the first call makes them."""
         if not self._is_made:
             self._masks, self.ends = self._grammars.make_masks(self._table, self._rows)
-            # Not before: a step that fails in there is tried again, and must not go without masks.
+            # Set only now: a step that fails above is tried again, and must not go without masks.
             self._is_made = True
         return self._masks
 

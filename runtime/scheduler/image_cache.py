@@ -1,4 +1,4 @@
-"""Which images' vectors the executor keeps: decided here, carried out by every rank."""
+"""Decides which images' vectors the executor keeps; every rank follows these decisions."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import numpy as np
 from runtime.cache.radix_tree import Tokens
 from runtime.requests.image_input import ImageInput, PreparedImage
 
-# Of this process: nobody outside can look for two images with the same numbers.
+# Known to this process only, so that no client can search for two images with the same keys.
 _SECRET = secrets.token_bytes(16)
-# No token's id is negative.
+# Token ids are never negative, so keys of images are.
 _SIGN = np.int32(-(2**31))
 
 
 def cache_keys(tokens: Tokens, images: Sequence[ImageInput]) -> Tokens:
-    """What a prompt is known by in the prefix cache: `tokens`, with numbers in place of images.
+    """Return a prompt's keys in the prefix cache: `tokens`, with hashes at the images' positions.
 
-    Equal text about different images shares no page that holds a part of one.
+    Equal text about different images shares no page that holds a part of an image.
 
     Args:
-        tokens: of the prompt.
-        images: at their places in it.
+        tokens: token ids of the prompt.
+        images: its images, with their positions.
 
     Returns:
-        `tokens` itself where there are no images, else a new array.
+        `tokens` itself if there are no images, else a new array.
     """
     if not images:
         return tokens
@@ -42,37 +42,37 @@ def cache_keys(tokens: Tokens, images: Sequence[ImageInput]) -> Tokens:
 
 
 class ImageCache:
-    """Images whose vectors are kept, the least recently used first.
+    """Images whose vectors are kept, least recently used first.
 
     Attributes:
-        step_tokens: prompt tokens of a step at most, where a step that computes tokens of an image
-            computes all that are left of them; `None` where it may stop among them.
-        num_computed: images that were given to the tower.
-        num_hits: images of prompts whose vectors were there already.
+        step_tokens: most prompt tokens of a step, if a step must compute an image's remaining
+            tokens together; `None` if it may stop among them.
+        num_computed: images that were passed to the tower.
+        num_hits: images of prompts whose vectors were already kept.
     """
 
     def __init__(
         self, capacity_bytes: int, bytes_per_token: int, step_tokens: int | None = None
     ) -> None:
-        """Keep at most `capacity_bytes`, beyond what steps need at one time."""
+        """Keep at most `capacity_bytes`; a step may need more for its own images."""
         self.step_tokens = step_tokens
         self._capacity = capacity_bytes
         self._per_token = bytes_per_token
         self._kept: OrderedDict[bytes, int] = OrderedDict()
         self._used = 0
-        # What the executor still has though it is not wanted any more.
+        # Images that the executor still keeps and the next step drops.
         self._drops: set[bytes] = set()
         # Computed for a step that has not read them yet.
         self._unread: set[bytes] = set()
-        # A step that computed these ahead failed: the step that reads them computes them, so that
-        # the failure is that of their request.
+        # A step that computed these ahead failed. The step that reads them computes them again, so
+        # that a second failure ends their own request.
         self._failed_ahead: set[bytes] = set()
         self.num_computed = 0
         self.num_hits = 0
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all vectors that are kept."""
+        """The bytes of all kept vectors."""
         return self._used
 
     def __contains__(self, digest: object) -> bool:
@@ -83,19 +83,19 @@ class ImageCache:
         return digest not in self._failed_ahead
 
     def count_read(self, digest: bytes) -> None:
-        """A prompt begins to read an image: a hit, unless it was computed for that."""
+        """Note that a prompt begins to read an image: a hit, unless computed for that prompt."""
         self.num_hits += digest in self._kept and digest not in self._unread
         self._unread.discard(digest)
 
     def plan(
         self, touched: Sequence[PreparedImage], ahead: Sequence[PreparedImage] = ()
     ) -> tuple[list[bytes], list[PreparedImage]]:
-        """Decide for one step; what is decided is taken as done.
+        """Decide what one step drops and computes, and record it as done.
 
         Args:
-            touched: images that the step reads, perhaps several times; none of them is dropped. A
-                prompt that is cut within an image goes on with the next step, which reads it again.
-            ahead: those of them that only a later step reads.
+            touched: images that the step needs, perhaps repeated; none of them is dropped. A prompt
+                that is cut within an image goes on in the next step, which reads the image again.
+            ahead: those of them which only a later step reads.
 
         Returns:
             Digests to drop, and images to compute.
@@ -123,18 +123,18 @@ class ImageCache:
                 return
 
     def forget(self, digests: Collection[bytes]) -> None:
-        """Keep these no longer: they may not be what they should, or not be there."""
+        """Stop keeping these: their vectors may be wrong or missing."""
         for digest in digests:
             self._used -= self._kept.pop(digest, 0)
             self._drops.add(digest)
             self._unread.discard(digest)
 
     def forget_failed(self, loads: Sequence[PreparedImage]) -> None:
-        """Forget what a step that failed was to compute."""
+        """Forget the images that a failed step was to compute."""
         digests = {image.digest for image in loads}
         self._failed_ahead = digests & self._unread
         self.forget(digests)
 
     def clear(self) -> None:
-        """Keep none: the weights that made them have changed."""
+        """Forget all images: the weights that computed them may have changed."""
         self.forget(list(self._kept))

@@ -1,4 +1,4 @@
-"""What a step's tokens mean: appended, checked against the finish rules, reported at once."""
+"""Processes a step's tokens: appends them, checks the finish rules, reports them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OutputBuffer:
     """Collects one step's starts, tokens and ends for the detokenizer."""
 
     def __init__(self, stream_interval: int) -> None:
-        """Use `stream_interval` tokens between events where a request names none."""
+        """Use `stream_interval` tokens between events if a request sets none."""
         self._stream_interval = stream_interval
         self._clear()
 
@@ -45,19 +45,19 @@ class OutputBuffer:
                 request.start_message(self._stream_interval),
                 max(request.cached_tokens, 0),
             )
-            # Nothing may fail between these: the lists would not fit together.
+            # Nothing may fail between these two: the lists must stay equally long.
             self._starts.append(message)
             self._cached.append(cached)
             request.started = True
 
     def tokens(self, request_ids: list[int], token_ids: bytes) -> None:
-        """One new token for each of `request_ids`."""
+        """Add one new token for each of `request_ids`."""
         self._ids += request_ids
         self._counts += [1] * len(request_ids)
         self._tokens.append(token_ids)
 
     def several(self, request_id: int, token_ids: list[int]) -> None:
-        """More than one new token for one request."""
+        """Add more than one new token for one request."""
         self._ids.append(request_id)
         self._counts.append(len(token_ids))
         self._tokens.append(np.array(token_ids, dtype=np.int32).tobytes())
@@ -65,7 +65,7 @@ class OutputBuffer:
     def report(
         self, request: Request, found: Reported, *, is_input: bool, unsent_ids: bytes = b""
     ) -> None:
-        """What an extra says of the request's next positions, whose tokens may stay unsent."""
+        """Add what an extra reports about the next positions; their tokens may stay unsent."""
         self.start(request)
         replaces = request.replaces(found.extra)
         block = ExtraBlock(
@@ -74,18 +74,18 @@ class OutputBuffer:
         self._extras.append(block)
 
     def end(self, request: Request, reason: FinishReason) -> None:
-        """The request is over."""
+        """End a request."""
         self.start(request)
         self._ends.append(StreamEnd(request.request_id, reason, request.num_retractions))
 
     def fail(self, request: Request, reason: FinishReason) -> bool:
-        """End a request that failed, unless its end is told already; false if it never began."""
+        """End a failed request unless its end is already added; return whether it was started."""
         if request.started and all(end.request_id != request.request_id for end in self._ends):
             self._ends.append(StreamEnd(request.request_id, reason))
         return request.started
 
     def take(self) -> TokenDeltas | None:
-        """The message for what has collected, if anything has."""
+        """Return what has been collected as one message; `None` if there is nothing."""
         if not (self._ids or self._ends or self._starts or self._extras):
             return None
         message = TokenDeltas(
@@ -117,9 +117,9 @@ class OutputProcessor:
         *,
         jump_ahead: bool = False,
     ) -> None:
-        """`requests` holds every live request by id; ended ones are removed from it.
+        """Put the parts together; `requests` holds every live request by id, and loses ended ones.
 
-        With `jump_ahead`, tokens that a grammar leaves no choice about are not sampled.
+        With `jump_ahead`, tokens to which a grammar leaves no alternative are not sampled.
         """
         self._table = table
         self._planner = planner
@@ -141,14 +141,14 @@ class OutputProcessor:
             if request is not None:
                 with self._faults.of(request):
                     self.finish(request, reason)
-        # The step after may have been launched before: its rows without a request do not count.
+        # Requests may have ended since the launch: rows without a request do not count.
         self.num_nan += sum(self._table.requests[row] is not None for row in result.nan_rows)
         for row, message in result.failed.items():
             self._fail(row, message)
         if step.span_owners:
             self._report_inputs(step, result)
         if result.outputs:
-            # Before requests end: of a request that generates nothing the next token is reported.
+            # Before requests end: extras report on the next token even where none is generated.
             self._report_outputs(step, result)
         for request in step.prompts_done:
             if request.row >= 0 and request.request_id in self._requests:
@@ -178,11 +178,11 @@ class OutputProcessor:
 
     def _report_outputs(self, step: PlannedStep, result: StepResult) -> None:
         rows = step.plan.sample_rows
-        # Rows that ask for nothing cost no turn of this loop.
+        # Rows without outputs of extras cost no iteration of this loop.
         for line in np.flatnonzero(np.isin(rows, list(result.outputs))).tolist():
             row = int(rows[line])
             request = self._requests.get(int(step.request_ids[line]))
-            # A row of its own, or none since it was put back: as `process` takes its token.
+            # It still has this row, or was retracted: `process` takes its token in both cases.
             if request is None or request.row not in (row, -1):
                 continue
             unsent_ids = b"" if request.max_new_tokens else result.token_ids[line].tobytes()
@@ -199,7 +199,7 @@ class OutputProcessor:
         at_eos = (token_ids[:, None] == self._eos).any(axis=1) & table.ends_at_eos[rows]
         at_end = lengths + 1 >= table.end_len[rows]
         looked_at = at_eos | at_end | table.has_stop_ids[rows]
-        # Before a row can become free: the detokenizer knows that a request has ended.
+        # Read before a row can become free.
         ids = table.request_ids[rows]
         reasons: dict[int, FinishReason] = {}
         for index in np.flatnonzero(looked_at).tolist():
@@ -229,16 +229,16 @@ class OutputProcessor:
         indices: Int64Array,
         reasons: dict[int, FinishReason],
     ) -> BoolArray:
-        """Take the new tokens of constrained rows to their grammars.
+        """Advance the grammars of constrained rows by their new tokens.
 
         Args:
-            rows: of the step's samples.
+            rows: rows of the step's samples.
             token_ids: their tokens.
             indices: which of them to follow.
             reasons: why some of the rows end, by index; more are added.
 
         Returns:
-            `[num_rows]`, rows that got further tokens; all of theirs are reported.
+            `[num_rows]`, rows that got further tokens; all tokens of these rows are reported.
         """
         following = rows[indices]
         ends = self._grammars.accept(self._table, following, token_ids[indices])
@@ -260,7 +260,7 @@ class OutputProcessor:
         return jumped
 
     def _append_jump(self, jump: Jump, sampled: int) -> FinishReason | None:
-        """Append forced tokens behind the one that was sampled; why the request ends, if so."""
+        """Append forced tokens after the sampled one; return why the request ends, if it does."""
         table, request = self._table, jump.request
         reported, reason = [sampled], None
         for token_id in jump.token_ids:
@@ -286,7 +286,7 @@ class OutputProcessor:
         return None
 
     def _append_to_retracted(self, request_ids: Int64Array, token_ids: Int32Array) -> None:
-        # Only with overlap: the request was put back while its token was in flight.
+        # Only with overlap: the request was retracted while its token was in flight.
         for request_id, token_id in zip(request_ids.tolist(), token_ids.tolist(), strict=True):
             request = self._requests.get(request_id)
             if request is not None and request.row < 0:
@@ -309,7 +309,7 @@ class OutputProcessor:
         if request is None:
             return
         with self._faults.of(request):
-            # Nothing of its sequence may be trusted, so nothing of it is cached.
+            # Its keys and values cannot be trusted, so none are cached.
             self.finish(request, internal_error(message), keep_cached=False)
 
     def finish(self, request: Request, reason: FinishReason, *, keep_cached: bool = True) -> None:
@@ -318,6 +318,6 @@ class OutputProcessor:
         self.remove(request, keep_cached=keep_cached)
 
     def remove(self, request: Request, *, keep_cached: bool = True) -> None:
-        """Forget a running request without a word."""
+        """Forget a running request without reporting an end."""
         self._planner.drop(request, keep_cached=keep_cached)
         del self._requests[request.request_id]

@@ -1,4 +1,4 @@
-"""Plans a step: running requests decode a token each, the rest of the budget computes prompts."""
+"""Plans a step: running requests decode a token each; the rest of the budget goes to prompts."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from runtime.step.step_plan import (
 
 logger = logging.getLogger(__name__)
 
-# A prompt that shares this much with one being computed waits a step for it instead.
+# A prompt that shares this many more tokens with one being computed waits to reuse them.
 SHARED_PREFIX_TOKENS = 64
 _NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 
 
 @dataclass
 class PlannedStep:
-    """A step with what the scheduler must remember until its result is read.
+    """A step, and what the scheduler must remember until its result is read.
 
     Attributes:
-        request_ids: `[num_samples]`, whose token each sample is; rows may have changed hands since.
-        prompts_done: requests whose whole prompt this step computes.
-        span_owners: the request of each of the plan's spans, and the report that it is part of.
-        masks: of the samples that follow a grammar; `None` where none does.
+        request_ids: `[num_samples]`, the request of each sample; its row may be reassigned.
+        prompts_done: requests whose prompt is complete after this step.
+        span_owners: the request of each of the plan's report spans, and the report it belongs to.
+        masks: masks of the constrained samples; `None` if there are none.
     """
 
     plan: StepPlan
@@ -57,13 +57,13 @@ class PlannedStep:
 
 @dataclass
 class _Chunk:
-    """A request's part in a step that computes prompts, complete: no later turn can fail for it.
+    """A request's part in a step that computes prompts; nothing about it can fail later.
 
     Attributes:
         tokens: `[length]`.
-        spans: for each report on some of its positions where they begin, from `start` on, and the
-            tokens behind them.
-        embeds: float32 bytes in the place of its first `num_embeds` tokens.
+        spans: for each report on some of its positions: the report, the first position relative to
+            `start`, and the tokens that follow the positions.
+        embeds: float32 bytes that replace its first `num_embeds` tokens.
     """
 
     request: Request
@@ -92,7 +92,7 @@ class Planner:
     ) -> None:
         """Plan over `table`, at most `token_budget` prompt tokens a step.
 
-        Without `images` no prompt has any.
+        Without `images`, prompts have no images.
         """
         self._images = images
         self._table = table
@@ -102,29 +102,29 @@ class Planner:
         self._token_budget = token_budget
         self._joins: list[RowJoin] = []
         self._page_updates: list[PageUpdate] = []
-        # Requests whose prompt no other request can find in the tree yet.
+        # Requests whose prompt is not in the prefix tree yet.
         self._unshared: dict[int, Request] = {}
         # Running requests whose prompt is not computed yet, in order of admission.
         self._computing: list[Request] = []
-        # The first of the queue, for which pages lacked, and what the order was made of.
+        # The first request of the queue, which found too few pages, and the key of that order.
         self._held_up: tuple[Request, tuple[int, int, int]] | None = None
-        # What a step that only decodes says of each of its sequences.
+        # Query lengths and samples of a step that only decodes.
         self._ones: Int64Array = np.ones(table.max_rows, dtype=np.int64)
         self._all: BoolArray = np.ones(table.max_rows, dtype=bool)
         self.num_retractions = 0
         self.num_cached_tokens = 0
 
     def plan(self) -> PlannedStep | None:
-        """The next step, or `None` when there is nothing to compute."""
+        """Return the next step, or `None` if there is nothing to compute."""
         retracted_before, faults_before = self.num_retractions, self._faults.num_faults
         decode_rows, new_pages = self._plan_decodes()
         # After a retraction pages are scarce, and a token of the retracted request may still be in
-        # flight: admitting it again must wait until that token is known.
+        # flight. It is admitted again once that token is known.
         may_admit = self.num_retractions == retracted_before
         budget = self._token_budget.of_step(len(decode_rows), self._images)
         chunks = self._plan_chunks(budget, may_admit=may_admit)
         if self._faults.num_faults != faults_before:
-            # Who failed meanwhile has no row any more, so no part in the step.
+            # A request that failed meanwhile has lost its row, so it leaves the step.
             goes_on = self._table.is_decoding[decode_rows]
             decode_rows = decode_rows[goes_on]
             new_pages = None if new_pages is None else new_pages[goes_on]
@@ -168,16 +168,15 @@ class Planner:
             if chunk.is_last:
                 table.is_decoding[chunk.request.row] = True
                 self._computing.remove(chunk.request)
-                # Not those that only catch up with a jump.
+                # Requests that only catch up with a jump are not in `_unshared`.
                 if chunk.request.request_id in self._unshared:
                     done.append(chunk.request)
         return PlannedStep(plan, table.request_ids[sampled], done, span_owners)
 
     def _drop_behind_windows(self) -> bool:
-        """Free pages that no query from now on sees; whether there were any.
+        """Free pages behind the attention windows; return whether there were any.
 
-        Only where pages lack: until then they let later turns of a conversation find what was
-        generated.
+        Done only when pages are short: until then, later turns of a conversation can reuse them.
         """
         cache, table = self._cache, self._table
         if cache.window is None:
@@ -186,7 +185,7 @@ class Planner:
         for row in (table.num_computed >= table.drops_at).nonzero()[0].tolist():
             request = table.request(row)
             if cache.enable_prefix_cache and request.request_id in self._unshared:
-                # A prompt is kept whole until others can find it.
+                # A prompt is kept whole until it is in the prefix tree.
                 continue
             with self._faults.of(request):
                 behind = int(table.num_computed[row]) - cache.window
@@ -197,7 +196,7 @@ class Planner:
     # ---- decode ----
 
     def _plan_decodes(self) -> tuple[Int64Array, Int32Array | None]:
-        """Rows that decode, and `StepPlan.new_pages`."""
+        """Return the rows that decode, and `StepPlan.new_pages`."""
         table = self._table
         (rows,) = (table.is_decoding & (table.sampled_len < table.end_len)).nonzero()
         is_full = table.num_computed[rows] >= table.capacity[rows]
@@ -214,7 +213,7 @@ class Planner:
             new_pages[is_full] = pages
             return rows, new_pages
         for row in full.tolist():
-            # An earlier turn of this loop may have retracted the row.
+            # An earlier iteration may have retracted the row.
             if table.is_decoding[row]:
                 self._grow_or_retract(row)
         return rows[table.is_decoding[rows]], None
@@ -241,7 +240,7 @@ class Planner:
         return True
 
     def retract(self, request: Request, why: str = "the KV pool is full") -> None:
-        """Put a running request back to wait; it is recomputed later as if nothing had happened."""
+        """Return a running request to the queue; it is recomputed later, and its output goes on."""
         logger.info("Retracting request %d: %s", request.request_id, why)
         self.num_retractions += 1
         request.num_retractions += 1
@@ -252,14 +251,14 @@ class Planner:
         """Take a running request out of its row and free its pages."""
         row = request.row
         table = self._table
-        # The last known token is an input of the next step: its key and value may not exist yet.
+        # The last known token is an input of the next step, so its key and value may not exist yet.
         num_valid = min(int(table.num_computed[row]), int(table.num_tokens[row]) - 1)
         known = table.known_tokens(row)[: max(num_valid, 0) if keep_cached else 0]
         self._cache.release(request.hold, request.keys(known), request.namespace)
         self.forget(request)
 
     def forget(self, request: Request) -> None:
-        """Take a request out of its row, if it has one; its pages are dealt with elsewhere."""
+        """Take a request out of its row, if it has one; the caller handles its pages."""
         row = request.row
         self._unshared.pop(request.request_id, None)
         if request in self._computing:
@@ -272,27 +271,28 @@ class Planner:
         self._table.leave(request)
 
     def catch_up(self, request: Request) -> None:
-        """Compute several known tokens of a decoding request in its next step; its pages take them.
+        """Compute several known tokens of a decoding request in its next step.
 
-        Used where a grammar left no choice: these tokens were never sampled.
+        Its pages hold them. A grammar left no alternative to these tokens, so they were not
+        sampled.
         """
         row = request.row
         self._table.is_decoding[row] = False
         self._table.sampled_len[row] = self._table.num_tokens[row]
-        # Before any prompt: it streams, and it is short.
+        # Before any prompt, because it streams and is short.
         self._computing.insert(0, request)
 
     # ---- prompts ----
 
     def _plan_chunks(self, budget: StepBudget, *, may_admit: bool) -> list[_Chunk]:
-        """Chunks of prompts: first of those that were begun, then of waiting ones in order."""
+        """Return chunks of prompts: first begun ones, then waiting ones in order."""
         chunks: list[_Chunk] = []
         for request in tuple(self._computing):
             if budget.is_spent:
                 return chunks
             with self._faults.of(request):
                 self._add_chunk(request, budget, chunks)
-        # Asked first: putting the queue in order costs more than all else of a step that decodes.
+        # Checked first: ordering the queue costs more than the rest of planning a decode step.
         may_admit = may_admit and self._table.has_free_row and len(self._waiting) > 0
         if not may_admit or budget.is_spent:
             return chunks
@@ -309,14 +309,14 @@ class Planner:
         return chunks
 
     def _in_order(self) -> Iterator[Request]:
-        """The queue as its policy orders it: anew only where the order could be another one."""
+        """Yield the queue as its policy orders it; a held-up first request skips the ordering."""
         held_up, self._held_up = self._held_up, None
         if held_up is not None and held_up[1] == self._order_key():
             yield held_up[0]
         yield from self._waiting.in_order()
 
     def _order_key(self) -> tuple[int, int, int]:
-        """Changes with the queue, the running requests and the prompts in the tree."""
+        """A key that changes with the queue, the running requests and the prompts in the tree."""
         return self._waiting.num_changes, self._table.num_running, len(self._unshared)
 
     def _add_chunk(self, request: Request, budget: StepBudget, chunks: list[_Chunk]) -> None:
@@ -346,14 +346,14 @@ class Planner:
         return _Chunk(request, start, length, is_last, samples, part, spans, embeds, num_embeds)
 
     def _admit(self, request: Request) -> bool:
-        """Give a waiting request a row and pages for its whole prompt; false when they lack."""
+        """Give a waiting request a row and pages for its whole prompt; false if pages are short."""
         cache, hold = self._cache, request.hold
         for report in request.reports:
             report.planned = report.reported
         prefix = request.keys(request.tokens)
         first = request.first_unreported
         if first is not None:
-            # What these positions say must be computed, so keys from the cache end before them.
+            # Reported positions must be computed, so the cached prefix ends before them.
             prefix = prefix[: first + 1]
         matched = cache.allocate(
             hold,
@@ -396,7 +396,7 @@ class Planner:
         if not self._cache.enable_prefix_cache or not self._unshared:
             return False
         if request.first_unreported is not None:
-            # It cannot use most of what it would wait for.
+            # It could not use most of the prefix it would wait for.
             return False
         tokens = request.keys(request.tokens)
         matched = self._cache.match_length(tokens[:-1], request.namespace)
@@ -411,7 +411,7 @@ class Planner:
         )
 
     def share(self, request: Request) -> None:
-        """Let others find the prompt that `request` has computed."""
+        """Put the prompt that `request` has computed into the prefix tree."""
         self._unshared.pop(request.request_id, None)
         if request.row < 0:
             return
@@ -425,7 +425,7 @@ class Planner:
 
 
 def _add_spans(plan: StepPlan, chunks: list[_Chunk]) -> list[tuple[Request, PromptReport]]:
-    """Name the prompt positions that are reported, or given as embeddings; whose spans are."""
+    """Add the spans that are reported or given as embeddings; return the report spans' owners."""
     owners: list[tuple[Request, PromptReport]] = []
     first = 0
     for index, chunk in enumerate(chunks, plan.num_decodes):

@@ -1,4 +1,4 @@
-"""One request as the scheduler sees it; nobody else holds one."""
+"""One request as the scheduler sees it; used by the scheduler only."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.image_cache import cache_keys
 from runtime.scheduler.thinking_state import Thinking
 
-# So many prompt tokens let the detokenizer give the first output token its left context.
+# Prompt tokens with which the detokenizer gives the first output token its left context.
 PROMPT_TAIL_TOKENS = 8
 
 
 @dataclass
 class GrammarState:
-    """What an output follows, and how far it has come; a retraction leaves it as it is.
+    """The state of an output's grammar and thoughts; a retraction does not change it.
 
     Attributes:
-        thinking: of thoughts before the answer; `None` where nothing is to be done about them.
-        compiled: the grammar of the answer, once it is loaded; `None` for a free one.
-        matcher: set when the grammar is there.
-        spent_s: processor time spent on following it while it was watched.
+        thinking: state of the thoughts before the answer; `None` if they are not tracked.
+        compiled: the answer's grammar, perhaps still loading; `None` for a free answer.
+        matcher: set when the grammar is loaded.
+        spent_s: processor time spent on the grammar while it was measured.
     """
 
     thinking: Thinking | None = None
@@ -44,27 +44,27 @@ class GrammarState:
 
     @property
     def is_active(self) -> bool:
-        """Whether the next token is not any."""
+        """Whether the next token is constrained."""
         if self.thinking is None or self.thinking.is_over:
             return self.matcher is not None
         return bool(self.thinking.next_ids)
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing more to follow."""
+        """Whether the rest of the output is unconstrained and not tracked."""
         return not self.thinks and self.matcher is None
 
 
 @dataclass
 class PromptReport:
-    """Positions of a prompt, all but the last, about which an extra is to report something.
+    """Positions of a prompt, except the last, about which an extra must report.
 
-    What is found at the last one comes with the first output token.
+    The last position is reported with the first output token.
 
     Attributes:
-        extra: its name.
-        reported: nothing is to be reported about positions before this one any more.
-        planned: the same, with those in flight.
+        extra: the extra's name.
+        reported: the first position that is not reported yet.
+        planned: the first position that is neither reported nor in flight.
         end: the prompt's last position.
     """
 
@@ -75,11 +75,11 @@ class PromptReport:
 
     @property
     def is_open(self) -> bool:
-        """Whether something is still to be computed for it."""
+        """Whether some positions are still to be reported."""
         return self.reported < self.end
 
     def plan(self, start: int, length: int) -> tuple[int, int]:
-        """The positions `[begin, end)` of a chunk that are to be reported; none when equal."""
+        """Plan the positions `[begin, end)` of a chunk that it reports; none if they are equal."""
         begin, end = max(start, self.planned), min(start + length, self.end)
         if begin >= end:
             return begin, begin
@@ -88,22 +88,22 @@ class PromptReport:
 
 
 class Request:
-    """A prompt and what has become of it.
+    """A prompt, its output and its state.
 
     Attributes:
-        tokens: prompt and output so far, while the request waits; while it runs, its row of
-            `RequestTable.tokens` is the truth.
+        tokens: prompt and output so far while the request waits; while it runs, its row of
+            `RequestTable.tokens` holds them.
         row: its row in the running batch, -1 while it waits.
         num_computed: tokens whose keys and values are written or in flight.
         admitted_at: `time.monotonic()` of its first admission, 0 before it.
         cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before it.
-        started: whether the detokenizer has been told of it.
-        row_spec: what its row needs to know of it, from the service.
-        reports: what is still to be told about its prompt.
-        reports_outputs: whether something is to be told of each output token.
-        embeds: float32 bytes, one row in the place of each prompt token; empty where tokens are.
-        images: of the prompt, each at its place, in order.
-        grammar: what the output follows; `None` for free text.
+        started: whether its `StreamStart` was added for the detokenizer.
+        row_spec: the data that its row needs, from the service.
+        reports: what extras must still report about its prompt.
+        reports_outputs: whether an extra reports about each output token.
+        embeds: float32 bytes, one row instead of each prompt token; empty if the prompt is tokens.
+        images: images of the prompt, with their positions, in order.
+        grammar: state of the output's grammar and thoughts; `None` for free text.
     """
 
     __slots__ = (
@@ -171,10 +171,10 @@ class Request:
         return str(self.request_id)
 
     def keys(self, tokens: Tokens) -> Tokens:
-        """What the first tokens of the sequence are known by in the prefix cache.
+        """Return the keys of the sequence's first tokens in the prefix cache.
 
         Args:
-            tokens: as many as are asked about, from the first one on.
+            tokens: the first tokens of the sequence.
         """
         if not self.images:
             return tokens
@@ -183,23 +183,23 @@ class Request:
 
     @property
     def first_unreported(self) -> int | None:
-        """The first position that must be computed because it is to be reported."""
+        """The first position that must be computed because an extra reports it."""
         return min((each.reported for each in self.reports if each.is_open), default=None)
 
     @property
     def end_len(self) -> int:
-        """Tokens after which nothing more is sampled.
+        """The number of tokens after which nothing more is sampled.
 
-        Where none is to be generated one still is, when something is to be told about it.
+        A request that generates nothing still samples one token if an extra reports about it.
         """
         return self.num_prompt + max(self.max_new_tokens, int(self.reports_outputs))
 
     def replaces(self, extra: str) -> bool:
-        """Whether what an extra reports takes the place of what it has reported."""
+        """Whether each report of an extra replaces its earlier ones."""
         return any(each.name == extra and each.replaces for each in self.row_spec.extras)
 
     def start_message(self, stream_interval: int) -> StreamStart:
-        """What the detokenizer needs to know; `stream_interval` is the server's default."""
+        """Return what the detokenizer needs; `stream_interval` is the server's default."""
         sampling = self.sampling
         return StreamStart(
             request_id=self.request_id,
@@ -220,5 +220,5 @@ class Request:
         return self.tokens[: self.num_prompt][-PROMPT_TAIL_TOKENS:].tobytes()
 
     def length_reason(self) -> FinishReason:
-        """The reason when the token limit is reached."""
+        """Return the reason for a request that reached its token limit."""
         return FinishReason("length", length=self.max_new_tokens)

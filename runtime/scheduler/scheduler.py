@@ -1,4 +1,4 @@
-"""The loop of the worker: take messages, plan a step, launch it, report what the last one gave."""
+"""The worker's loop: takes messages, plans and launches a step, reports the last one's result."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Scheduler:
         self._images = images
         self._runner = runner
         self._weights = weights
-        # Before the name space of every request: what one generation of weights has computed is no
-        # prefix for the next.
+        # A prefix of every name space: keys and values of one generation of weights must not be
+        # found by the next.
         self._generation = ""
         self._generations = itertools.count(1)
         self._is_paused = False
@@ -102,7 +102,7 @@ class Scheduler:
         self._max_req_len = min(options.context_len, cache.pool.num_pages * cache.page_size)
         self._overlap = options.overlap
         self._requests: dict[int, Request] = {}
-        # What raises while one request is handled ends that one, whatever it is.
+        # Any error while one request is handled ends that request only.
         self._faults = FaultDomains(self._end_failed)
         # One more than the context: with overlap a last, dropped token is still written.
         self._table = RequestTable(options.max_running_requests, options.context_len + 1)
@@ -126,7 +126,7 @@ class Scheduler:
             options.eos_token_ids,
             self._grammars,
             self._faults,
-            # On a device that overlaps, a row that jumps costs the whole batch its decode graph.
+            # With overlap, a row that jumps would cost the whole batch its decode graph.
             jump_ahead=not options.overlap,
         )
         self._in_flight: tuple[PlannedStep, Pending] | None = None
@@ -140,18 +140,18 @@ class Scheduler:
 
     @property
     def can_compute(self) -> bool:
-        """Whether weights and KV pool have their memory."""
+        """Whether the memory of weights and KV pool is allocated."""
         return self._weights is None or self._weights.can_compute
 
     @property
     def can_step(self) -> bool:
-        """Whether there is work and nothing forbids to do it."""
+        """Whether there is work and it may be computed now."""
         return self.has_work and not self._is_paused and self.can_compute
 
     # ---- messages ----
 
     def receive(self, messages: Iterable[SchedulerInbound]) -> None:
-        """Take everything that has arrived; a failure ends the request it is about, no other."""
+        """Handle all messages that have arrived; a failure ends only the request it concerns."""
         for message in messages:
             try:
                 self._dispatch(message)
@@ -160,7 +160,7 @@ class Scheduler:
                 if isinstance(message, GenerateRequest):
                     self._send_front(RequestError([message.request_id], why))
                 elif (call_id := getattr(message, "call_id", None)) is not None:
-                    # Who called waits for an answer.
+                    # The caller waits for a reply.
                     self._send_front(ControlReply(call_id, False, why))
 
     def _dispatch(self, message: SchedulerInbound) -> None:
@@ -190,7 +190,7 @@ class Scheduler:
                 self._answer(self._obey(message))
 
     def _answer(self, reply: ControlReply) -> None:
-        # Gauges first: who has an answer finds them as it left them.
+        # Gauges first: after a reply, a reader finds them up to date.
         self._publish(may_wait=False)
         self._send_front(reply)
 
@@ -262,7 +262,7 @@ class Scheduler:
             del self._requests[request_id]
 
     def _end_failed(self, request: Request, why: str) -> None:
-        """Forget a request whose handling raised, wherever that left it; called by `_faults`."""
+        """Forget a request whose handling raised, in whatever state it is; called by `_faults`."""
         self._requests.pop(request.request_id, None)
         self._grammars.drop(request)
         if request in self._waiting:
@@ -286,10 +286,10 @@ class Scheduler:
         return self._flush(message.call_id)
 
     def _flush(self, call_id: int) -> ControlReply:
-        # The front forgets which ones are here at the same place in the order of messages.
+        # The front clears its record of cached grammars at the same point in the message order.
         self._grammars.clear()
         running, waiting = self._table.num_running, len(self._waiting)
-        # While generation is paused those that wait hold no page.
+        # While generation is paused, waiting requests hold no pages.
         if running or self._in_flight is not None or (waiting and not self._is_paused):
             return ControlReply(
                 call_id,
@@ -343,7 +343,7 @@ class Scheduler:
                     self._planner.retract(request, "generation is paused")
 
     def _drain(self) -> None:
-        """Report the step in flight, if there is one: nothing computes afterwards."""
+        """Wait for the step in flight, if any, and process it: nothing computes afterwards."""
         last, self._in_flight = self._in_flight, None
         try:
             self._finish_in_flight(last)
@@ -351,7 +351,7 @@ class Scheduler:
             self._fail_running(error)
 
     def _invalidate_cache(self) -> None:
-        """Let no later request find what is cached; what runs keeps its pages until it ends."""
+        """Hide what is cached from later requests; running ones keep their pages to their end."""
         self._cache.flush()
         before, self._generation = self._generation, f"{next(self._generations)}:"
         for request in self._requests.values():
@@ -379,7 +379,7 @@ class Scheduler:
         last, self._in_flight = self._in_flight, self._launch()
         self._finish_in_flight(last)
         if self._in_flight is not None and self._in_flight[0].masks is not None:
-            # What the next token may be depends on this one, so it cannot be in flight.
+            # The next masks depend on this step's tokens, so it cannot stay in flight.
             current, self._in_flight = self._in_flight, None
             self._finish_in_flight(current)
 
@@ -408,7 +408,7 @@ class Scheduler:
             self._output.process(planned, result)
 
     def _fail_running(self, error: Exception) -> None:
-        """End every running request: a step failed, and nothing says for which one."""
+        """End every running request: a step failed, and which request caused it is unknown."""
         self._in_flight = None
         if self._images is not None:
             self._images.clear()
@@ -418,17 +418,17 @@ class Scheduler:
             with self._faults.of(request):
                 self._output.finish(request, reason, keep_cached=False)
         if not running:
-            # Then one that waits is to blame; which one is unknown.
+            # Then a waiting request is to blame; which one is unknown.
             for request in list(self._waiting):
                 with self._faults.of(request):
                     self._buffer.end(request, reason)
                     self._remove(request.request_id)
-        # Whatever raised may have taken pages for nobody.
+        # The failure may have left pages without an owner.
         self._recover_cache()
         self.check_invariants()
 
     def turn(self, inbox: Inbox[SchedulerInbound], idle_wait_s: float) -> None:
-        """Take what has arrived and compute a step; wait for messages where there is none."""
+        """Handle messages and compute a step; wait for messages if there is nothing to compute."""
         self.receive(inbox.drain())
         if self.can_step:
             self.step()
@@ -438,13 +438,13 @@ class Scheduler:
             self.check_when_idle()
 
     def rest(self) -> None:
-        """Nothing to compute: report what messages alone have ended."""
+        """Report requests that messages have ended; called when there is nothing to compute."""
         self._report()
 
     def check_when_idle(self) -> None:
-        """Assert that no page is lost, once after each time of work.
+        """Assert that no page is lost, once after each busy period.
 
-        With half a million pages it takes milliseconds, so not while a next request may come.
+        With half a million pages it takes milliseconds, so it waits until the worker is idle.
 
         Raises:
             AssertionError: a page is lost or owned twice.
@@ -458,7 +458,7 @@ class Scheduler:
         idle = not self.has_work
         was_idle, self._was_idle = self._was_idle, idle
         may_wait = is_stepping and not idle and not was_idle
-        # Before the message, as before any answer.
+        # Before the message, as before any reply.
         self._publish(may_wait=may_wait and not (message is not None and message.ends))
         if message is not None:
             self._send_tokens(message)

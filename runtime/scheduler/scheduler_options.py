@@ -1,4 +1,4 @@
-"""What the scheduler is told about its bounds and rules."""
+"""The scheduler's options."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class SchedulerOptions:
 
     Attributes:
         max_running_requests: rows of the running batch.
-        max_queued_requests: so many may wait, newcomers are refused; `None` for no bound.
-        context_len: most tokens of a request.
+        max_queued_requests: most waiting requests; further ones are refused; `None` for no bound.
+        context_len: most tokens of a request, prompt and output.
         token_budget: prompt tokens computed in one step.
         policy: name in `runtime.scheduler.waiting.POLICIES`.
         eos_token_ids: ids that end a text.

@@ -33,9 +33,9 @@ def report_prefix(message: MatchPrefix, cache: CacheManager, generation: str) ->
 
 logger = logging.getLogger(__name__)
 
-# What `gen_throughput` is the mean of.
+# `gen_throughput` is the mean over a window of this length.
 THROUGHPUT_WINDOW_S = 1.0
-# Time with work between two lines of the log, at least.
+# Least time with work between two log lines.
 LOG_INTERVAL_S = 5.0
 
 
@@ -43,14 +43,14 @@ class SchedulerStats:
     """Numbers of one worker.
 
     Attributes:
-        num_prompt_tokens: of all requests taken in.
-        log_interval: decode steps between two lines of the log, at least.
+        num_prompt_tokens: prompt tokens of all accepted requests.
+        log_interval: least number of decode steps between two log lines.
     """
 
     def __init__(
         self, shared: SharedState, log_interval: int, images: ImageCache | None = None
     ) -> None:
-        """Publish to `shared`, of `images` too; log every `log_interval` decode steps."""
+        """Publish to `shared`, also about `images`; log every `log_interval` decode steps."""
         self._shared = shared
         self._images = images
         self.log_interval = log_interval
@@ -61,7 +61,7 @@ class SchedulerStats:
         self._window_tokens = 0
         self._window_has_work = False
         self._throughput = 0.0
-        # Since the last line of the log; windows without work are left out.
+        # Since the last log line; windows without work are omitted.
         self._logged_s = 0.0
         self._logged_tokens = 0
 
@@ -93,7 +93,7 @@ class SchedulerStats:
         num_nan: int,
         num_prefix_hits: int,
     ) -> None:
-        """Write everything to shared memory; to be called now and then without work, too."""
+        """Write everything to shared memory; call it regularly, also without work."""
         self._measure(now, num_generated, has_work)
         shared = self._shared
         page_size = cache.page_size
@@ -133,7 +133,7 @@ class SchedulerStats:
             self._logged_s = 0.0
 
     def _measure(self, now: float, num_generated: int, has_work: bool) -> None:
-        """Close the window if it is over: an instant without work does not end it early."""
+        """Close the window if it is over; a moment without work does not end it early."""
         self._window_has_work |= has_work
         start = self._window_start
         if start is not None and now - start < THROUGHPUT_WINDOW_S:

@@ -1,4 +1,4 @@
-"""Images in the prompts of a step: which positions stand for them, and which are computed."""
+"""Images in the prompts of a step: their positions, and which images are computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.step.step_plan import ImageSpan, StepPlan
 
 
 def why_not_seen(request: Request, cache: ImageCache | None) -> str | None:
-    """Why the images of a request cannot be seen, if they cannot."""
+    """Return why the images of a request cannot be computed; `None` if they can."""
     if not request.images:
         return None
     if cache is None:
@@ -33,12 +33,12 @@ def add_images(
     cache: ImageCache,
     ahead: Sequence[PreparedImage] = (),
 ) -> None:
-    """Name the positions of a step that stand for images, and decide which vectors stay.
+    """Add a step's positions that stand for images, and decide which vectors are kept.
 
     Args:
         plan: the step, which has no images yet.
-        parts: of `plan.chunk_tokens` in order: a request, its first position, how many.
-        cache: what the executor keeps.
+        parts: parts of `plan.chunk_tokens` in order: request, first position, number of positions.
+        cache: the images that the executor keeps.
         ahead: images that are computed now and read by a later step.
     """
     touched: list[PreparedImage] = []
@@ -48,7 +48,7 @@ def add_images(
             digest = image.image.digest
             place = first + begin - start
             plan.image_spans.append(ImageSpan(place, stop - begin, begin - image.start, digest))
-            # Where a prompt is cut, its image counts in the first part.
+            # An image that is cut into parts counts in the first one.
             is_first_part = begin in (image.start, request.num_computed)
             if is_first_part:
                 cache.count_read(digest)
@@ -58,21 +58,21 @@ def add_images(
 
 
 class TowerTime:
-    """What the tower takes of a step's budget: a prompt token for each token of an image.
+    """The tower's share of a step's budget: one prompt token for each token of an image.
 
     A tower takes about as long for the patches of a token as the decoder for the token. Without a
-    bound a burst of images would hold every stream up for as long as all of them take. One image
+    bound, a burst of images would delay every stream until all of them are computed. One image
     always fits, since it cannot be computed in parts.
 
-    Beside streams an image is computed one step ahead of the chunk that reads it: streams wait for
-    the tower or for the decoder, not for both.
+    While streams decode, an image is computed one step ahead of the chunk that reads it: streams
+    wait for the tower or for the decoder, not for both.
 
     Attributes:
         ahead: images that this step computes for a later one.
     """
 
     def __init__(self, cache: ImageCache | None, most: int, *, goes_ahead: bool) -> None:
-        """Take at most `most` tokens for images that are not in `cache`."""
+        """Spend at most `most` tokens on images that are not in `cache`."""
         self._cache = cache
         self._left = most
         self._goes_ahead = goes_ahead
@@ -83,7 +83,7 @@ class TowerTime:
         """Fit a chunk's images into what is left of the step's budget.
 
         Returns:
-            How many of the chunk's positions there is time for, up to an image or all; and the
+            The number of the chunk's positions that fit, all or those before an image; and the
             tokens that the tower takes for them.
         """
         spent = 0
@@ -109,17 +109,17 @@ class TowerTime:
 
 
 def whole_images(request: Request, start: int, length: int, room: int) -> int:
-    """Return the length of a chunk that ends in no image.
+    """Return the length of a chunk that does not end within an image.
 
     Args:
-        request: whose prompt it is.
+        request: the prompt's request.
         start: the chunk's first position.
-        length: tokens that there is time for.
+        length: tokens that the budget allows.
         room: tokens that the step has memory for.
 
     Returns:
-        `length`, or what lies ahead of the image that would be cut, or, where nothing does, what is
-        left of the image; 0 where there is no room for it.
+        `length` if that cuts no image; else the tokens before the cut image; if there are none, the
+        rest of the image, or 0 if there is no room for it.
     """
     for _, begin, stop in _between(request, start, request.num_prompt):
         if begin < start + length < stop:
@@ -130,7 +130,7 @@ def whole_images(request: Request, start: int, length: int, room: int) -> int:
 
 
 def _between(request: Request, start: int, end: int) -> Iterator[tuple[ImageInput, int, int]]:
-    """Images of which tokens lie in `[start, end)`, and the bounds of these tokens."""
+    """Yield images with tokens in `[start, end)`, and the bounds of these tokens."""
     for image in request.images:
         begin, stop = max(start, image.start), min(end, image.start + image.image.num_tokens)
         if begin < stop:

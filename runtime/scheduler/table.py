@@ -1,4 +1,4 @@
-"""The running batch on the host: one row per request, in arrays, so that a step costs no loop."""
+"""The running batch on the host: one row per request, in arrays, so that steps need no loop."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class RequestTable:
         num_tokens: known tokens of each row.
         num_computed: tokens whose keys and values are written or in flight.
         capacity: tokens the row's pages hold.
-        drops_at: computed tokens at which pages behind the row's window can be let go.
-        end_len: number of tokens at which the request has all it asked for.
+        drops_at: computed tokens at which pages behind the row's window can be freed.
+        end_len: number of tokens at which the request is complete.
         sampled_len: tokens known or in flight; at `end_len` no further step is planned.
         ends_at_eos: whether end-of-sequence ids stop the row.
-        has_stop_ids: whether the row has stop ids of its own.
-        min_len: number of tokens below which no end-of-sequence counts; 0 where it always does.
-        has_grammar: rows whose output follows a grammar, or whose thoughts are watched.
-        matchers: those grammars, by row.
+        has_stop_ids: whether the request sets stop ids.
+        min_len: number of tokens below which end-of-sequence ids are ignored; 0 for no minimum.
+        has_grammar: rows whose output follows a grammar, or whose thoughts are tracked.
+        matchers: matchers of those grammars, by row.
         thinks: those of them whose thoughts are not over.
-        is_masked: those of them whose next token is not any.
-        knows_mask: those of them for which `Grammars` keeps what the next token may be.
-        may_jump: rows whose tokens need not be sampled where a grammar leaves no choice: no penalty
-            counts them, nothing is reported of them.
-        is_decoding: rows whose prompt is computed.
+        is_masked: those of them whose next token is constrained.
+        knows_mask: those of them whose next mask is kept in `Grammars`.
+        may_jump: rows whose tokens need not be sampled where a grammar leaves no alternative: no
+            penalty counts them and no extra reports about them.
+        is_decoding: rows whose whole prompt is computed.
     """
 
     def __init__(self, max_rows: int, max_len: int) -> None:
@@ -78,7 +78,7 @@ class RequestTable:
     def join(self, request: Request) -> int:
         """Give `request` a row and copy its tokens there."""
         row = self._free.pop()
-        # First, so that `leave` undoes whatever follows.
+        # First, so that `leave` can undo a failed join.
         self.order.append(row)
         self.requests[row] = request
         request.row = row
@@ -120,21 +120,21 @@ class RequestTable:
         request.row = -1
 
     def set_grammar(self, row: int, grammar: GrammarState | None) -> None:
-        """Note how far a row's output has come in what it follows."""
+        """Update the grammar state of a row."""
         self.has_grammar[row] = grammar is not None and not grammar.is_done
         self.thinks[row] = grammar is not None and grammar.thinks
         self.is_masked[row] = grammar is not None and grammar.is_active
 
     def known_tokens(self, row: int) -> Tokens:
-        """Prompt and known output of a row, a view."""
+        """Return prompt and known output of a row, as a view."""
         return self.tokens[row, : self.num_tokens[row]]
 
     def request(self, row: int) -> Request:
-        """The request of a row in use."""
+        """Return the request of a row in use."""
         request = self.requests[row]
         assert request is not None, "the row is free"
         return request
 
     def running(self) -> list[Request]:
-        """All running requests in order of admission."""
+        """Return all running requests in order of admission."""
         return [self.request(row) for row in self.order]

@@ -1,4 +1,4 @@
-"""Thoughts that an output begins with: where they end, and how they are ended."""
+"""Tracks the thoughts at the beginning of an output, and ends them when they must end."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ from collections.abc import Sequence
 
 from runtime.requests.sampling_params import ThinkingSpec
 
-# Tokens that may come before thoughts begin: some models write a line break there.
+# Most tokens before thoughts begin: some models write a line break there.
 MAX_BEFORE = 4
 
 
 class Thinking:
-    """Follows the thoughts of one output.
+    """Tracks the thoughts of one output.
 
     Attributes:
-        is_over: there are no more.
+        is_over: whether the thoughts have ended.
     """
 
     def __init__(self, spec: ThinkingSpec, *, has_grammar: bool) -> None:
-        """Begin an output; with `has_grammar` the answer follows one."""
+        """Begin an output; with `has_grammar` its answer follows a grammar."""
         self._spec = spec
         self._has_grammar = has_grammar
         self._num_tokens = 0
-        # As many of the last tokens as one of the sequences is long.
+        # The last tokens, as many as the longest ending has.
         self._last: list[int] = []
-        # What the output may begin with, and how much of that has come; none inside thoughts.
+        # The sequences that the output may begin with, and the part of one that has come; both
+        # empty inside thoughts.
         self._openings = [each for each in (spec.open_ids, spec.lead_ids) if each]
         self._begun: list[int] = []
         self._forced: list[int] = []
         own = frozenset(spec.implied_ids)
-        # Of the way to an answer, and of an answer that follows a grammar.
+        # Tokens that imply the end of thoughts: those that lead to an answer, and those that begin
+        # one with a grammar.
         self._implied = own & frozenset(spec.bridge_ids) if has_grammar else own
         self._answers = own - self._implied
         self.is_over = False
@@ -38,7 +40,7 @@ class Thinking:
 
     @property
     def next_ids(self) -> list[int]:
-        """The tokens that may come next; empty where any may."""
+        """The tokens that may come next; empty if any may."""
         if self._forced:
             return self._forced[:1]
         if not self._has_grammar:
@@ -48,22 +50,22 @@ class Thinking:
 
     @property
     def may_answer(self) -> bool:
-        """Whether an answer that follows a grammar may begin in the place of `next_ids`."""
+        """Whether an answer with a grammar may begin now, as an alternative to `next_ids`."""
         if self.is_over:
             return True
         waits = bool(self._openings) and not self._begun
         return waits and self._has_grammar and not self._spec.lead_ids
 
     def may_be_ended_by(self, token_id: int) -> bool:
-        """Whether an answer that follows a grammar may begin with a token in their midst."""
+        """Whether an answer with a grammar may begin with `token_id` amid thoughts."""
         return token_id in self._answers and not self._forced and not self._openings
 
     def end(self) -> None:
-        """The answer has begun."""
+        """Note that the answer has begun."""
         self._openings, self.is_over = [], True
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token; whether it is the first one of an answer without thoughts."""
+        """Advance by a token; return whether it is the first one of an answer without thoughts."""
         if self._forced:
             self._forced.pop(0)
             self.is_over = not self._forced
@@ -83,7 +85,7 @@ class Thinking:
             self._check_budget()
             return
         if self._has_grammar:
-            # What has begun the way to the answer by itself goes on with it.
+            # A token that is part of the bridge to the answer is not forced again.
             begun = spec.bridge_ids.index(token_id) + 1 if is_implied else 0
             self._forced = spec.bridge_ids[begun:]
         self.is_over = not self._forced
@@ -107,7 +109,7 @@ class Thinking:
     def _check_budget(self) -> None:
         budget = self._spec.budget
         if budget is not None and self._num_tokens >= budget:
-            # What the model has begun by itself is not written twice.
+            # The part of the ending that the model has already written is not forced again.
             end = self._spec.forced_ids
             begun = next(n for n in range(len(end) - 1, -1, -1) if _ends_with(self._last, end[:n]))
             self._forced = end[begun:]

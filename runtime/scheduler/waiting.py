@@ -19,13 +19,13 @@ Policy = Callable[[list[Request], CacheManager], list[Request]]
 
 
 def first_come_first_served(requests: list[Request], cache: CacheManager) -> list[Request]:
-    """Leave the order of arrival."""
+    """Keep the order of arrival."""
     del cache
     return requests
 
 
 def longest_prefix_match(requests: list[Request], cache: CacheManager) -> list[Request]:
-    """Put those first whose prompt is cached furthest; equal ones keep their order."""
+    """Put the longest cached prefix first; equal ones keep their order."""
     if len(requests) > LONGEST_PREFIX_QUEUE_LIMIT:
         return requests
     return sorted(requests, key=lambda r: -cache.match_length(r.keys(r.tokens)[:-1], r.namespace))
@@ -48,19 +48,19 @@ POLICIES: Registry[Policy] = Registry(
 
 
 class WaitingQueue:
-    """New requests behind retracted ones; the policy orders the new ones only.
+    """New requests after retracted ones; the policy orders only the new ones.
 
-    A retracted request has been promised its place: it goes first, oldest first.
+    Retracted requests were already admitted, so they go first, oldest first.
 
     Attributes:
-        num_changes: how often one came or went.
+        num_changes: how often a request was added or removed.
     """
 
     def __init__(self, policy: str, cache: CacheManager) -> None:
         """Order by the policy called `policy`."""
         self._policy = POLICIES.load(policy)
         self._is_fcfs = policy == "fcfs"
-        # A policy that fails does so at each step: it is told once.
+        # A policy that fails does so in every step: it is logged once.
         self._has_failed = False
         self._cache = cache
         self._retracted: list[Request] = []
@@ -76,7 +76,7 @@ class WaitingQueue:
 
     @property
     def num_retracted(self) -> int:
-        """Requests that ran already and wait to be computed again."""
+        """The number of requests that ran already and wait to be computed again."""
         return len(self._retracted)
 
     def push(self, request: Request) -> None:
@@ -85,26 +85,26 @@ class WaitingQueue:
         self._new.append(request)
 
     def push_retracted(self, request: Request) -> None:
-        """Add one that ran already."""
+        """Add a retracted request."""
         self.num_changes += 1
         self._retracted.append(request)
         self._retracted.sort(key=lambda r: r.arrival)
 
     def in_order(self) -> list[Request]:
-        """All requests as the policy orders them now."""
+        """Return all requests as the policy orders them now."""
         new = list(self._new)
         if not self._is_fcfs:
             try:
                 new = self._policy(new, self._cache)
             except Exception:
-                # No request is known to be at fault, and all can be served without an order.
+                # No request is known to be at fault, and all can be served in order of arrival.
                 if not self._has_failed:
                     logger.exception("The scheduling policy failed; the order of arrival holds")
                 self._has_failed = True
         return self._retracted + new
 
     def remove(self, request: Request) -> None:
-        """Take one out, wherever it stands."""
+        """Remove a request, new or retracted."""
         self.num_changes += 1
         if request in self._retracted:
             self._retracted.remove(request)

@@ -1,4 +1,4 @@
-"""What computes the scheduler's steps, and who changes its weights: executors, or their leads."""
+"""What computes the scheduler's steps and changes weights: the executor, or rank 0's wrapper."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Runner(Protocol):
     """What the scheduler needs of the executor."""
 
     def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
-        """Start computing a step, with the masks of those of its samples that have a grammar."""
+        """Start computing a step; `masks` covers its constrained samples."""
         ...
 
 
 class WeightHandler(Protocol):
-    """What the scheduler needs of those who change weights and give memory back."""
+    """What the scheduler needs to change weights and release memory."""
 
     @property
     def can_compute(self) -> bool:
-        """Whether weights and KV pool have their memory."""
+        """Whether the memory of weights and KV pool is allocated."""
         ...
 
     def handle(self, call: WeightCall) -> ControlReply:
-        """Do what `call` says; no step is in flight."""
+        """Execute `call`; no step is in flight."""
         ...

@@ -1,4 +1,4 @@
-"""Builds the worker's parts from its configuration: the only place that knows them all."""
+"""Builds the worker's parts from its configuration; the only module that knows them all."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def build_worker(
     """Load the model and put scheduler, cache and executor around it.
 
     Args:
-        config: the worker's.
-        shared: gauges.
-        send_tokens: to the detokenizer.
-        send_front: to the front.
-        report: where start-up is.
-        ranks: the processes that share each layer, already starting; needed when `tp_size > 1`.
+        config: the worker's configuration.
+        shared: shared memory for the gauges.
+        send_tokens: sends to the detokenizer.
+        send_front: sends to the front.
+        report: reports the progress of start-up.
+        ranks: the other ranks' processes, already starting; needed when `tp_size > 1`.
 
     Raises:
         StartupError: the model or the memory does not allow it; one line.
@@ -165,7 +165,7 @@ def _image_cache(config: WorkerConfig, spec: ModelSpec) -> ImageCache | None:
 
 
 def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Commands:
-    """What this rank's runner is told beside its steps."""
+    """Build what executes commands on this rank."""
     dp_rank = config.dp_rank if config.dp_size > 1 else None
     profiler = Profiler(config.device, rank, config.tp_size, dp_rank)
     counts, mode = executor.model.context.expert_counts, config.expert_recorder_mode
@@ -177,7 +177,7 @@ def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Comma
 def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
     """Load this rank's slice of the model and make it ready to compute steps.
 
-    Ranks call this at the same time: each waits for the others where they compute together.
+    All ranks call this at the same time: each waits for the others where they compute together.
 
     Raises:
         StartupError: the model or the memory does not allow it; one line.
@@ -259,7 +259,7 @@ def _build_context(
 def build_rank_weights(
     executor: Executor, config: WorkerConfig, rank: int, beat: Callable[[], None]
 ) -> RankWeights:
-    """What this rank does about weights and memory; `beat` is called often while it does."""
+    """Build what changes this rank's weights and memory; it calls `beat` often while it works."""
     model = executor.model
     source: WeightFiles | None = None
     if config.load_format != "dummy":
@@ -274,7 +274,7 @@ def build_rank_weights(
 
 
 def _device(config: WorkerConfig, rank: int) -> torch.device:
-    """This rank's device, a GPU by its number: a new thread's own begins with 0."""
+    """Return this rank's device, a GPU with its index: in a new thread, the current GPU is 0."""
     device = torch.device(config.device)
     if device.type != "cuda":
         return device
@@ -301,7 +301,7 @@ def _read_spec(config: WorkerConfig) -> ModelSpec:
 
 
 def build_grammars(config: WorkerConfig) -> Grammars:
-    """Grammars by the back end that the options name, imported while weights load."""
+    """Build grammars with the configured back end, which is imported while weights load."""
     vocab_size = _read_spec(config).vocab_size
     if config.grammar_backend == "none":
         return Grammars(None, vocab_size, config.eos_token_ids)
@@ -318,7 +318,7 @@ def build_grammars(config: WorkerConfig) -> Grammars:
 
 
 def _shared_grain(model: Model, config: WorkerConfig) -> int:
-    """See `TokenBudget.shared_grain`; 0 where experts may be recorded, of every token."""
+    """See `TokenBudget.shared_grain`; 0 if experts may be recorded, which covers every token."""
     if config.expert_recorder_mode or config.enable_return_routed_experts:
         return 0
     return model.shared_grain if isinstance(model, TextEncoder) else 0

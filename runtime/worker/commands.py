@@ -1,4 +1,4 @@
-"""Commands to a running worker: what changes how steps are computed, or only looks at them."""
+"""Commands to a running worker: they change or observe how steps are computed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Commands:
-    """What one rank is told beside its steps: to profile or slow them, to log more or less."""
+    """Executes one rank's commands, such as to profile or slow its steps or set the log level."""
 
     def __init__(self, runner: StepRunner, profiler: Profiler) -> None:
         """Have `profiler` watch the steps of `runner`."""
@@ -76,6 +76,6 @@ class Commands:
             return "" if path is None else f"Written to {path}"
         if action == "start":
             recorder.start()
-            return "Expert use is recorded from now on."
+            return "Recording of expert use has started."
         recorder.stop()
-        return "Expert use is recorded no more."
+        return "Recording of expert use has stopped."

@@ -1,4 +1,4 @@
-"""The process of a further rank: holds its slice of the model, computes the plans of rank 0."""
+"""The process of a rank above 0: holds its slice of the model, computes the plans of rank 0."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(payload: bytes) -> None:
     """Run the rank with an encoded `RankConfig`."""
     config = msgspec.msgpack.decode(payload, type=RankConfig)
     worker = config.worker
-    # What is normal is said once, by rank 0.
+    # Rank 0 alone logs what is normal.
     level = "warning" if worker.log_level == "info" else worker.log_level
     which = f" of worker {worker.dp_rank}" if worker.dp_size > 1 else ""
     configure_logging(level, f"rank {config.rank}{which}")
@@ -61,7 +61,7 @@ def main(payload: bytes) -> None:
     except MemoryError as error:
         _leave(config, f"Out of memory while loading the model: {error}")
     except (Exception, DeviceLost) as error:
-        # When another rank is gone its own words matter, and this process is ended with it.
+        # If another rank has died, that rank's own message matters; rank 0 then ends this process.
         time.sleep(DEATH_NOTICE_S)
         logger.exception("Rank %d could not start", config.rank)
         _leave(config, f"Rank {config.rank} could not start: {type(error).__name__}: {error}")
@@ -101,7 +101,7 @@ def _follow(
                 commands.execute(message)
                 continue
             pending = runner.launch(message)
-            # Never more than two steps ahead of the device, as rank 0: buffers are used in turn.
+            # Like rank 0, never more than two steps ahead of the device: two buffers alternate.
             if last is not None:
                 last.wait()
             last = pending
@@ -110,7 +110,7 @@ def _follow(
 
 
 def _keep_silent(phase: Phase, fraction: float = 0.0, detail: str = "") -> None:
-    """Rank 0 reports for all."""
+    """Report nothing: rank 0 reports for all ranks."""
 
 
 def _leave(config: RankConfig, message: str) -> NoReturn:

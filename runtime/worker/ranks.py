@@ -1,7 +1,7 @@
-"""The further ranks of a tensor-parallel worker, seen from rank 0, their parent.
+"""The other ranks of a tensor-parallel worker, as children of rank 0.
 
-A rank that dies takes the worker along: the front restarts all of them together. Ranks die with
-rank 0, whose end of their stdin closes.
+A rank that dies ends the worker, and the front restarts all ranks together. Ranks end with rank 0,
+because its end of their stdin closes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from runtime.step.step_plan import MaskSource, StepPlan
 
 logger = logging.getLogger(__name__)
 
-# A rank's death shows in the others as a broken connection, often before its exit is noticed.
+# Other ranks see a rank's death as a broken connection, often before its exit is noticed.
 DEATH_NOTICE_S = 2.0
 _REPLY_POLL_S = 0.1
 
 
 def failure_file(config: WorkerConfig, rank: int) -> Path:
-    """Where a rank that cannot start leaves the one line that says why."""
+    """Return the file into which a rank that cannot start writes why, in one line."""
     return Path(config.run_folder) / f"rank-{rank}-{config.generation}.failed"
 
 
@@ -63,8 +63,8 @@ class Ranks:
         Args:
             context: for the sockets.
             config: rank 0's.
-            start_failed: told why in one line, on another thread, when a rank ends during start-up;
-                this process ends as soon as it returns.
+            start_failed: called with the reason, one line, on another thread when a rank ends
+                during start-up; this process ends as soon as it returns.
         """
         self._config = config
         self._start_failed = start_failed
@@ -86,7 +86,7 @@ class Ranks:
                 self._children[child.pid] = rank
 
     def started(self) -> None:
-        """Every rank is ready: from now on a death is one of a running server."""
+        """Note that every rank is ready: a later death ends a running server, not a start."""
         self._starting = False
 
     def send(self, plan: StepPlan) -> None:
@@ -99,7 +99,7 @@ class Ranks:
     ) -> Callable[[WorkerCommand], ControlReply]:
         """`execute` of rank 0, with every command sent on to all ranks first.
 
-        Each obeys it between the same two steps; the answer is rank 0's.
+        Every rank executes it between the same two steps; the reply is rank 0's.
         """
 
         def execute_on_all(command: WorkerCommand) -> ControlReply:
@@ -110,13 +110,13 @@ class Ranks:
         return execute_on_all
 
     def ask(self, op: WeightOp) -> None:
-        """Send every rank something to do between two steps; `replies` must follow."""
+        """Send every rank an operation to run between two steps; `replies` must follow."""
         call = RankCall(op)
         for outbox in self._outboxes:
             outbox.send(call)
 
     def replies(self, beat: Callable[[], None]) -> list[RankReply]:
-        """Wait for what each rank says to the latest `ask`, in order of rank.
+        """Wait for each rank's reply to the latest `ask`; return them in order of rank.
 
         A rank that dies ends this process instead. `beat` is called often meanwhile.
         """
@@ -139,7 +139,7 @@ class Ranks:
             leave_at_once(1)
 
     def _exited(self, child: Child, code: int) -> None:
-        # Held to the end: a second death adds nothing.
+        # Held until the process ends: a second death adds nothing.
         with self._ending:
             rank = self._children[child.pid]
             why = f"Rank {rank} of the worker {describe_exit(code)}."
@@ -163,11 +163,11 @@ class BroadcastRunner:
     def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
         """Start computing a step on every rank.
 
-        Masks stay here: the others take this rank's tokens, whatever they would sample themselves.
+        Masks are not sent: the other ranks take this rank's tokens instead of their own samples.
         """
         self._ranks.send(plan)
         try:
             return self._runner.launch(plan, masks)
         except Exception as error:
-            # The others are in the middle of the step: nothing brings the ranks together again.
+            # The other ranks are in the middle of the step, and nothing can synchronize them again.
             self._ranks.give_up(f"A step of {len(plan.rows)} sequences failed on rank 0.", error)

@@ -1,4 +1,4 @@
-"""The worker process: loads the model, builds every part once, then turns the scheduler's loop."""
+"""The worker process: loads the model, builds every part once, then runs the scheduler's loop."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def main(payload: bytes) -> None:
     ranks: Ranks | None = None
     try:
         report("importing")
-        # Importing torch takes seconds: the front hears of it first.
+        # Importing torch takes seconds, so it is reported before.
         if config.tp_size > 1:
             ranks = Ranks(context, config, lambda why: _tell_start_failed(run_folder, why))
         with uncollected():
@@ -73,7 +73,7 @@ def main(payload: bytes) -> None:
         logger.exception("The worker could not start")
         _fail(context, front, f"The worker could not start: {type(error).__name__}: {error}")
     front.send(msgspec.structs.replace(ready, load_seconds=time.monotonic() - started))
-    # What start-up made lives as long as the process: the collector need not look at it again.
+    # Objects made at start-up live as long as the process: the collector need not visit them again.
     gc.collect()
     gc.freeze()
     try:
@@ -97,7 +97,7 @@ def _fail(context: zmq.Context[zmq.Socket[bytes]], front: Outbox, message: str) 
 
 
 def _tell_start_failed(run_folder: Path, message: str) -> None:
-    # On another thread than the worker's sockets, so with one of its own.
+    # This runs on another thread than the worker's sockets, so it opens its own socket.
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     front = Outbox(context, front_address(run_folder))
     front.send(StartupFailed(message))
