@@ -1,1 +1,1 @@
-"""What a model folder says, read without torch: configuration, tokenizer files, tensor headers."""
+"""Reads a model folder without torch: configuration, tokenizer files, tensor headers."""

@@ -1,4 +1,4 @@
-"""Does a folder hold the weights its configuration promises? Headers only, no torch."""
+"""Checks that a folder holds the weights its configuration describes: headers only, no torch."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from runtime.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# Unused tensors that a warning names.
+# Most unused tensors that a warning names.
 _MAX_NAMED = 16
-# Types we cast from, and the type a model of them runs in.
+# Types we cast from, and the type that such a model runs in.
 _FLOAT_DTYPES = {"F32": "float32", "F64": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
 class CheckpointSummary:
-    """What the weights are.
+    """Describes a folder's weights.
 
     Attributes:
-        total_bytes: on disk, of the tensors that are used.
-        dtype: `float32`, `float16` or `bfloat16`: the type of most of the bytes.
-        tensors: those that are used, by their name in `ModelSpec.weights`, in the order of files
-            and bytes; a tensor's own name is that in its file.
-        unused: names of those that the model has no place for, and that are not known to be
-            superfluous: heads and adapters of training, for one.
+        total_bytes: bytes on disk of the tensors that are used.
+        dtype: `float32`, `float16` or `bfloat16`, the type of most of the bytes.
+        tensors: the used tensors, by their name in `ModelSpec.weights`, in the order of files and
+            bytes; `TensorInfo.name` is the name in the file.
+        unused: names of tensors that the model does not use and that are not known to be
+            superfluous, such as heads and adapters of training.
     """
 
     total_bytes: int
@@ -45,9 +45,9 @@ def check_model_folder(folder: Path, model: ModelSpec) -> CheckpointSummary:
     """Compare the headers in `folder` with the weight map of `model`.
 
     Raises:
-        StartupError: weights cannot be read, or tensors are missing, or of the wrong shape or
-            type; one line that names the first few, with those that are unexpected: a weight
-            under another name is both.
+        StartupError: weights cannot be read, or tensors are missing or of the wrong shape or type;
+            one line that names the first few. It also names unexpected ones: a renamed weight is
+            both missing and unexpected.
     """
     found: dict[str, TensorInfo] = {}
     for name, info in read_tensor_infos(folder).items():
@@ -93,7 +93,7 @@ def check_model_folder(folder: Path, model: ModelSpec) -> CheckpointSummary:
 
 
 def warn_of_files(folder: Path, model: ModelSpec, summary: CheckpointSummary) -> None:
-    """Log, in a line each, in what a checked folder is not as its configuration says."""
+    """Log each difference between a checked folder and its configuration, in a line each."""
     if summary.unused:
         found = describe("unused", summary.unused, most=_MAX_NAMED)
         logger.warning("%s: %s: %s has no place for them.", folder, found, model.architecture)
@@ -112,7 +112,7 @@ def _allowed(weights: Iterable[WeightSpec]) -> str:
 
 
 def describe(problem: str, names: Iterable[str], most: int = 3) -> str:
-    """Return `2 tensors missing (a, b)`, the first `most` named; empty when there are none."""
+    """Return `2 tensors missing (a, b)` with the first `most` names; empty if there are none."""
     listed = list(names)
     if not listed:
         return ""

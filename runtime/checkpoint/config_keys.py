@@ -8,7 +8,7 @@ from typing import Any
 from runtime.checkpoint.json_file import Keys, read_json_object
 from runtime.errors import StartupError
 
-# Beyond every known model by a wide margin; what is larger is a broken file, not a model.
+# Far beyond every known model: a larger number means a broken file.
 MAX_VOCAB = 2**24
 MAX_WIDTH = 2**20
 MAX_LAYERS = 2**12
@@ -21,7 +21,7 @@ def read_config(folder: Path, overrides: dict[str, Any] | None = None) -> tuple[
     """Read `config.json` and `generation_config.json`, the second empty when absent.
 
     Args:
-        folder: local; or a file that stands for its `config.json`.
+        folder: a local folder, or a file that replaces its `config.json`.
         overrides: top-level keys that replace those of `config.json`.
 
     Raises:
@@ -44,10 +44,10 @@ def read_config(folder: Path, overrides: dict[str, Any] | None = None) -> tuple[
 
 
 def common_fields(config: Keys, generation: Keys) -> dict[str, Any]:
-    """The fields of `ModelSpec` that all families read alike; without `context_len`.
+    """Return the fields of `ModelSpec` that all families share, except `context_len`.
 
     Raises:
-        StartupError: a number that is missing or absurd; one line.
+        StartupError: a number is missing or absurd; one line.
     """
     vocab_size = config.integer("vocab_size", MAX_VOCAB)
     bos = config.token_ids("bos_token_id")
@@ -65,10 +65,10 @@ def common_fields(config: Keys, generation: Keys) -> dict[str, Any]:
 
 
 def read_architecture(config: Keys) -> str:
-    """The class name in `config.json`.
+    """Return the class name in `config.json`.
 
     Raises:
-        StartupError: none there.
+        StartupError: there is none.
     """
     names = config.values.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
@@ -78,12 +78,12 @@ def read_architecture(config: Keys) -> str:
 
 def _eos_token_ids(config: Keys, generation: Keys, vocab_size: int) -> tuple[int, ...]:
     ids = [*generation.token_ids("eos_token_id"), *config.token_ids("eos_token_id")]
-    # Files name ids beyond the vocabulary that can never come out; masking them would be an error.
+    # Files may name ids beyond the vocabulary: they are never sampled, and masking them would fail.
     return tuple(dict.fromkeys(one for one in ids if 0 <= one < vocab_size))
 
 
 def _dtype(config: Keys) -> str:
-    # Version 5 calls it `dtype`, version 4 `torch_dtype`; neither needs to be there.
+    # transformers 5 calls it `dtype`, transformers 4 `torch_dtype`; both are optional.
     key = "dtype" if config.values.get("dtype") is not None else "torch_dtype"
     name = config.values.get(key)
     if name is None:
@@ -91,7 +91,7 @@ def _dtype(config: Keys) -> str:
     if not isinstance(name, str):
         raise config.error(key, "the name of a type, such as bfloat16")
     name = name.removeprefix("torch.")
-    # Wider checkpoints are cast: nothing runs in float64.
+    # float64 checkpoints are cast: nothing runs in float64.
     name = "float32" if name == "float64" else name
     if name not in ("float32", "float16", "bfloat16"):
         raise config.error(key, "float32, float16 or bfloat16")
@@ -99,7 +99,7 @@ def _dtype(config: Keys) -> str:
 
 
 def _generation_defaults(generation: Keys) -> dict[str, float | int]:
-    """Return the sampling keys the model's authors recommend, in the native API's terms."""
+    """Return the sampling parameters that the model recommends, with native names."""
     if not generation.flag("do_sample", True):
         return {}
     ranges = {
@@ -113,6 +113,6 @@ def _generation_defaults(generation: Keys) -> dict[str, float | int]:
         if generation.values.get(key) is not None:
             defaults[key] = generation.number(key, low, high)
     if generation.values.get("top_k") is not None:
-        # 0 keeps all tokens there, -1 here.
+        # All tokens are kept by 0 in the file and by -1 here.
         defaults["top_k"] = generation.integer("top_k", _MAX_TOP_K, low=-1) or -1
     return defaults

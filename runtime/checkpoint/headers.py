@@ -1,4 +1,4 @@
-"""Headers of safetensors files: which tensors a folder has, and where. Front-safe: no torch.
+"""Headers of safetensors files: a folder's tensors and their positions. Front-safe: no torch.
 
 Source: the format, an 8-byte little-endian length, that much JSON, then the tensors' bytes.
 """
@@ -112,9 +112,9 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # As in the reference implementation.
 MAX_HEADER_BYTES = 100_000_000
-# Ten times those of the largest models, all of whose files together have fewer.
+# Ten times as many as the largest models have in all of their files.
 MAX_TENSORS = 2**18
-# How the text file begins that a clone without LFS leaves in place of a large file.
+# The beginning of the text file that a clone without LFS has instead of a large file.
 _LFS_PREFIX = b"version "
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
@@ -127,8 +127,8 @@ def read_tensor_infos(folder: Path) -> dict[str, TensorInfo]:
     """Read the headers of all weight files of `folder`, which may be a GGUF file.
 
     Raises:
-        StartupError: no weights, pickled weights only, a shard that is missing, truncated or
-            malformed, a tensor in two files; one line each.
+        StartupError: no weights, only pickled weights, a missing, truncated or malformed shard, or
+            a tensor in two files; one line each.
     """
     if is_gguf(folder):
         return gguf_tensor_infos(folder)
@@ -145,10 +145,10 @@ def read_tensor_infos(folder: Path) -> dict[str, TensorInfo]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of `folder`: the single file, or the index's shards, or all.
+    """Return the safetensors files of `folder`: the single file, the index's shards, or all files.
 
     Raises:
-        StartupError: there are none, or one that the index names is missing.
+        StartupError: there are none, or a file that the index names is missing.
     """
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
@@ -246,7 +246,7 @@ def _indexed_files(folder: Path) -> list[Path]:
         raise StartupError(f"{folder / INDEX_FILE}: 'weight_map' is not an object with tensors")
     names: set[str] = set()
     for name in weight_map.values():
-        # A name that climbs out of the folder would read any file of this machine.
+        # A name that leaves the folder could read any file of this machine.
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
             raise StartupError(f"{folder / INDEX_FILE}: {name!r} is not a file name")
         names.add(name)

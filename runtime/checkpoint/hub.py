@@ -1,4 +1,4 @@
-"""A model path or hub id becomes a local folder. Front-safe: no torch."""
+"""Resolves a model path or hub id to a local folder. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from runtime.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# Beside this package, found without importing what lies above it.
+# Found by its path, because this package must not import `headrace`.
 _DEMO_FOLDER = Path(__file__).resolve().parents[2] / "headrace" / "demo"
 DEMO_MODEL = _DEMO_FOLDER / "model"
 DEMO_NAME = "headrace-demo"
-# The models that come along, by name.
+# The bundled models, by name.
 DEMO_MODELS = {DEMO_NAME: DEMO_MODEL, "demo-vision": _DEMO_FOLDER / "vision"}
 
-# What serving reads: no pickles, no code, no weights for other frameworks.
+# The files that serving reads: no pickles, no code, no weights for other frameworks.
 ALLOW_PATTERNS = [
     "*.json",
     "*.safetensors",
@@ -29,8 +29,8 @@ ALLOW_PATTERNS = [
     "merges.txt",
     "vocab.txt",
 ]
-# What of that a start reads, whatever else a listing knows: other weights beside those that are
-# loaded, files of training, other formats in folders of their own. `*` stands for `/` too.
+# The subset that a start needs. A repository may list more: further weights, training files, other
+# formats in separate folders. `*` matches `/` too.
 NEEDED_PATTERNS = [
     "config.json",
     "generation_config.json",
@@ -51,7 +51,7 @@ NEEDED_PATTERNS = [
     "merges.txt",
     "vocab.txt",
 ]
-# What says how large a model is.
+# The files that describe the size of a model.
 CONFIG_PATTERNS = ["config.json", "generation_config.json"]
 IGNORE_PATTERNS = ["original/*", "consolidated*", "onnx/*"]
 
@@ -60,21 +60,21 @@ class RepositoryNotFound(StartupError):
     """Neither a folder nor a repository that can be found.
 
     Attributes:
-        repo_id: as it was asked for.
+        repo_id: the id as it was requested.
     """
 
     def __init__(self, repo_id: str, advice: str) -> None:
-        """Say that there is no `repo_id`, and what to do."""
+        """Report that there is no `repo_id`, with advice."""
         super().__init__(f"{repo_id} (repository not found): {advice}")
         self.repo_id = repo_id
 
 
-# Names of GGUF types and their mixtures, as hubs write them behind a colon.
+# Names of GGUF types and their mixtures, as hubs write them after a colon.
 _QUANTIZATION = re.compile(r"(UD-)?(I?Q\d\w*|T?Q\d_\d|F16|F32|BF16|MXFP4\w*)", re.IGNORECASE)
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-# Longer than any path or hub id of use; the system refuses longer names by an error of its own.
+# Longer than any real path or hub id; the system's own error for longer names is less clear.
 _MAX_PATH_CHARS = 4096
 
 
@@ -94,17 +94,17 @@ def resolve_model_folder(
     only_config: bool = False,
     may_download: bool = True,
 ) -> Path:
-    """Return the folder of a model, or its GGUF file; downloads what is on the hub and not cached.
+    """Return the folder of a model, or its GGUF file; downloads it from the hub if not cached.
 
     Args:
         path_or_id: a local folder, a GGUF file, `owner/name` on the hub, or a demo model's name; a
             folder or a hub id may end in a quantization, as in `owner/name:Q4_K_M`.
-        revision: branch, tag or commit on the hub; a local folder has none.
-        only_config: whether `config.json` will do, without weights and tokenizer.
-        may_download: whether the hub is asked for what is not cached.
+        revision: branch, tag or commit on the hub; ignored for a local folder.
+        only_config: whether `config.json` suffices, without weights and tokenizer.
+        may_download: whether files that are not cached are fetched from the hub.
 
     Raises:
-        StartupError: neither a folder nor a repository that can be fetched; says what to do.
+        StartupError: neither a folder nor a repository that can be fetched; with advice.
     """
     if len(path_or_id) > _MAX_PATH_CHARS:
         raise StartupError(
@@ -130,7 +130,7 @@ def resolve_model_folder(
 
 
 def _split(path_or_id: str) -> tuple[str, str]:
-    """The name ahead of a quantization, and that; it is empty where there is none."""
+    """Split a name from its quantization, which is empty if there is none."""
     named, _, quantization = path_or_id.rpartition(":")
     if named and _QUANTIZATION.fullmatch(quantization):
         return named, quantization
@@ -138,10 +138,10 @@ def _split(path_or_id: str) -> tuple[str, str]:
 
 
 def _local_model(path_or_id: str, named: str, quantization: str) -> Path | None:
-    """The folder or the GGUF file that a name means on this machine.
+    """Return the local folder or GGUF file of a name; `None` if there is no such path.
 
     Raises:
-        StartupError: it means something else, or no path can be called so.
+        StartupError: it is another kind of file, or not a valid path.
     """
     try:
         path = Path(path_or_id).expanduser()
@@ -150,7 +150,7 @@ def _local_model(path_or_id: str, named: str, quantization: str) -> Path | None:
         if quantization and (folder := Path(named).expanduser()).is_dir():
             return _gguf_in(folder, quantization)
         is_file = path.is_file()
-    # A part of it is too long, or it holds a null byte, or `~nobody`.
+    # A part of the path is too long, or it holds a null byte, or `~` and an unknown user.
     except (OSError, ValueError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise StartupError(f"{path_or_id[:256]!r} is not a folder: {reason}") from error
@@ -164,7 +164,7 @@ def _local_model(path_or_id: str, named: str, quantization: str) -> Path | None:
 
 
 def _model_in(folder: Path) -> Path:
-    """A folder, or the GGUF file in it where that is all that it has."""
+    """Return a folder, or the GGUF file in it if it has no safetensors."""
     if any(folder.glob("*.safetensors")):
         return folder
     return find_gguf(folder) or folder
@@ -198,7 +198,7 @@ def _from_hub(
             return _gguf_in(folder, quantization) if quantization else _model_in(folder)
         except StartupError as error:
             missing = error
-    # A download by hand may have left out what a listing knows: weights and their shape will do.
+    # A manual download may lack optional files: weights and `config.json` suffice.
     cached = _cached_folder(repo_id, revision, ["config.json"], quantization)
     if cached is None:
         raise missing
@@ -210,7 +210,7 @@ def _from_hub(
 def _cached_folder(
     repo_id: str, revision: str | None, needed: list[str], quantization: str
 ) -> Path | None:
-    """Return the cached copy if it has its weights and what is `needed`; asks nobody."""
+    """Return the cached copy if it has its weights and all `needed` files; uses no network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -232,9 +232,9 @@ def _cached_folder(
             return model
         weight_files(folder)
         if not (folder / SINGLE_FILE).is_file() and not (folder / INDEX_FILE).is_file():
-            # Only a listing can tell whether these are all.
+            # Only the hub's listing shows whether these are all files.
             find([*needed, "*.safetensors"])
-    # LocalEntryNotFoundError is an OSError; an interrupted download leaves a part of the files.
+    # LocalEntryNotFoundError is an OSError; an interrupted download leaves only some of the files.
     except (OSError, HFValidationError, StartupError):
         return None
     return folder if (folder / "config.json").is_file() else None

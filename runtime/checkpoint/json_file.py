@@ -1,4 +1,4 @@
-"""Reading JSON that others wrote, with errors that name the file and the key. Front-safe."""
+"""Reads JSON files of others, with errors that name the file and the key. Front-safe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     try:
         with BufferedReader(open_regular(path)) as file:
-            # Not the size that the system tells: some files are longer than that.
+            # The size that the system reports is not used: some files are longer.
             content = file.read(MAX_JSON_BYTES + 1)
         if len(content) > MAX_JSON_BYTES:
             raise StartupError(f"{path} is larger than {MAX_JSON_BYTES // 2**20} MiB")
@@ -40,12 +40,12 @@ class Keys:
     """Typed access to the keys of a JSON object; null counts as absent."""
 
     def __init__(self, source: str, values: dict[str, Any]) -> None:
-        """Remember `source`, such as the file's path, for error messages."""
+        """Keep `source`, such as the file's path, for error messages."""
         self.source = source
         self.values = values
 
     def error(self, key: str, expected: str) -> StartupError:
-        """Return the error that `key` is not what was `expected`."""
+        """Return an error that says `key` is missing or not as `expected`."""
         if self.values.get(key) is None:
             return StartupError(f"{self.source}: {key!r} is missing; expected {expected}")
         shown = repr(self.values[key])
@@ -79,7 +79,7 @@ class Keys:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            # False for what is no number, too. Integers of any length compare; few become a float.
+            # NaN fails this, too. An integer of any length can be compared; not all fit in a float.
             or not low <= value <= high
         ):
             raise self.error(key, f"a number from {low:g} to {high:g}")

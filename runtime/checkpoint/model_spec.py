@@ -1,7 +1,7 @@
-"""What a model folder promises, whatever the family: the base of every `spec.py`. Front-safe.
+"""What a model folder promises, independent of the family: the base of every `spec.py`. Front-safe.
 
-A family's `runtime/models/<family>/spec.py` reads `config.json` into a class of its own that
-derives from `ModelSpec`. Who is not that family asks only for what is declared here.
+A family's `runtime/models/<family>/spec.py` reads `config.json` into its own class that derives
+from `ModelSpec`. Other code uses only what is declared here.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from runtime.checkpoint.score_activation import ScoreActivation
 from runtime.checkpoint.sentence_transformers import Pooling, TextPrompts
 from runtime.checkpoint.vision_spec import VisionSpec
 
-# What comes out of a model: logits of the next token, a vector for a text, a score for each class.
+# A model's output: logits of the next token, a vector for a text, a score for each class.
 Gives = Literal["tokens", "vectors", "scores"]
-# What a weight is; norms multiply by theirs, zero-centered ones by 1 more.
+# The kind of a weight; norms multiply by it, zero-centered norms by 1 plus it.
 WeightKind = Literal["matrix", "bias", "norm", "zero_centered_norm"]
-# Types of plain numbers that every weight may be stored in, as safetensors calls them.
+# The plain types in which every weight may be stored, with safetensors' names.
 FLOATS = ("F32", "F64", "F16", "BF16")
 
 
@@ -30,12 +30,12 @@ class WeightSpec:
     """One tensor that a checkpoint must have.
 
     Attributes:
-        name: in the checkpoint.
-        shape: whole, before any cut among ranks.
+        name: name in the checkpoint.
+        shape: the whole shape, before it is split among ranks.
         target: our parameter, such as `model.layers.0.self_attn.qkv_proj.weight`.
-        shard: which part of the parameter (`q`, `gate`, ...); empty when it is all of it.
-        kind: what it is, for initial values of dummy weights.
-        dtypes: types that it may be stored in.
+        shard: the part of the parameter (`q`, `gate`, ...); empty if it is the whole parameter.
+        kind: the kind of weight, which decides the values of dummy weights.
+        dtypes: types in which it may be stored.
     """
 
     name: str
@@ -47,31 +47,30 @@ class WeightSpec:
 
 
 class Quantization(ABC):
-    """How a model's matrices are stored, where that is not as plain numbers: a method's front half.
+    """How a model's matrices are stored if not as plain numbers: the front half of a method.
 
-    The device half, which makes parameters and products of the same tensors, is the registry's:
-    `runtime.models.quantization`.
+    The device half, which turns the same tensors into parameters and products, is found in the
+    registry `runtime.models.quantization`.
 
     Attributes:
-        method: name in the registry.
+        method: the method's name in the registry.
     """
 
     method: str
 
     @abstractmethod
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
-        """The stored tensors of a weight: itself where the method leaves it as it is.
+        """Return the stored tensors of a weight: only the weight if the method does not change it.
 
-        Their targets name the same layer. The parameters that they name there are those that the
-        device half makes.
+        Their targets name the same layer, and parameters that the device half makes.
         """
 
     @abstractmethod
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
-        """Bytes that a weight takes on a device, whole.
+        """Return the bytes that a whole weight takes on a device.
 
         Args:
-            weight: as a family lists it.
+            weight: a weight as its family lists it.
             itemsize: bytes of a number of the type that the model is computed in.
             device: `cpu` or `cuda`.
         """
@@ -79,7 +78,7 @@ class Quantization(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """What matrices are stored in, for people: `GGUF: 210 matrices in Q4_1`."""
+        """How matrices are stored, as a text for logs: `GGUF: 210 matrices in Q4_1`."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,9 @@ class PagedState:
     """Keys and values of every token, in pages.
 
     Attributes:
-        num_kv_heads: over all ranks.
-        window: keys that a query sees, its own included; `None` for all. What no later query sees
-            need not be kept.
+        num_kv_heads: key/value heads of all ranks together.
+        window: keys that a query sees, including its own; `None` for all. Keys that no later query
+            sees need not be kept.
     """
 
     num_kv_heads: int
@@ -107,10 +106,10 @@ class PagedState:
 
 @dataclass(frozen=True)
 class SharedState:
-    """What another layer keeps.
+    """The state of another layer.
 
     Attributes:
-        layer_idx: that layer.
+        layer_idx: index of that layer.
     """
 
     layer_idx: int
@@ -122,41 +121,41 @@ class SharedState:
 
 @dataclass(frozen=True)
 class NoState:
-    """Nothing: the layer sees all tokens of a sequence in one step."""
+    """No state: the layer sees all tokens of a sequence in one step."""
 
     def elements_per_token(self, tp_size: int) -> int:  # noqa: ARG002  # on any number of ranks
         """Numbers that one token leaves on one rank: none."""
         return 0
 
 
-# What one layer keeps of a sequence between steps. Pools, allocation, prefix cache and memory
-# arithmetic follow from it: a latent or a recurrent state is one more class here.
+# The state that one layer keeps of a sequence between steps. Pools, allocation, prefix cache and
+# memory arithmetic follow from it: a latent or recurrent state would be one more class.
 LayerState = PagedState | SharedState | NoState
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(ABC):
-    """A model's numbers, as everybody may ask for them.
+    """A model's numbers, in the form that all code uses.
 
     Attributes:
         architecture: class name in `config.json`, such as `Qwen3ForCausalLM`.
-        context_len: longest sequence the positions allow, scaling included.
-        eos_token_ids: ids that end a text, from `generation_config.json` and `config.json`; of a
-            model that serves, the tokenizer's too.
+        context_len: longest sequence that the positions allow, including scaling.
+        eos_token_ids: ids that end a text, from `generation_config.json` and `config.json`; for a
+            serving model, also from the tokenizer.
         dtype: the checkpoint's own type, such as `bfloat16`.
         generation_defaults: sampling keys of `generation_config.json`, native names.
         raw: the whole of `config.json`, with `overrides`.
-        overrides: keys that the operator puts in the place of those of `config.json`.
-        gives: what comes out for a text.
-        pooling: of a model that gives vectors or scores, with the layers behind it.
-        text_limit: of a model that gives vectors, tokens of a text in its folder's own words;
-            `None` for as many as the positions allow.
-        prompts: of a model that gives vectors, what may stand ahead of a text.
+        overrides: the operator's keys, which replace those of `config.json`.
+        gives: the kind of output.
+        pooling: for vectors or scores: how tokens are pooled, and the layers after that.
+        text_limit: for vectors: most tokens of a text, as the folder sets it; `None` for as many as
+            the positions allow.
+        prompts: for vectors: prompts that may precede a text.
         labels: names of the scores, in order.
-        score_activation: of a model with one score, what makes a relevance of it.
-        vision: how it takes images; `None` where it sees none.
+        score_activation: for a model with one score: the function that turns it into a relevance.
+        vision: how it takes images; `None` if it takes none.
         quantization: how its matrices are stored; `None` for plain numbers.
-        has_own_head: whether the files hold a head although `config.json` ties it.
+        has_own_head: whether the files hold a separate head although `config.json` ties it.
     """
 
     architecture: str
@@ -182,7 +181,7 @@ class ModelSpec(ABC):
 
     @cached_property
     def logical_weights(self) -> Sequence[WeightSpec]:
-        """Every weight as the model multiplies by it, in the order of the layers."""
+        """Every weight as the model uses it, in the order of the layers."""
         return (*self._list_weights(), *head_weights(self.pooling))
 
     @cached_property
@@ -195,18 +194,18 @@ class ModelSpec(ABC):
 
     @abstractmethod
     def _list_weights(self) -> Sequence[WeightSpec]:
-        """The weights of the family; the layers behind the pooling are not among them."""
+        """Return the weights of the family, except the layers after the pooling."""
 
     def canonical(self, name: str) -> str:
         """Return the name in `weights` of a checkpoint's tensor.
 
-        The same weights are called otherwise where a model was saved as a part of another one.
+        Tensors have other names if a model was saved as a part of another one.
         """
         return name
 
     @property
     def output_size(self) -> int:
-        """Numbers that come out for a text, of a model that gives vectors or scores."""
+        """Numbers in the output for a text, of a model that gives vectors or scores."""
         layers = self.pooling.layers
         return layers[-1].out_size if layers else self.hidden_size
 
@@ -222,11 +221,11 @@ class ModelSpec(ABC):
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Checkpoint names that stand for another tensor of `weights`, as a tied head's."""
+        """Checkpoint names that stand for another tensor of `weights`, such as a tied head's."""
         return {}
 
     def untied(self) -> ModelSpec:
-        """The same with a head of its own, where `aliases` names one."""
+        """Return the same model with a separate head, if `aliases` names one."""
         return self
 
     def is_ignored(self, name: str) -> bool:
@@ -234,22 +233,22 @@ class ModelSpec(ABC):
         return name in self.aliases
 
     def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:  # noqa: ARG002  # families know
-        """What ranks cannot share evenly, such as `3 attention heads`.
+        """Return what cannot be split evenly among ranks, such as `3 attention heads`.
 
         Args:
             tp_size: ranks that share each layer.
-            ep_size: those that share out the experts, whole ones each.
+            ep_size: ranks among which whole experts are distributed.
         """
         return []
 
     @property
     def num_experts(self) -> int:
-        """Experts of a layer; 0 where there are none."""
+        """Experts of a layer; 0 if there are none."""
         return 0
 
     @property
     def num_experts_per_token(self) -> int:
-        """Experts that a token passes in a layer; 0 where there are none."""
+        """Experts that a token passes in a layer; 0 if there are none."""
         return 0
 
     @property
@@ -276,31 +275,31 @@ class ModelSpec(ABC):
 
     @property
     def num_active_parameters(self) -> int:
-        """Numbers that are read for one token; a mixture of experts reads few of its own."""
+        """Numbers that are read for one token; a mixture of experts reads only a few experts."""
         return self.num_parameters
 
     @property
     def keeps_state(self) -> bool:
-        """Whether anything is kept between steps; else a text is computed whole, in one step."""
+        """Whether state is kept between steps; otherwise a text is computed whole, in one step."""
         return any(not isinstance(state, NoState) for state in self.layer_states)
 
     @property
     def head_dims(self) -> frozenset[int]:
-        """Sizes of heads whose keys are kept in pages."""
+        """Sizes of the heads whose keys are kept in pages."""
         return frozenset(s.head_dim for s in self.layer_states if isinstance(s, PagedState))
 
     @property
     def max_window(self) -> int | None:
-        """Keys that any query sees at most; `None` where some layer's queries see all keys."""
+        """Most keys that any query sees; `None` if some layer's queries see all keys."""
         windows = [s.window for s in self.layer_states if isinstance(s, PagedState)]
         known = [window for window in windows if window is not None]
         return max(known) if known and len(known) == len(windows) else None
 
     @property
     def image_cell(self) -> int:
-        """Pixels of a side that an image's token stands for, where it has a row and a column.
+        """Pixels of the side of an image token, if its position has a row and a column.
 
-        0 where its position is its place in the sequence, as any token's.
+        0 if its position is its index in the sequence, like any token's.
         """
         return 0
 
@@ -310,7 +309,7 @@ class ModelSpec(ABC):
 
 
 def head_weights(pooling: Pooling) -> list[WeightSpec]:
-    """The weights of the layers behind the pooling; `head.<i>` and `head.<i>_norm` take them."""
+    """Return the weights of the layers after the pooling, for `head.<i>` and `head.<i>_norm`."""
     weights: list[WeightSpec] = []
     for index, layer in enumerate(pooling.layers):
         target, shape = f"head.{index}", (layer.out_size, layer.in_size)

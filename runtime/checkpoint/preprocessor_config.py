@@ -1,4 +1,4 @@
-"""How a folder says that images are prepared: `preprocessor_config.json`. Front-safe: no torch."""
+"""Reads how images are prepared from `preprocessor_config.json`. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _STEPS = ("do_resize", "do_rescale", "do_normalize")
 
 
 def read_preprocessor(folder: Path, spec: VisionSpec) -> VisionSpec:
-    """Lay what a folder says about images over a family's defaults.
+    """Override a family's image settings with those of a folder.
 
     Args:
-        folder: of the model, or the file that stands for its `config.json`.
-        spec: what the family's `config.json` says, with the defaults of its processor.
+        folder: folder of the model, or the file that replaces its `config.json`.
+        spec: settings of the family's `config.json`, with its processor's defaults.
 
     Raises:
-        StartupError: a step that is left out, or a number that is absurd or does not fit the
-            tower; one line.
+        StartupError: a step is switched off, or a number is absurd or does not fit the tower; one
+            line.
     """
     keys = _read_keys(folder if folder.is_dir() else folder.parent)
     for step in _STEPS:
@@ -47,7 +47,7 @@ def read_preprocessor(folder: Path, spec: VisionSpec) -> VisionSpec:
 
 
 def _read_keys(folder: Path) -> Keys:
-    """The processor's keys; version 5 may keep them beside those of the text's processor."""
+    """Read the image processor's keys; transformers 5 may put them into `processor_config.json`."""
     path = folder / "preprocessor_config.json"
     if path.is_file():
         return Keys(str(path), read_json_object(path))
@@ -77,7 +77,7 @@ def _is_share(number: object, is_std: bool) -> bool:
 
 
 def _with_bounds(keys: Keys, spec: VisionSpec) -> VisionSpec:
-    """Bounds of an image's pixels: named themselves, or as edges of `size` though they are none."""
+    """Read bounds of an image's pixels, which may also be named as edges in `size`."""
     size = Keys(f"{keys.source}: size", keys.mapping("size"))
     bounds = []
     for key, edge, default in (
@@ -94,7 +94,7 @@ def _with_bounds(keys: Keys, spec: VisionSpec) -> VisionSpec:
 
 
 def _with_side(keys: Keys, spec: VisionSpec) -> VisionSpec:
-    """The tower has learned a place for each patch of one size."""
+    """Check the side: the tower has learned positions of patches for one size only."""
     size = Keys(f"{keys.source}: size", keys.mapping("size"))
     for key in ("height", "width"):
         if size.integer(key, MAX_SIDE, spec.side) != spec.side:

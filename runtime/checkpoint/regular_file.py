@@ -1,6 +1,6 @@
-"""Opening files of a model folder: regular ones only, so that no open and no read waits.
+"""Opens files of a model folder: only regular ones, so that no open and no read blocks.
 
-Anybody who may name a folder may have put a pipe or a device there under the name of a file.
+A client that may name a folder may have put a pipe or a device there, with the name of a file.
 Front-safe.
 """
 
@@ -23,14 +23,14 @@ _KINDS = {
 
 
 def open_regular(path: Path) -> FileIO:
-    """Open a regular file to read, without a buffer; a link to one will do, as in the hub's cache.
+    """Open a regular file for reading, unbuffered; links are followed, as the hub's cache needs.
 
     Raises:
-        StartupError: something else than a regular file; one line.
+        StartupError: not a regular file; one line.
         OSError: it cannot be opened.
     """
-    # Before: opening a device may do something. After: the path may name something else by now.
-    # With O_NONBLOCK the open of a pipe does not wait for a writer.
+    # Checked before opening, because opening a device may have effects; and after, because the path
+    # may name another file by now. With O_NONBLOCK, opening a pipe does not wait for a writer.
     _require_regular(path, path.stat())
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""The rotary part of `config.json`, as transformers 4 and 5 write it. Front-safe: no torch."""
+"""The rotary embedding in `config.json`, as transformers 4 and 5 write it. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RopeConfig:
     Attributes:
         theta: base of the frequencies.
         scaling: kind of context extension.
-        parameters: the scaling's own numbers, as in `config.json` (`factor`, `beta_fast`, ...).
+        parameters: the scaling's numbers, as in `config.json` (`factor`, `beta_fast`, ...).
     """
 
     theta: float = 10000.0
@@ -29,20 +29,20 @@ class RopeConfig:
 def read_rope(
     config: Keys, *, layer_type: str = "", theta_key: str = "rope_theta", theta: float = 10000.0
 ) -> tuple[RopeConfig, int]:
-    """Return the rotary embedding and the longest sequence it allows, scaling included.
+    """Return the rotary embedding and the longest sequence it allows, including scaling.
 
-    Version 5 keeps everything in `rope_parameters`; version 4 has `rope_theta` and an optional
-    `rope_scaling`, which wins where a file has both.
+    transformers 5 keeps everything in `rope_parameters`; transformers 4 has `rope_theta` and an
+    optional `rope_scaling`, which wins if a file has both.
 
     Args:
-        config: of the model.
-        layer_type: whose numbers are read where version 5 nests them under types of layers; empty
-            where all layers must have the same.
-        theta_key: where version 4 keeps the base.
-        theta: the base when the file has none.
+        config: keys of the model.
+        layer_type: the type of layer whose numbers are read if version 5 nests them by type; empty
+            if all layers must have the same.
+        theta_key: key of the base in version 4.
+        theta: the base if the file has none.
 
     Raises:
-        StartupError: a kind of scaling we do not have, or a number that is missing or absurd.
+        StartupError: an unsupported kind of scaling, or a missing or absurd number.
     """
     max_positions = config.integer("max_position_embeddings", MAX_POSITIONS)
     key = "rope_scaling" if config.mapping("rope_scaling") else "rope_parameters"
@@ -56,9 +56,9 @@ def read_rope(
     if kind == "default":
         return RopeConfig(theta=theta), max_positions
     if kind == "dynamic":
-        # Its frequencies change with the length of the sequence once that passes the original
-        # context, so keys in the cache would go stale: it is served within the original context,
-        # where it changes nothing.
+        # Beyond the original context its frequencies depend on the length of the sequence, so
+        # cached keys would go stale. It is served within the original context, where it has no
+        # effect.
         return RopeConfig(theta=theta, scaling="dynamic"), max_positions
     if kind == "linear":
         factor = rope.number("factor", 1.0, _MAX_FACTOR)
@@ -74,7 +74,7 @@ def read_rope(
         context_len = max(max_positions, _stretched(original, float(numbers["factor"])))
         return RopeConfig(theta=theta, scaling="yarn", parameters=numbers), context_len
     if kind == "factors":
-        # Llama 3's and others', worked out: a GGUF file has the results and not the rule.
+        # Factors of Llama 3 and others: a GGUF file has the results instead of the rule.
         factors = rope.values.get("factors")
         if not isinstance(factors, list) or not all(isinstance(one, float) for one in factors):
             raise rope.error("factors", "a number for each angle")
@@ -87,7 +87,7 @@ def read_rope(
 
 
 def _without_layer_types(config: Keys, key: str, layer_type: str) -> dict[str, Any]:
-    """Return one set of numbers; version 5 may nest one for each type of layers."""
+    """Return one set of numbers; transformers 5 may nest one for each type of layer."""
     rope = config.mapping(key)
     nested = [value for value in rope.values() if isinstance(value, dict)]
     if not nested:

@@ -1,4 +1,4 @@
-"""What a cross-encoder's folder puts behind its score, as sentence-transformers reads it."""
+"""The function that a cross-encoder applies to its score, as sentence-transformers reads it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from runtime.checkpoint.json_file import read_json_object
 
 ScoreActivation = Literal["sigmoid", "identity"]
 
-# Modules of torch by their names; sentence-transformers runs others, too, which no model is known
-# to have.
+# torch's modules by name; sentence-transformers runs others, too, but no known model has one.
 _KNOWN: dict[str, ScoreActivation] = {"Sigmoid": "sigmoid", "Identity": "identity"}
 FILE = "config_sentence_transformers.json"
 
 
 def read_score_activation(folder: Path, config: dict[str, Any]) -> ScoreActivation:
-    """The function that makes a relevance of a model's one score; a sigmoid where none is named.
+    """Return the function that turns a model's score into a relevance; a sigmoid by default.
 
     Args:
-        folder: of the model; or a file that stands for its `config.json`.
-        config: what that holds.
+        folder: folder of the model, or a file that replaces its `config.json`.
+        config: contents of `config.json`.
 
     Raises:
-        StartupError: a file that is no JSON object; one line.
+        StartupError: a file is not a JSON object; one line.
     """
     path = folder / FILE
     named: list[Any] = []
-    # Without modules a folder is older than this file's word on it.
+    # A folder without modules is older than this key of the file.
     if (folder / "modules.json").is_file() and path.is_file():
         written = read_json_object(path)
         if written.get("model_type") == "CrossEncoder":
@@ -35,7 +34,7 @@ def read_score_activation(folder: Path, config: dict[str, Any]) -> ScoreActivati
     nested = config.get("sentence_transformers")
     if isinstance(nested, dict):
         named.append(nested.get("activation_fn"))
-    # Before version 4.
+    # As written before version 4.
     named.append(config.get("sbert_ce_default_activation_function"))
     for each in named:
         if isinstance(each, str):

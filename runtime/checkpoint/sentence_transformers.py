@@ -1,6 +1,6 @@
-"""What stands behind a text encoder's layers: pooling, dense layers, unit length. Front-safe.
+"""What follows a text encoder's layers: pooling, dense layers, normalization. Front-safe.
 
-A folder of sentence-transformers says it in files of its own, a classifier by its architecture.
+sentence-transformers folders define it in separate files, classifiers by their architecture.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_text_limit(folder: Path) -> int | None:
 
 
 Mode = Literal["mean", "cls", "last"]
-# As sentence-transformers writes them since version 6, and as flags before.
+# As sentence-transformers writes them since version 6; earlier versions write flags.
 _MODES: dict[str, Mode] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 _FLAGS: dict[str, Mode] = {
     "pooling_mode_mean_tokens": "mean",
@@ -83,7 +83,7 @@ _FLAGS: dict[str, Mode] = {
 
 BlockActivation = Literal["tanh", "gelu", "gelu_tanh", "relu"]
 HeadActivation = Literal["", BlockActivation]
-# Ends of the class names that sentence-transformers writes.
+# The last part of the class names that sentence-transformers writes.
 _HEAD_ACTIVATIONS: dict[str, HeadActivation] = {
     "Identity": "",
     "Tanh": "tanh",
@@ -92,22 +92,23 @@ _HEAD_ACTIVATIONS: dict[str, HeadActivation] = {
 }
 
 
-# What a mask leaves out of a comparison is its reader's to do: vectors of all tokens are given.
+# A mask only matters when vectors are compared, which clients do: all tokens' vectors are given.
 _ORDER = {"Transformer": 0, "Pooling": 1, "Dense": 2, "MultiVectorMask": 3, "Normalize": 3}
 
 
 @dataclass(frozen=True)
 class HeadLayer:
-    """A dense layer behind the pooled vector, and what follows it.
+    """A dense layer after the pooled vector, with its activation and norm.
 
     Attributes:
-        name: of its weights in the checkpoint, without `.weight`; with `file`, our name for them.
-        activation: applied to what it gives; empty for none.
-        norm: name of the layer norm behind the activation; empty for none.
-        norm_eps: of that norm.
-        norm_bias: whether that norm has one.
-        file: where the weights are, relative to the folder, as `linear.weight` and `linear.bias`;
-            empty for those of the model.
+        name: name of its weights in the checkpoint, without `.weight`; with `file`, our name for
+            them.
+        activation: applied to its output; empty for none.
+        norm: name of the layer norm after the activation; empty for none.
+        norm_eps: epsilon of that norm.
+        norm_bias: whether that norm has a bias.
+        file: the file of its weights, relative to the folder, with `linear.weight` and
+            `linear.bias`; empty if they are in the model's files.
     """
 
     name: str
@@ -123,15 +124,15 @@ class HeadLayer:
 
 @dataclass(frozen=True)
 class Pooling:
-    """How numbers of a text are made of its tokens' vectors.
+    """How the output for a text is computed from its tokens' vectors.
 
     Attributes:
         mode: the mean of all tokens, the first token, or the last.
-        normalize: whether what comes out in the end is scaled to unit length.
-        layers: behind the pooled vector, in order.
-        include_prompt: whether the tokens of a text's prompt count as the text's own do.
-        per_token: whether nothing is pooled: `layers` are for each token's vector (late
-            interaction), and there is none for a text.
+        normalize: whether the output is scaled to unit length.
+        layers: layers after the pooled vector, in order.
+        include_prompt: whether the tokens of a text's prompt are pooled like the text's own.
+        per_token: whether nothing is pooled: `layers` apply to each token's vector (late
+            interaction), and a text has no vector.
     """
 
     mode: Mode = "mean"
@@ -145,9 +146,9 @@ def read_pooling(folder: Path, default: Mode, size: int) -> Pooling:
     """Read `modules.json` and the files of the modules.
 
     Args:
-        folder: of the model.
+        folder: folder of the model.
         size: numbers of a token's vector.
-        default: for a folder without `modules.json`, whose vectors then have unit length.
+        default: the mode of a folder without `modules.json`; its vectors have unit length.
 
     Raises:
         StartupError: a kind of module or pooling that is not supported; one line.
@@ -195,7 +196,7 @@ def read_pooling(folder: Path, default: Mode, size: int) -> Pooling:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a relative path stays in the folder that it is relative to."""
+    """Whether a relative path stays inside the folder that it is relative to."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 

@@ -1,4 +1,4 @@
-"""A tensor in a file of weights: safetensors or GGUF. Front-safe: no torch."""
+"""A tensor in a weight file: safetensors or GGUF. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class TensorInfo:
 
     Attributes:
         dtype: safetensors' name, such as `BF16`, or GGUF's, such as `Q4_K`.
-        shape: in numbers, whatever they are stored in.
+        shape: the shape in numbers, however they are stored.
         start, end: byte range in the file.
-        interleaved_heads: heads whose rows the file has in pairs, the first of either half ahead of
-            the second; 0 where rows are in order.
-        offset: what the file has added to every number.
+        interleaved_heads: number of heads whose two halves the file interleaves row by row; 0 if
+            rows are in order.
+        offset: the offset that the file has added to every number.
     """
 
     name: str

@@ -1,4 +1,7 @@
-"""Heads that `config.json` ties to the embeddings and the files do not. Front-safe: no torch."""
+"""Heads that `config.json` ties to the embeddings although the files hold another matrix.
+
+Front-safe: no torch.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ _PIECE_BYTES = 1 << 22
 
 
 def with_head_of_files(folder: Path, model: ModelSpec) -> ModelSpec:
-    """Return `model`, untied where the weights in `folder` hold a head that is another matrix.
+    """Return `model`, untied if the weights in `folder` hold a head that is another matrix.
 
-    As in `transformers`: `tie_word_embeddings` then does not describe the files, and without their
-    head every token is wrong. Equal matrices are compared to their end, others to the first
-    difference. Matrices of different types count as different.
+    As in `transformers`: `tie_word_embeddings` is then wrong, and without the files' head every
+    token would be wrong. The comparison ends at the first difference. Matrices of different types
+    count as different.
 
     Args:
-        folder: weights that cannot be read are left to `check_model_folder`.
-        model: as `config.json` has it.
+        folder: the model's folder; `check_model_folder` reports weights that cannot be read.
+        model: the model as `config.json` describes it.
     """
     if not model.aliases or not folder.is_dir():
         return model

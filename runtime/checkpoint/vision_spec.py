@@ -1,6 +1,6 @@
-"""How a model takes images: what a front needs to prepare them. Front-safe: no torch.
+"""How a model takes images: what the front needs to prepare them. Front-safe: no torch.
 
-The tower's own numbers belong to the family, in a class that derives from `VisionSpec`.
+The tower's own numbers are in the family's class that derives from `VisionSpec`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ Resizing = Literal["patches", "square"]
 
 @dataclass(frozen=True, kw_only=True)
 class VisionSpec:
-    """What stands in a prompt for an image, and how its pixels are prepared.
+    """How a prompt represents an image, and how its pixels are prepared.
 
     Attributes:
         image_token_id: the placeholder that is repeated once for each of an image's vectors.
-        placeholder: the text by which a prompt or a chat template names an image, such as
+        placeholder: the text that stands for an image in a prompt or chat template, such as
             `<|vision_start|><|image_pad|><|vision_end|>` or `<start_of_image>`.
-        expansion: what replaces `marker` in the text before it is tokenized: it holds
-            `image_token` once, which the ids repeat.
+        expansion: replaces `marker` in the text before tokenization; it holds `image_token` once,
+            which is then repeated among the ids.
         marker: the part of `placeholder` that stands for one image, such as `<|image_pad|>`.
         image_token: the text of `image_token_id`.
         resizing: how the size is chosen.
         patch_size: pixels of a patch's side.
         merge_size: patches of a side that the tower joins into one vector.
         min_pixels, max_pixels: bounds of `height * width` under `patches`.
-        side: pixels of a side under `square`; 0 elsewhere.
-        num_tokens: vectors of an image under `square`; 0 where they follow from the size.
+        side: pixels of a side under `square`; otherwise 0.
+        num_tokens: vectors of an image under `square`; 0 if they follow from the size.
         resample: Pillow's number of the filter, as `preprocessor_config.json` writes it.
         rescale_factor: multiplies the bytes, in float32.
-        mean, std: of each channel, subtracted and divided behind it.
+        mean, std: of each channel; the mean is subtracted, then the result is divided by std.
         num_outputs: vectors of the decoder's width that the tower gives for each placeholder.
-        is_bidirectional: whether the tokens of an image see one another in both directions.
+        is_bidirectional: whether the tokens of an image attend to one another in both directions.
     """
 
     image_token_id: int

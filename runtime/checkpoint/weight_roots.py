@@ -13,7 +13,7 @@ from runtime.errors import StartupError
 
 
 def default_root(model_folder: Path) -> Path:
-    """Where a model's neighbours lie; the folder itself where that would be everything."""
+    """Return the parent of a model's folder; the folder itself if its parent is the root."""
     folder = model_folder.absolute()
     if is_gguf(folder):
         folder = folder.parent
@@ -21,10 +21,10 @@ def default_root(model_folder: Path) -> Path:
 
 
 def own_names(model_path: str) -> frozenset[str]:
-    """The names by which clients may ask for the folder that the server was started with.
+    """Return the names by which clients may request the folder that the server was started with.
 
-    As it was given, in full, and where its links led at the start: they may lead elsewhere by now,
-    as that of a new release, and the first two names follow them.
+    These are the given name, the full path, and the path its links led to at the start. Links may
+    lead elsewhere by now, for example to a new release; the first two names follow them.
     """
     if not is_local(model_path) or model_path in DEMO_MODELS:
         return frozenset({model_path})
@@ -34,14 +34,15 @@ def own_names(model_path: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class WeightRoots:
-    """What a client may have loaded, of all that this process can read.
+    """The folders from which a client may load weights.
 
-    A link in a root leads inside, wherever it points, where the operator made it: it belongs to
-    the server's user, to the root's owner or to the superuser. Others may have write access too.
+    A link in a root is allowed wherever it points if the operator made it: it belongs to the
+    server's user, to the root's owner or to the superuser. Others may have write access to the
+    root.
 
     Attributes:
-        folders: a folder of weights lies in one of them.
-        may_download: whether a hub id is fetched, and may then lie elsewhere.
+        folders: the roots; a folder of weights must be in one of them.
+        may_download: whether a hub id is fetched; its folder may then be elsewhere.
         own: names of the server's own folder (see `own_names`), which is always allowed.
     """
 
@@ -50,26 +51,26 @@ class WeightRoots:
     own: frozenset[str] = frozenset()
 
     def find(self, path_or_id: str) -> Path:
-        """The folder of a model that may be loaded.
+        """Return the folder of a model that may be loaded.
 
         Raises:
-            StartupError: there is none, or it lies elsewhere.
+            StartupError: there is none, or it is not in a root.
         """
         if self.may_download and not is_local(path_or_id):
             return resolve_model_folder(path_or_id)
         named = Path(path_or_id)
-        # A name of no user is left for what comes next to refuse.
+        # An unknown user is refused further below.
         with contextlib.suppress(RuntimeError):
             named = named.expanduser()
-        # `..` behind a link is another folder than by its name, which is what is checked.
+        # `..` after a link may be another folder than its name says, and the name is checked.
         is_plain = not named.is_absolute() and ".." not in named.parts
         wanted = path_or_id if is_plain else os.path.normpath(named)
         is_own = path_or_id in self.own or wanted in self.own
-        # First by its name alone: nothing outside is looked at.
+        # First by its name alone, so that nothing outside is accessed.
         if os.path.isabs(wanted) and not is_own and not self._hold(Path(wanted)):
             raise self._refused(path_or_id)
         folder = resolve_model_folder(wanted, may_download=False)
-        # The hub's cache has links to files elsewhere, in folders that are not links.
+        # The hub's cache has files that link elsewhere, in folders that are not links.
         real = folder.parent.resolve() if is_gguf(folder) else folder.resolve()
         if not (is_own or self._hold(real) or self._lead_to(folder)):
             raise self._refused(path_or_id)
@@ -93,7 +94,7 @@ class WeightRoots:
 
 
 def _leads_to(root: Path, path: Path) -> bool:
-    """Whether `path` lies in `root` by its name, and every link on the way is the operator's."""
+    """Whether `path` is in `root` by its name, and every link on the way is the operator's."""
     if not path.is_relative_to(root):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Fill a model's parameters from a stream of tensors: at start and on a live model alike."""
+"""Fill a model's parameters from a stream of tensors, at start and on a live model."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def load_weights(
 ) -> None:
     """Fill `model` from checkpoint tensors; on a live model, replace its weights.
 
-    Each layer is packed as soon as its last tensor has come, so beside the model only the layers
-    in the making take memory. Tensors are cast to the model's type and cut to its rank's part.
+    Each layer is packed as soon as its last tensor has come, so only unfinished layers take extra
+    memory. Tensors are cast to the model's type and cut to its rank's part.
 
     Args:
-        model: fresh, or loaded before.
+        model: new, or already loaded.
         tensors: (checkpoint name, tensor); shapes as in `ModelSpec.weights`, or those of this
             rank's parts, as `shards_of` has them; any device.
-        partial: accept that tensors are missing and keep what the model has there; only for a
-            model that was loaded before.
+        partial: accept missing tensors and keep the model's current values for them; only for a
+            model that is already loaded.
         before: called with each layer's name before its first tensor is written.
 
     Raises:
-        StartupError: a tensor nobody expects, one that comes twice, of the wrong shape, or not at
-            all. A live model keeps the layers that were replaced before the error.
+        StartupError: a tensor is unexpected, repeated, missing or of the wrong shape. A live model
+            keeps the layers that were replaced before the error.
     """
     fill = _Fill(model, before)
     try:
@@ -50,7 +50,7 @@ def load_weights(
 
 
 def shards_of(model: Model) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Return what cuts this rank's part out of each checkpoint tensor, by the tensor's name."""
+    """Return by name the function that cuts this rank's part out of each checkpoint tensor."""
     holders = dict(model.holders())
     found: dict[str, Callable[[Tensor], Tensor]] = {}
     for spec in model.spec.weights:
@@ -62,7 +62,7 @@ def shards_of(model: Model) -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 class _Fill:
-    """Which shards of which holders are still open."""
+    """Tracks which shards of which holders are still missing."""
 
     def __init__(self, model: Model, before: Callable[[str, WeightHolder], None] | None) -> None:
         self.before = before
@@ -98,7 +98,7 @@ class _Fill:
             holder.finalize([])
 
     def touched(self) -> list[WeightHolder]:
-        """Return the holders that were filled in part."""
+        """Return the holders that are only partly filled."""
         return [
             self.holders[name]
             for name, shards in self.open.items()

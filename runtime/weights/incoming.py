@@ -1,6 +1,6 @@
-"""Tensors that a trainer hands over: safetensors bytes, shared memory, CUDA memory.
+"""Tensors from a trainer: as safetensors bytes, in shared memory, in CUDA memory.
 
-Nothing here is unpickled: a CUDA handle is taken apart into its numbers by the sender.
+Nothing is unpickled here: the sender takes a CUDA handle apart into its numbers.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass
 class Incoming:
-    """Tensors and what is known of them beforehand."""
+    """Tensors, and their shapes, which are known before the tensors are read."""
 
     shapes: dict[str, list[int]]
     tensors: Iterator[tuple[str, Tensor]]
 
 
 def from_bytes(data: bytes) -> Incoming:
-    """The tensors of a safetensors file.
+    """Return the tensors of a safetensors file.
 
     Raises:
-        InvalidRequest: the bytes are no such file.
+        InvalidRequest: the bytes are not such a file.
     """
     try:
         tensors = load(data)
@@ -49,11 +49,11 @@ def from_bytes(data: bytes) -> Incoming:
 
 
 def from_shared_memory(name: str) -> Incoming:
-    """The tensors of a safetensors file in shared memory.
+    """Return the tensors of a safetensors file in shared memory.
 
     Raises:
-        InvalidRequest: no such memory.
-        StartupError: it holds no such file.
+        InvalidRequest: there is no such memory.
+        StartupError: it does not hold such a file.
     """
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         raise InvalidRequest(f"shared_memory: {name[:128]!r} is not a name in {SHARED_MEMORY}.")
@@ -69,7 +69,7 @@ def from_shared_memory(name: str) -> Incoming:
 
 
 def from_cuda(handles: list[CudaHandle], device: torch.device) -> Incoming:
-    """The tensors in a trainer's CUDA memory; valid until the trainer changes them.
+    """Return the tensors in a trainer's CUDA memory; valid until the trainer changes them.
 
     Raises:
         InvalidRequest: the model is on the CPU, the device is not visible, or the memory cannot be
@@ -90,7 +90,7 @@ def _open_all(handles: list[CudaHandle]) -> Iterator[tuple[str, Tensor]]:
             if spec.dtype not in DTYPES or not 0 <= start <= len(flat) - size_bytes(spec):
                 raise InvalidRequest(f"cuda_ipc: tensor {spec.name!r} does not lie in its memory.")
             yield spec.name, tensor_at(flat, start, spec)
-        # The owner may reuse its memory when the update is answered.
+        # The owner may reuse its memory once the update is answered.
         torch.cuda.synchronize()
 
 

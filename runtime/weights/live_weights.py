@@ -1,8 +1,8 @@
-"""The weights of a model that serves: replaced, taken back, read, checked, released, all by rank.
+"""A serving model's weights on one rank: replaced, undone, read, checked, released.
 
-An update is atomic on its rank: it is kept or undone as a whole. What it takes to go back is read
-from the folder that the weights came from, where that is still the same; else each layer is copied
-to the host before it is replaced.
+An update is atomic on its rank: it is kept or undone as a whole. An undo reads the folder that the
+weights came from if it is unchanged; otherwise each layer is copied to the host before it is
+replaced.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class LiveWeights:
     """One rank's weights.
 
     Attributes:
-        are_released: their memory was given back; only `restore` may follow.
+        are_released: whether their memory was released; then only `restore` or a full load may
+            follow.
     """
 
     def __init__(
@@ -44,32 +45,33 @@ class LiveWeights:
         beat: Callable[[], None],
         spill_folder: Path,
     ) -> None:
-        """Look after the weights of `model`, which is loaded.
+        """Manage the weights of `model`, which is loaded.
 
         Args:
-            model: on its device.
+            model: a model on its device.
             source: the files that hold exactly these weights, if any do.
             beat: called often while tensors are read, as proof of life.
-            spill_folder: where released weights are kept that no file holds, when they cannot be
-                kept on the host.
+            spill_folder: keeps released weights that no file holds, if they cannot stay on the
+                host.
         """
         self._model = model
         self._holders: dict[str, WeightHolder] = dict(model.holders())
         self._source = source
         self._beat = beat
         self._spill_folder = spill_folder
-        # Set from the first change to `keep` or `undo`: copies, files, or that there was nothing.
+        # Set from the first change until `keep` or `undo`: copies, files, or "released" for
+        # nothing.
         self._undo: dict[str, _Saved] | WeightFiles | Literal["released"] | None = None
         self._undo_source: WeightFiles | None = None
         self._digests: dict[str, str] | None = None
-        # Released weights that are in no file of a model folder: copies, or where they were spilt.
+        # Released weights that no model folder holds: copies, or the folder they were spilled to.
         self._backup: dict[str, _Saved] | Path | None = None
         self.are_released = False
 
     # ---- updates ----
 
     def load_folder(self, folder: Path) -> None:
-        """Replace every weight by the folder's.
+        """Replace every weight with the folder's.
 
         Raises:
             StartupError: the files do not fit, and nothing was changed; or they could not be read
@@ -80,17 +82,17 @@ class LiveWeights:
         self._source = files
 
     def load_dummy(self, seed: int) -> None:
-        """Replace every weight by the random number that `seed` gives."""
+        """Replace every weight with random numbers from `seed`."""
         device = self._model.context.device
         self._load(dummy_tensors(self._model.spec, seed, device), partial=False)
 
     def load_tensors(
         self, shapes: Mapping[str, Sequence[int]], tensors: Iterable[tuple[str, Tensor]]
     ) -> None:
-        """Replace some weights by whole tensors under their checkpoint names.
+        """Replace some weights with whole tensors, named as in the checkpoint.
 
         Args:
-            shapes: of all of them, checked before the first is taken.
+            shapes: shapes of all tensors, checked before the first one is read.
             tensors: floating-point, on any device.
 
         Raises:
@@ -132,7 +134,7 @@ class LiveWeights:
             self._undo = source
         else:
             self._undo = {}
-        # What is loaded now is no longer what the files hold, whatever comes of it.
+        # Even if loading fails, the files no longer hold what is loaded.
         self._source = None
         load_weights(self._model, self._beating(tensors), partial=partial, before=self._save)
         self.are_released = False
@@ -142,16 +144,16 @@ class LiveWeights:
             self._undo[name] = _copies(holder)
 
     def keep(self) -> None:
-        """The update stands."""
+        """Keep the update."""
         self._undo = self._undo_source = None
         if not self.are_released:
             self._drop_backup()
 
     def undo(self) -> None:
-        """Take back everything since the last `keep`.
+        """Undo everything since the last `keep`.
 
         Raises:
-            StartupError: what was there before cannot be read any more; the weights are a mixture.
+            StartupError: the old weights can no longer be read; the weights are now a mixture.
         """
         undo, self._undo = self._undo, None
         if undo is None:
@@ -168,10 +170,10 @@ class LiveWeights:
     # ---- reading ----
 
     def read(self, name: str, num_rows: int) -> tuple[Tensor, WeightShard]:
-        """This rank's part of a weight's first rows.
+        """Return this rank's part of a weight's first rows.
 
         Returns:
-            A float32 copy on the host, and the shard that says where the part belongs.
+            A float32 copy on the host, and the shard, which says where the part belongs.
 
         Raises:
             InvalidRequest: no such weight.
@@ -179,7 +181,8 @@ class LiveWeights:
         self._check_present()
         tensor, shard = self._part(self._spec(name), as_numbers=True)
         if shard.num_blocks > 1:
-            # The first rows are of the first block: they are cut once the ranks' parts are joined.
+            # The first rows belong to the first block: they are cut after the ranks' parts are
+            # joined.
             num_rows = shard.num_rows
         elif shard.shard_dim == 0:
             num_rows = max(0, min(num_rows - shard.start, shard.length))
@@ -206,7 +209,7 @@ class LiveWeights:
     # ---- a trainer's tests ----
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of this rank's part of each weight, by checkpoint name."""
+        """Return the SHA-256 of this rank's part of each weight, by checkpoint name."""
         self._check_present()
         found = {}
         for spec in self._model.spec.weights:
@@ -221,7 +224,7 @@ class LiveWeights:
         self._digests = self.digests()
 
     def differences(self) -> list[str]:
-        """Names of the weights that differ from the snapshot.
+        """Return the names of the weights that differ from the snapshot.
 
         Raises:
             InvalidRequest: there is no snapshot.
@@ -232,7 +235,7 @@ class LiveWeights:
         return [name for name, digest in self.digests().items() if digest != before[name]]
 
     def destroy(self) -> None:
-        """Overwrite every weight with noise, so that an update that leaves one out shows."""
+        """Overwrite every weight with noise, so that an update that omits one is noticed."""
         self._check_present()
         self._source = None
         for holder in self._holders.values():
@@ -242,10 +245,10 @@ class LiveWeights:
     # ---- memory ----
 
     def release(self) -> None:
-        """Give the memory of large matrices back.
+        """Release the memory of large matrices.
 
-        Where a model folder holds them they are read from there again. Else they are kept on the
-        host, or, when that is the device, in files.
+        If a model folder holds them, they are read from there again. Otherwise they are kept on the
+        host, or in files if the host is the device.
         """
         self._check_present()
         if self._source is None or self._source.changed() is not None:
@@ -268,7 +271,7 @@ class LiveWeights:
         self.are_released = True
 
     def restore(self) -> None:
-        """Bring back what `release` gave away.
+        """Restore what `release` released.
 
         Raises:
             StartupError: the files are gone; the weights stay released.
@@ -278,7 +281,7 @@ class LiveWeights:
         try:
             self._fill_again()
         except BaseException:
-            # What has its memory already would stand in the way of whoever needs it.
+            # A partly restored model would keep memory that others need.
             self._release_all()
             raise
         self._drop_backup()

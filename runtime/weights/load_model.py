@@ -32,12 +32,12 @@ def load_model(
     """Build the model that `spec` describes and load its weights.
 
     Args:
-        folder: local, with the safetensors; not read for dummy weights.
+        folder: local folder with the weights; not read for dummy weights.
         spec: what `read_model_spec` returned.
         context: type, device and rank.
         progress: called with the share of bytes that are loaded, from 0 to 1.
         load_format: `auto` or `safetensors` for the folder's weights, `dummy` for random ones.
-        seed: of dummy weights.
+        seed: seed of dummy weights.
 
     Raises:
         StartupError: the folder's weights cannot be read or do not fit; one line.
@@ -53,7 +53,7 @@ def load_model(
         model = build_model(spec, context)
         infos = summary.tensors
         tensors = checkpoint_tensors(summary, context.device, shards_of(model))
-        # Of whole tensors, of which a rank may take a part.
+        # Counts whole tensors, even if the rank takes only a part.
         counted = _counted(
             tensors, summary.total_bytes, lambda name, _: infos[name].size_bytes, progress
         )
@@ -81,7 +81,7 @@ def build_model(spec: ModelSpec, context: BuildContext) -> Model:
 def dummy_tensors(spec: ModelSpec, seed: int, device: torch.device) -> Iterator[tuple[str, Tensor]]:
     """Yield random float32 weights of the right shapes, the same for one seed and kind of device.
 
-    They are made on `device`: a CPU would need a minute for what a GPU makes in a second.
+    They are made on `device`: a GPU makes in a second what takes a CPU a minute.
     """
     generator = torch.Generator(device).manual_seed(seed)
     for weight in spec.logical_weights:
@@ -105,7 +105,7 @@ def _counted(
     size_of: Callable[[str, Tensor], int],
     progress: Callable[[float], None],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Pass tensors through; report the share that has been taken in."""
+    """Pass tensors through; report the share that has been consumed."""
     done = 0
     for name, tensor in tensors:
         yield name, tensor

@@ -1,6 +1,6 @@
-"""What one rank does about its weights and its memory; the same code on rank 0 and on the others.
+"""Executes operations on one rank's weights and memory; rank 0 and the others run the same code.
 
-A mistake in a call becomes an unsuccessful reply: whatever a client sends, the rank lives on.
+An error in a call becomes an unsuccessful reply: nothing that a client sends ends the rank.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ JOINED, RECEIVED = "joined", "received"
 
 
 class RankWeights:
-    """Carries out weight operations on one rank."""
+    """Executes weight operations on one rank."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class RankWeights:
 
     @property
     def can_compute(self) -> bool:
-        """Whether weights and pages are there."""
+        """Whether the memory of weights and KV pool is allocated."""
         return not (self._weights.are_released or self._memory.kv_is_released)
 
     def run(self, op: WeightOp) -> RankReply:
-        """Carry `op` out; a failure is an unsuccessful reply that says why.
+        """Execute `op`; a failure becomes an unsuccessful reply that says why.
 
         Raises:
             DeviceLost: the device has failed for good.
@@ -207,7 +207,7 @@ class RankWeights:
 
     def _release(self, tags: list[MemoryTag]) -> None:
         wanted = tags or MEMORY_TAGS
-        # First, because there may be no room for a copy.
+        # First, because it may fail for lack of room for a copy.
         if "weights" in wanted and not self._weights.are_released:
             self._weights.release()
             self._memory.release_graphs()

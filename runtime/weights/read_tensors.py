@@ -21,9 +21,9 @@ from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
 from runtime.weights.stored_tensors import as_tensor, map_file
 
-# One thread moves 3 to 6 GB/s from the page cache to a GPU, several about three times as much.
+# One thread moves 3 to 6 GB/s from the page cache to a GPU; several move about three times as much.
 _READERS = 4
-# Copies that wait on the device for their turn; one tensor more may be on its way.
+# Bytes of copies that wait on the device to be consumed; one more tensor may be on its way.
 _AHEAD_BYTES = 2 * 2**30
 
 
@@ -32,9 +32,9 @@ def checkpoint_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a checked folder one by one, in the order of the bytes on disk.
 
-    For the CPU they are views of the mapped file: use them before the next one, or copy. For a GPU
-    several threads read and copy ahead, from as many shards as there are, and of each tensor only
-    the part that `cuts` give.
+    For the CPU they are views of the mapped file: use each one before the next, or copy it. For a
+    GPU, several threads read and copy ahead, from all shards, and only the part of each tensor that
+    `cuts` returns.
 
     Raises:
         StartupError: a file changed since it was checked.
@@ -69,10 +69,11 @@ def copies(
     """Yield copies on `device`, in the order of `infos`, made by several threads.
 
     Args:
-        infos: what to read, by the name it is wanted under.
-        device: where to.
-        cuts: by name, what gives the part of a tensor that is wanted; others are copied whole.
-        ahead_bytes: of copies that wait for their turn.
+        infos: what to read, by the name to yield it under.
+        device: the device of the copies.
+        cuts: by name, the function that returns the part of a tensor to copy; others are copied
+            whole.
+        ahead_bytes: most bytes of copies that wait to be consumed.
 
     Raises:
         StartupError: a file cannot be read.
@@ -89,7 +90,8 @@ def copies(
             except (SafetensorError, OSError) as error:
                 raise _unreadable(path, error) from error
 
-        # Making a view takes no time, and the library does not say that threads may share a file.
+        # Making a view takes no time, and the library does not document that threads may share a
+        # file.
         one_by_one = threading.Lock()
 
         def read(name: str, info: TensorInfo) -> Tensor:

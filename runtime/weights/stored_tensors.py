@@ -1,4 +1,4 @@
-"""Bytes of a file as the tensor that they are."""
+"""Turns bytes of a file into tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from runtime.checkpoint.regular_file import open_regular
 from runtime.checkpoint.tensor_info import TensorInfo
 
-# By the names of safetensors; every other type that is read is blocks of bytes.
+# By safetensors' names; every other type that is read consists of blocks of bytes.
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -21,28 +21,28 @@ DTYPES = {
 
 
 def map_file(path: Path) -> Tensor:
-    """The bytes of a file, `[size]` uint8, mapped: read when they are first looked at.
+    """Map a file as `[size]` uint8; its bytes are read when they are first accessed.
 
     Raises:
         StartupError: not a regular file; one line.
         OSError: it cannot be mapped.
     """
     with open_regular(path) as file:
-        # Writable, though nothing writes: torch warns of memory that is not.
+        # Writable although nothing writes to it: torch warns about read-only memory.
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
 def as_tensor(raw: Tensor, info: TensorInfo) -> Tensor:
-    """The tensor that bytes are, in the order of a Hugging Face checkpoint.
+    """Return the tensor stored in `raw`, in the order of a Hugging Face checkpoint.
 
     Args:
         raw: `[size]` uint8.
-        info: of the tensor.
+        info: describes the tensor.
 
     Returns:
-        A view where the file has it in this order: numbers in `info.shape`; or, of blocks, a row of
-        uint8 for each row of numbers.
+        A view if the file has this order, else a copy. Plain numbers have `info.shape`; blocks have
+        a row of uint8 for each row of numbers.
     """
     dtype = DTYPES.get(info.dtype)
     if dtype is None:

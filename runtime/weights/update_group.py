@@ -1,8 +1,8 @@
-"""Groups with a trainer, beside the ranks' own: its rank 0 broadcasts new weights to all of ours.
+"""Process groups with a trainer, whose rank 0 broadcasts new weights to all of our ranks.
 
-The rendezvous is that of the helper that RL trainers carry around (`init_custom_process_group`), so
-theirs and ours meet: torch's own functions make one default group a process, which the ranks of a
-tensor-parallel worker have already.
+The rendezvous is the one of RL trainers' helper `init_custom_process_group`, so that both sides
+meet. torch's own functions allow one default group a process, and the ranks of a tensor-parallel
+worker already have theirs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from runtime.ipc.weight_messages import (
 
 logger = logging.getLogger(__name__)
 
-# For one broadcast, unless it has a bound of its own.
+# For one broadcast, unless the request sets a timeout.
 _WORK_TIMEOUT = timedelta(seconds=BROADCAST_TIMEOUT_S)
 _POLL_S = 0.002
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -56,16 +56,16 @@ def create_group(
     backend: str,
     timeout_s: float = BROADCAST_TIMEOUT_S,
 ) -> Any:
-    """Meet the others; a process group that `torch.distributed.broadcast(..., group=)` takes.
+    """Join the group; return what `torch.distributed.broadcast(..., group=)` takes.
 
     Args:
-        address: of a TCP store that rank 0 opens and the others find.
-        port: of that store.
-        rank: of this process in the group.
-        world_size: how many processes meet.
-        name: the same for all of them.
+        address: address of a TCP store that rank 0 opens and the others connect to.
+        port: port of that store.
+        rank: rank of this process in the group.
+        world_size: number of processes in the group.
+        name: name of the group, the same for all of them.
         backend: `gloo` or `nccl`.
-        timeout_s: for everybody to arrive.
+        timeout_s: time for all processes to join.
     """
     timeout = timedelta(seconds=timeout_s)
     hosts = f"[{address}]" if ":" in address else address
@@ -81,7 +81,7 @@ def create_group(
             dist.Backend(backend),
             distributed_c10d.PrefixStore(name, store),
             group_name=name,  # type: ignore[arg-type]  # a `NewType` of str in some torch versions
-            # Not before ours: NCCL's watchdog ends the process.
+            # Later than our own timeout: NCCL's watchdog ends the process.
             timeout=2 * _WORK_TIMEOUT if backend == "nccl" else _WORK_TIMEOUT,
         )
     distributed_c10d._world.pg_group_ranks[group] = {i: i for i in range(world_size)}
@@ -90,10 +90,11 @@ def create_group(
 
 @contextlib.contextmanager
 def _default_group_unbound() -> Iterator[None]:
-    """Hide the GPU that the default group was made for, if it was.
+    """Hide the GPU that the default group is bound to, if any.
 
-    By that torch takes the new group for a part of the default one, and splits its communicator,
-    which all of its members would have to do together and none of the newcomers could.
+    Otherwise torch would treat the new group as a part of the default one and split its
+    communicator. All members of the default group would have to do that together, and the trainer
+    could not.
     """
     default = dist.group.WORLD if dist.is_initialized() else None
     bound = None if default is None else default.bound_device_id
@@ -109,7 +110,7 @@ def _default_group_unbound() -> Iterator[None]:
 
 @dataclass
 class _Reception:
-    """Tensors on their way: `received` or `error` is set by the time that `is_done` is."""
+    """Tensors on their way; `received` or `error` is set before `is_done`."""
 
     received: list[tuple[str, Tensor]] | None = None
     error: str = ""
@@ -118,7 +119,7 @@ class _Reception:
 
 @dataclass
 class _Member:
-    """One group and how far we are in joining it; `group` is set once everybody came."""
+    """One group and its state; `group` is set once all processes have joined."""
 
     name: str
     backend: str
@@ -131,14 +132,14 @@ class _Member:
 
 
 class UpdateGroups:
-    """The groups that this rank is in. Nothing in here waits: threads meet, receive and leave."""
+    """The groups that this rank is in; no method waits: threads join, receive and leave."""
 
     def __init__(self, tp_rank: int, device: torch.device) -> None:
-        """Be in none.
+        """Start without groups.
 
         Args:
             tp_rank: added to a group's `rank_offset`.
-            device: where tensors are received with NCCL.
+            device: the device that receives tensors with NCCL.
         """
         self._tp_rank = tp_rank
         self._device = device
@@ -147,7 +148,7 @@ class UpdateGroups:
         self._leaving: dict[str, threading.Thread] = {}
 
     def join(self, request: JoinGroup) -> None:
-        """Begin to meet the others; returns at once, `status` tells when they have come.
+        """Begin to join a group; returns at once, and `is_joined` reports when all have joined.
 
         Raises:
             InvalidRequest: the group exists, or its back end cannot work here.
@@ -169,7 +170,7 @@ class UpdateGroups:
     def _meet(self, member: _Member, request: JoinGroup) -> None:
         try:
             self._set_device()
-            # One of the same name may be about to end.
+            # A group of the same name may still be ending.
             if (leaving := self._leaving.get(member.name)) is not None:
                 leaving.join()
             with _interface_for(request.master_address):
@@ -182,7 +183,7 @@ class UpdateGroups:
                     request.backend,
                     request.timeout_s,
                 )
-        # Whatever the library throws is the caller's to know, and no reason to end.
+        # Any error of the library is reported to the caller and does not end the process.
         except Exception as error:
             member.error = first_line(error)
         finally:
@@ -196,10 +197,10 @@ class UpdateGroups:
             torch.cuda.set_device(self._device)
 
     def is_joined(self, name: str) -> bool:
-        """Whether everybody is there; false while some are still awaited.
+        """Whether all processes have joined; false while some are awaited.
 
         Raises:
-            InvalidRequest: they did not meet, and the group is forgotten; or there is none.
+            InvalidRequest: joining failed, and the group is forgotten; or there is no such group.
         """
         member = self._member(name)
         if member.is_joining:
@@ -224,7 +225,7 @@ class UpdateGroups:
         if member.reception is not None and not member.reception.is_done:
             member.is_broken = True
         if member.group is not None:
-            # NCCL may wait for the trainer to leave, too; nobody else shall.
+            # NCCL may wait until the trainer leaves, so this runs on its own thread.
             thread = threading.Thread(
                 target=self._end, args=(member,), name="update-group-end", daemon=True
             )
@@ -238,7 +239,7 @@ class UpdateGroups:
         try:
             self._set_device()
             if member.is_broken and member.backend == "nccl":
-                # A broadcast that nobody answers is still running.
+                # A broadcast without a sender is still running.
                 distributed_c10d._abort_process_group(group)
             else:
                 dist.destroy_process_group(group)
@@ -246,7 +247,7 @@ class UpdateGroups:
             logger.warning("The group %r did not end in order: %s", member.name, first_line(error))
 
     def receive(self, request: ReceiveTensors) -> None:
-        """Begin to take the tensors that the group's rank 0 broadcasts; returns at once.
+        """Begin to receive the tensors that the group's rank 0 broadcasts; returns at once.
 
         Raises:
             InvalidRequest: there is no such group, it is not complete, or it is receiving already.
@@ -257,7 +258,7 @@ class UpdateGroups:
         member = self._members[name]
         if member.reception is not None and not member.reception.is_done:
             raise InvalidRequest(f"The group {name!r} still waits for another broadcast.")
-        # Whatever was received before and never asked for is forgotten.
+        # Tensors that were received before and never taken are dropped.
         member.reception = _Reception()
         threading.Thread(
             target=self._receive,
@@ -271,7 +272,7 @@ class UpdateGroups:
 
         Raises:
             InvalidRequest: nothing is awaited; or a broadcast failed, and the group is forgotten,
-                since nobody knows what the others have received.
+                since what the other ranks have received is unknown.
         """
         reception = self._reception(name)
         if not reception.is_done:
@@ -286,7 +287,7 @@ class UpdateGroups:
         return True
 
     def take(self, name: str) -> list[tuple[str, Tensor]]:
-        """The tensors that have come, by name; they are given once.
+        """Return the received tensors, with their names; they are returned once.
 
         Raises:
             InvalidRequest: not all of them have, or nothing is awaited.
@@ -308,9 +309,9 @@ class UpdateGroups:
             self._set_device()
             reception.received = self._receive_all(member, request)
             if self._device.type == "cuda":
-                # Complete for whoever uses them on another thread's stream.
+                # They are used on another thread's stream, so they must be complete.
                 torch.cuda.current_stream().synchronize()
-        # Whatever the library throws is the caller's to know, and no reason to end.
+        # Any error of the library is reported to the caller and does not end the process.
         except Exception as error:
             reception.received, reception.error = None, first_line(error)
         finally:
@@ -341,8 +342,8 @@ class UpdateGroups:
     @staticmethod
     def _broadcast(tensor: Tensor, member: _Member, timeout_s: float) -> None:
         options = dist.BroadcastOptions()
-        # A broadcast that is given up must not keep its group from ending. NCCL's own limit comes
-        # later than ours: its watchdog ends the process.
+        # An abandoned broadcast must not keep its group from ending. NCCL's own limit is later than
+        # ours because its watchdog ends the process.
         options.timeout = timedelta(seconds=timeout_s * (2 if member.backend == "nccl" else 1))
         work = member.group.broadcast([tensor], options)
         deadline = time.monotonic() + timeout_s
@@ -356,7 +357,7 @@ class UpdateGroups:
         try:
             work.wait()
         except RuntimeError as error:
-            # Gloo's clock may be the first to notice, by a moment.
+            # Gloo's own timeout may expire just before ours.
             if "Timed out" in str(error):
                 raise too_late from error
             raise
@@ -370,18 +371,18 @@ class UpdateGroups:
 
 
 def first_line(error: Exception) -> str:
-    """What a library says, without the trace that it appends."""
+    """Return the first line of an error, without the trace that a library appends."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def size_bytes(spec: TensorSpec) -> int:
-    """Bytes of the tensor that `spec` describes."""
+    """Return the bytes of the tensor that `spec` describes."""
     return torch.Size(spec.shape).numel() * DTYPES[spec.dtype].itemsize
 
 
 def tensor_at(flat: Tensor, start: int, spec: TensorSpec) -> Tensor:
-    """The tensor at byte `start` of `flat`, `[size]` uint8; a view where it is aligned."""
+    """Return the tensor at byte `start` of `flat`, `[size]` uint8; a view if it is aligned."""
     piece = flat[start : start + size_bytes(spec)]
     dtype = DTYPES[spec.dtype]
     if start % dtype.itemsize:
@@ -390,7 +391,7 @@ def tensor_at(flat: Tensor, start: int, spec: TensorSpec) -> Tensor:
 
 
 class _interface_for:  # a context manager, used like a function
-    """Lets a group beyond this machine out: the ranks' own group is tied to the loopback."""
+    """Lets a group reach another machine although the ranks' own group is tied to the loopback."""
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -1,6 +1,6 @@
-"""Weights, pauses and memory as the front sees them: who waits for whom, which version is which.
+"""Weights, pauses and memory in the front: the order of calls, and the weights' version.
 
-Front-safe; the routes of trainers and the offline engine call the same methods.
+Front-safe. The trainers' routes and the offline engine call the same methods.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _UNTOUCHED = "\nNothing was loaded: the original weights keep serving."
 _POLL_S = 0.01
 _JOIN_POLL_S = 0.05
 _JOIN_GRACE_S = 3.0
-# The first look for a broadcast; each is twice as long after the one before, up to `_JOIN_POLL_S`.
+# The first delay between polls for a broadcast; it doubles up to `_JOIN_POLL_S`.
 _RECEIVE_POLL_S = 0.001
-# A folder is found at once; a hub id may have to be downloaded, and takes as long as that.
+# A folder is found at once; a hub id may have to be downloaded.
 _FETCHING = OffloadPool("fetching of a model", workers=4, max_queued=16, timeout_s=3600.0)
-# Headers and configuration only; a file system that hangs is given up.
+# Headers and configuration only; a hanging file system leads to a timeout.
 _READING = OffloadPool("reading of model files", workers=4, max_queued=16, timeout_s=120.0)
-# What two configurations may differ in and still give the same tensors the same meaning.
+# Fields that may differ between two configurations that give the same tensors the same meaning.
 _IRRELEVANT = frozenset(
     {
         "raw",
@@ -82,10 +82,10 @@ _IRRELEVANT = frozenset(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a call.
+    """The result of a call.
 
     Attributes:
-        num_paused_requests: requests that were held back or frozen meanwhile.
+        num_paused_requests: requests that were held or frozen meanwhile.
     """
 
     success: bool
@@ -94,7 +94,7 @@ class Outcome:
 
 
 class WeightControl:
-    """One engine's weights; calls that change them come one after the other."""
+    """One engine's weights; calls that change them run one after the other."""
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class WeightControl:
 
         Args:
             host: the owner of its processes.
-            model: what it serves; other weights must fit it.
+            model: the model it serves; other weights must fit it.
             load_format: how weights are loaded from disk unless a call says otherwise.
-            on_renamed: told the path or hub id of other weights once they are loaded.
+            on_renamed: called with the path or hub id of other weights once they are loaded.
         """
         self._host = host
         self._client = host.client
@@ -117,9 +117,9 @@ class WeightControl:
         self._load_format = load_format
         self._on_renamed = on_renamed
         self._turn = asyncio.Lock()
-        # Taken before `_turn`: a group's broadcasts come one after the other.
+        # Acquired before `_turn`: a group's broadcasts run one after the other.
         self._receiving = asyncio.Lock()
-        # Groups whose tensors arrive on the host, so that they disturb no step.
+        # Groups whose tensors arrive on the host, which disturbs no step.
         self._host_groups: set[str] = set()
         self._pause: PauseMode | None = None
         self._has_session = False
@@ -140,7 +140,7 @@ class WeightControl:
     ) -> Outcome:
         """Load all weights from a folder or a hub id; requests wait, or are aborted first.
 
-        `roots` bounds what may be named; without it that is anything.
+        `roots` limits which folders and hub ids are allowed; without it all are.
         """
         load_format = load_format or self._load_format
         if load_format not in ("auto", "safetensors", "dummy"):
@@ -158,7 +158,7 @@ class WeightControl:
                 folder = await _FETCHING.run(find, model_path)
                 await _READING.run(read_tensor_infos, folder)
             except StartupError as error:
-                # The answer may leave advice out, as the reference's text does.
+                # The answer omits the advice, as the reference's text does.
                 logger.warning("No weights from %r: %s", model_path[:256], error.message)
                 return Outcome(False, f"Failed to get weights iterator: {_sentence(error)}")
             try:
@@ -193,7 +193,7 @@ class WeightControl:
         abort_all_requests: bool = False,
         success: str = "Success",
     ) -> Outcome:
-        """Replace some weights by a trainer's; requests wait, or are aborted first."""
+        """Replace some weights with a trainer's; requests wait, or are aborted first."""
         self._refuse_replicas()
         async with self._exclusive(abort=abort_all_requests) as num_paused:
             outcome = await self._load(op, flush_cache, weight_version, num_paused)
@@ -209,11 +209,11 @@ class WeightControl:
         flush_cache: bool = True,
         abort_all_requests: bool = False,
     ) -> Outcome:
-        """Replace some weights by what a trainer broadcasts.
+        """Replace some weights with those that a trainer broadcasts.
 
-        Requests are served until everything has come, if it comes to the host. What NCCL brings is
-        awaited while nothing computes: its kernel waits on the GPU, where it might keep a kernel of
-        the ranks' own group from running. The workers' loops go on in both cases.
+        If the tensors arrive on the host, requests are served until all have come. With NCCL
+        nothing computes meanwhile: its kernel waits on the GPU, where it might keep a kernel of the
+        ranks' own group from running. The workers' loops go on in both cases.
         """
         self._refuse_replicas()
         load = LoadReceived(op.group_name)
@@ -233,7 +233,7 @@ class WeightControl:
         return dataclasses.replace(outcome, message=success + outcome.message)
 
     async def _receive(self, op: ReceiveTensors) -> str:
-        """Wait until every rank has the tensors; why one of them has not."""
+        """Wait until every rank has the tensors; return why one failed, empty on success."""
         reply = await self.ask(op)
         if not reply.success:
             return reply.message
@@ -241,7 +241,7 @@ class WeightControl:
         while True:
             reply = await self.ask(ReceiveStatus(op.group_name))
             if not reply.success:
-                # The other ranks' part of the group is of no use, and they may wait for minutes.
+                # The group is useless to the other ranks, which might wait for minutes.
                 await self.ask(LeaveGroup(op.group_name))
                 return reply.message
             if reply.message:
@@ -250,7 +250,7 @@ class WeightControl:
             delay_s = min(2 * delay_s, _JOIN_POLL_S)
 
     def _refuse_replicas(self) -> None:
-        # One that is started again would lack what the others were given.
+        # A replica that is restarted would lack the weights that the others were sent.
         if len(self._client.links) > 1:
             raise InvalidRequest(
                 "With several copies of the model (--dp-size) weights come from disk only: use "
@@ -260,7 +260,7 @@ class WeightControl:
     async def _load(
         self, op: WeightOp, flush_cache: bool, weight_version: str | None, num_paused: int
     ) -> Outcome:
-        """Do the update; on success the message is what is said of the version."""
+        """Execute the update; on success the message reports the version."""
         flush_now = flush_cache and not self._has_session
         reply = await self._ask(lambda call_id: WeightCall(call_id, op, flush_now))
         if not reply.success:
@@ -272,7 +272,7 @@ class WeightControl:
         if flush_now:
             self._client.forget_prefixes()
         if isinstance(op, LoadFolder | LoadDummy):
-            # A full load brings released weights back.
+            # A full load restores released weights.
             self._client.loaded.released -= {"weights"}
         if weight_version is None:
             return Outcome(True, "", num_paused)
@@ -280,7 +280,7 @@ class WeightControl:
         return Outcome(True, f" Weight version updated to {weight_version}.", num_paused)
 
     async def begin(self) -> Outcome:
-        """Hold requests back over several updates, until `end`; what runs ends first."""
+        """Hold requests over several updates, until `end`; running ones finish first."""
         if self._has_session:
             return Outcome(False, "A weight update has begun already; /end_weight_update ends it.")
         async with self._exclusive(abort=False):
@@ -289,7 +289,7 @@ class WeightControl:
         return Outcome(True, "Success")
 
     async def end(self) -> Outcome:
-        """Let requests go on, with an empty prefix cache if any update wanted one."""
+        """Let requests continue, with an empty prefix cache if an update requested that."""
         if not self._has_session:
             return Outcome(False, "No weight update has begun; /begin_weight_update begins one.")
         async with self._turn:
@@ -302,7 +302,7 @@ class WeightControl:
 
     @contextlib.asynccontextmanager
     async def _exclusive(self, *, abort: bool) -> AsyncIterator[int]:
-        """Nothing runs inside, but what a pause has frozen; the number of requests that wait."""
+        """Run alone, except for requests that a pause has frozen; yield the number that wait."""
         client = self._client
         async with self._turn:
             client.gate.close(UPDATE)
@@ -322,7 +322,7 @@ class WeightControl:
     # ---- versions, reading, tests, groups ----
 
     async def set_version(self, version: str, *, abort_all_requests: bool) -> Outcome:
-        """Relabel the weights that are loaded."""
+        """Change the version of the loaded weights."""
         async with self._turn:
             if abort_all_requests:
                 self._client.abort_all(_ABORTED)
@@ -331,18 +331,18 @@ class WeightControl:
         return Outcome(True, f"Weight version updated to {version}")
 
     async def ask(self, op: WeightOp) -> ControlReply:
-        """Do something between two steps that changes no weight."""
+        """Execute an operation between two steps that changes no weight."""
         return await self._ask(lambda call_id: WeightCall(call_id, op))
 
     async def change(self, op: WeightOp) -> ControlReply:
-        """Change weights for a test: nothing runs meanwhile, nothing stays cached."""
+        """Change weights for a test: nothing runs meanwhile, and the cache is flushed."""
         async with self._exclusive(abort=False):
             return await self._ask(lambda call_id: WeightCall(call_id, op, True))
 
     async def join_group(self, op: JoinGroup) -> Outcome:
-        """Meet a trainer; requests are served meanwhile."""
+        """Join a trainer's group; requests are served meanwhile."""
         self._refuse_replicas()
-        # Every rank has a clock of its own; this one is for what its library does not give up.
+        # Every rank has its own timeout; this one covers a library that ignores it.
         deadline = time.monotonic() + op.timeout_s + _JOIN_GRACE_S
         reply = await self.ask(op)
         while reply.success:
@@ -351,7 +351,7 @@ class WeightControl:
                 break
             if time.monotonic() > deadline:
                 await self.ask(LeaveGroup(op.group_name))
-                why = f"not everybody came within {op.timeout_s:g} s"
+                why = f"not all members joined within {op.timeout_s:g} s"
                 reply = ControlReply(0, False, f"The group {op.group_name!r}: {why}")
                 break
             await asyncio.sleep(_JOIN_POLL_S)
@@ -363,13 +363,13 @@ class WeightControl:
         return Outcome(True, "Succeeded to initialize the weight update group.")
 
     async def _ask(self, make: Callable[[int], SchedulerInbound]) -> ControlReply:
-        """Ask every worker, for as long as it takes."""
+        """Send a call to every worker, and wait without a timeout."""
         return await self._client.control(make, None)
 
     # ---- pauses ----
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop computing; newcomers wait. Returns when nothing computes any more."""
+        """Stop computing; new requests wait. Returns once nothing computes."""
         async with self._turn:
             await self._set_pause(mode)
 
@@ -389,7 +389,7 @@ class WeightControl:
         self._pause = mode
 
     async def resume(self) -> None:
-        """Go on after a pause.
+        """Continue after a pause.
 
         Raises:
             InvalidRequest: memory is released.
@@ -405,7 +405,7 @@ class WeightControl:
     # ---- memory ----
 
     async def release_memory(self, tags: list[MemoryTag]) -> None:
-        """Give device memory back; requests are refused until it is resumed.
+        """Release device memory; requests are refused until it is resumed.
 
         Raises:
             InvalidRequest: requests are running.
@@ -414,11 +414,11 @@ class WeightControl:
             reply = await self.ask(ReleaseMemory(tags))
             if not reply.success:
                 raise InvalidRequest(reply.message)
-            # Without graphs requests are served as before, only slower.
+            # Without graphs requests are still served, but slower.
             self._client.loaded.released |= set(tags or MEMORY_TAGS) - {"cuda_graph"}
 
     async def resume_memory(self, tags: list[MemoryTag]) -> None:
-        """Take it again.
+        """Allocate the released memory again.
 
         Raises:
             InvalidRequest: there is too little memory, or weights cannot be read again.
@@ -431,12 +431,12 @@ class WeightControl:
 
 
 def _check(folder: Path, model: ModelSpec) -> None:
-    """Compare a folder with the model that serves.
+    """Compare a folder with the serving model.
 
     Raises:
         StartupError: other shapes, or another model; one line.
     """
-    # Without a configuration it is the same model, unless the files hold a head of their own.
+    # Without a configuration it is the same model, unless the files hold an untied head.
     other = with_head_of_files(folder, model)
     if is_gguf(folder) or (folder / "config.json").is_file():
         other = read_model_spec(folder, model.overrides, is_embedding=model.gives == "vectors")

@@ -1,4 +1,4 @@
-"""The files that weights came from: read again without a map, known again when they changed."""
+"""The files that weights came from: read again without mapping, and checked for changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
 from runtime.weights.stored_tensors import as_tensor
 
-# A system reads at most 2 GiB at once.
+# The operating system reads at most 2 GiB at once.
 _READ_BYTES = 1 << 30
 
 _Stamp = tuple[int, int, int]
@@ -26,10 +26,10 @@ _Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """A checked folder's weights as they were when they were looked at.
+    """A checked folder's weights, as they were when it was opened.
 
     Attributes:
-        summary: what is in them.
+        summary: the tensors in the files.
         stamps: size, time of change in nanoseconds and inode of each file.
     """
 
@@ -38,7 +38,7 @@ class WeightFiles:
 
     @classmethod
     def open(cls, folder: Path, config: ModelSpec) -> WeightFiles:
-        """Look at the headers in `folder`.
+        """Read the headers in `folder`.
 
         Raises:
             StartupError: they cannot be read or do not fit `config`; one line.
@@ -48,7 +48,7 @@ class WeightFiles:
         return cls(summary, {path: _stamp(path) for path in paths})
 
     def changed(self) -> Path | None:
-        """A file that is no longer what it was."""
+        """Return a file that has changed since; `None` if there is none."""
         for path, stamp in self.stamps.items():
             try:
                 if _stamp(path) != stamp:
@@ -60,10 +60,10 @@ class WeightFiles:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors one by one, in the order of the bytes on disk.
 
-        Read, not mapped: a map of a file that somebody cuts short ends the process that reads it.
+        Read, not mapped: if a mapped file is truncated, reading it ends the process.
 
         Raises:
-            StartupError: a file cannot be read, or changed since it was looked at.
+            StartupError: a file cannot be read, or changed since it was opened.
         """
         named = self.summary.tensors.items()
         for path, infos in groupby(named, key=lambda item: item[1].file):
@@ -76,10 +76,10 @@ class WeightFiles:
 def read_tensors(
     path: Path, infos: Iterable[tuple[str, TensorInfo]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors of one file under the names given, each in memory of its own.
+    """Yield tensors of one file under the given names, each in its own memory.
 
     Raises:
-        StartupError: the file cannot be read, or ends too soon.
+        StartupError: the file cannot be read, or is truncated.
     """
     try:
         with open_regular(path) as file:

@@ -1,4 +1,4 @@
-"""Bodies of the routes that change weights, checked and turned into what the ranks are told."""
+"""Bodies of the routes that change weights, checked and turned into operations for the ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from runtime.ipc.weight_messages import (
 from runtime.requests.bounds import one_of, within
 from runtime.weights.weight_control import PauseMode
 
-# An answer of so many takes the loop tens of milliseconds to write.
+# Encoding an answer of this size takes the event loop tens of milliseconds.
 MAX_NUMBERS_READ = 2**20
 _DEFAULT_ROWS = 100
 DEFAULT_GROUP = "weight_update_group"
@@ -62,7 +62,7 @@ class CheckBody(msgspec.Struct, kw_only=True):
 
 
 class SessionBody(msgspec.Struct, kw_only=True):
-    """`/begin_weight_update` as it arrives; there is one model, so every selector means it."""
+    """`/begin_weight_update` as it arrives; every selector selects the only model."""
 
     selector: Literal["all", "target"] | None = None
 
@@ -88,7 +88,7 @@ class MemoryBody(msgspec.Struct, kw_only=True):
 class DiskBody(msgspec.Struct, kw_only=True):
     """`/update_weights_from_disk` as it arrives.
 
-    CUDA graphs read weights where they are, and updates write there: nothing is captured again.
+    Updates write weights in place, where CUDA graphs read them, so no graph is captured again.
     """
 
     model_path: str
@@ -154,7 +154,7 @@ def check_disk(body: DiskBody) -> None:
     """Refuse what is not supported.
 
     Raises:
-        InvalidRequest: by the field's name.
+        InvalidRequest: a field is not supported; it is named.
     """
     if body.is_async:
         raise InvalidRequest(
@@ -162,18 +162,18 @@ def check_disk(body: DiskBody) -> None:
             param="is_async",
         )
     if body.manifest is not None:
-        raise InvalidRequest("manifest is not supported; leave it out.", param="manifest")
+        raise InvalidRequest("manifest is not supported; omit it.", param="manifest")
 
 
 def to_tensors(body: TensorBody, tp_size: int) -> LoadTensors | LoadSharedMemory | LoadCuda:
-    """What the ranks load.
+    """Return what the ranks load.
 
     Raises:
         InvalidRequest: not exactly one form, not safetensors, or a wrong number of entries.
     """
     if body.load_format not in (None, "direct", "auto", "safetensors"):
         raise InvalidRequest(
-            f"load_format {body.load_format[:64]!r} is not supported; leave it out. {_ALLOWED}",
+            f"load_format {body.load_format[:64]!r} is not supported; omit it. {_ALLOWED}",
             param="load_format",
         )
     given = [
@@ -212,7 +212,7 @@ def _check_safetensors(where: str, data: bytes) -> None:
 
 
 def to_receive(body: DistributedBody, model: ModelSpec) -> ReceiveTensors:
-    """What the ranks receive, checked before a byte is awaited.
+    """Return what the ranks receive, checked before anything is awaited.
 
     Raises:
         InvalidRequest: lists of different lengths, unknown names, wrong shapes or types.
@@ -236,7 +236,7 @@ def to_receive(body: DistributedBody, model: ModelSpec) -> ReceiveTensors:
         raise InvalidRequest("names is empty: there is nothing to receive.", param="names")
     expected = {spec.name: spec.shape for spec in model.weights}
     for alias, name in model.aliases.items():
-        # Sent by trainers that do not know; received like the rest and then left out.
+        # Some trainers send aliases; they are received like the rest and then ignored.
         expected[alias] = expected[name]
     named = [model.canonical(name) for name in body.names]
     unknown = [name for name in named if name not in expected]
@@ -274,10 +274,10 @@ def _timeout_s(given: float | None, default: float) -> float:
 
 
 def to_join(body: InitGroupBody, tp_size: int) -> JoinGroup:
-    """Which group the ranks join.
+    """Return which group the ranks join.
 
     Raises:
-        InvalidRequest: numbers that cannot be.
+        InvalidRequest: a field is empty, or a number is out of range.
     """
     if body.backend not in _BACKENDS:
         raise InvalidRequest(
@@ -306,19 +306,19 @@ def to_join(body: InitGroupBody, tp_size: int) -> JoinGroup:
 
 
 def rows_to_read(body: ByNameBody, model: ModelSpec) -> int:
-    """Rows of a weight that are answered; where no number is named, as many as may be, up to 100.
+    """Return how many rows of a weight to send; by default as many as allowed, up to 100.
 
     Raises:
-        InvalidRequest: none, or more numbers than an answer may hold.
+        InvalidRequest: no rows, or more numbers than an answer may hold.
     """
     shapes = {spec.name: spec.shape for spec in model.weights}
-    # As `LiveWeights.read` finds it.
+    # The same lookup as in `LiveWeights.read`.
     shape = shapes.get(model.aliases.get(body.name, model.canonical(body.name)), (1,))
     row_len = math.prod(shape[1:])
     most = max(1, MAX_NUMBERS_READ // max(1, row_len))
     if body.truncate_size is None:
         return min(_DEFAULT_ROWS, most)
-    # Rows that the weight does not have cost nothing.
+    # Rows beyond the end of the weight cost nothing.
     if body.truncate_size < 1 or min(body.truncate_size, shape[0]) > most:
         raise InvalidRequest(
             f"truncate_size must be in [1, {most}] for this weight, whose rows have {row_len} "
@@ -329,7 +329,7 @@ def rows_to_read(body: ByNameBody, model: ModelSpec) -> int:
 
 
 def read_weight(data: bytes) -> Any:
-    """Nested lists of an encoded `WeightPart`."""
+    """Return the nested lists of an encoded `WeightPart`."""
     part = msgspec.msgpack.decode(data, type=WeightPart)
     if not part.data:
         return []

@@ -1,4 +1,4 @@
-"""Weight calls on rank 0: passed to every rank, gathered, kept or taken back as one."""
+"""Weight calls on rank 0: sent to every rank, gathered, then kept or undone on all ranks."""
 
 from __future__ import annotations
 
@@ -31,42 +31,42 @@ logger = logging.getLogger(__name__)
 
 
 class OtherRanks(Protocol):
-    """What is needed of the ranks besides this one; one that dies takes this process along."""
+    """What is needed of the other ranks; if one dies, this process ends."""
 
     def ask(self, op: WeightOp) -> None:
         """Send every other rank `op`."""
         ...
 
     def replies(self, beat: Callable[[], None]) -> list[RankReply]:
-        """Wait for the answer of each; `beat` is called often meanwhile."""
+        """Wait for each rank's reply; `beat` is called often meanwhile."""
         ...
 
 
 class WeightUpdates:
-    """Does weight operations on all ranks, so that they always agree."""
+    """Executes weight operations on all ranks, so that they always agree."""
 
     def __init__(
         self, rank: RankWeights, others: OtherRanks | None, beat: Callable[[], None]
     ) -> None:
-        """Act on `rank`, this process's own, and on `others` where there are any."""
+        """Act on `rank`, which is in this process, and on `others` if there are any."""
         self._rank = rank
         self._beat = beat
         self._others = others
 
     @property
     def can_compute(self) -> bool:
-        """Whether the weights and the KV pool have their memory."""
+        """Whether the memory of weights and KV pool is allocated."""
         return self._rank.can_compute
 
     def handle(self, call: WeightCall) -> ControlReply:
-        """Do what `call` says; no step may be in flight."""
+        """Execute `call`; no step may be in flight."""
         op = call.op
         if isinstance(op, WeightUpdate):
             return self._update(call.call_id, op)
         replies = self._everywhere(op)
         failed = _failures(replies)
         if failed and isinstance(op, ReleaseMemory):
-            # Nobody will ask for what was given back.
+            # The caller sees a failure and will not resume what some ranks released.
             self._everywhere(ResumeMemory(op.tags))
             self._restore_graphs()
         if not failed and isinstance(op, ResumeMemory):
@@ -78,21 +78,21 @@ class WeightUpdates:
         messages = [reply.message for reply in replies]
         if isinstance(op, CheckWeights) and op.action == "checksum" and len(messages) > 1:
             return ControlReply(call.call_id, True, " ".join(messages))
-        # Something that takes time is done when the last rank says so.
+        # An operation that takes time is done when the last rank reports it.
         return ControlReply(call.call_id, True, messages[0] if all(messages) else "")
 
     def _update(self, call_id: int, op: WeightUpdate) -> ControlReply:
         failed = _failures(self._everywhere(op))
         if not failed:
             self._everywhere(KeepUpdate())
-            # A full load brings released weights back, at other addresses.
+            # A full load restores released weights at other addresses.
             without_graphs = self._restore_graphs()
             if without_graphs:
                 logger.warning("Steps run without CUDA graphs: %s", without_graphs)
             return ControlReply(call_id, True)
         undone = _failures(self._everywhere(UndoUpdate()))
         if undone:
-            # A mixture of weights must answer nobody: a new worker loads them from their folder.
+            # A mixture of weights must not serve: a new worker loads them from their folder.
             logger.error(
                 "A weight update failed (%s) and could not be taken back (%s). The worker ends.",
                 failed,
@@ -102,7 +102,7 @@ class WeightUpdates:
         return ControlReply(call_id, False, failed)
 
     def _restore_graphs(self) -> str:
-        """Let all ranks have their graphs again, or none of them; why none has."""
+        """Restore the graphs on all ranks or on none; return why on none."""
         if not self.can_compute:
             return ""
         failed = _failures(self._everywhere(RestoreGraphs()))
@@ -114,7 +114,7 @@ class WeightUpdates:
     def _everywhere(self, op: WeightOp) -> list[RankReply]:
         if self._others is None:
             return [self._rank.run(op)]
-        # Asked first: where ranks compute or receive together, each waits for the others.
+        # Sent first: where ranks compute or receive together, each waits for the others.
         self._others.ask(op)
         return [self._rank.run(op), *self._others.replies(self._beat)]
 
@@ -126,13 +126,13 @@ def _failures(replies: list[RankReply]) -> str:
 
 
 def join_parts(replies: list[RankReply]) -> bytes:
-    """One `WeightPart` out of every rank's."""
+    """Join every rank's `WeightPart` into one."""
     parts = [msgspec.msgpack.decode(reply.data, type=WeightPart) for reply in replies]
     if parts[0].num_blocks > 1:
         return msgspec.msgpack.encode(_join_blocks(parts))
     if parts[0].shard_dim is None or len(parts) == 1:
         return replies[0].data
-    # Of an expert that is elsewhere a rank has no row.
+    # A rank has no rows of an expert that is on another rank.
     parts = [part for part in parts if part.data] or parts[:1]
     first = parts[0]
     if first.shard_dim is None:
@@ -148,7 +148,7 @@ def join_parts(replies: list[RankReply]) -> bytes:
 
 
 def _join_blocks(parts: list[WeightPart]) -> WeightPart:
-    """Ranks have the same rows of each block."""
+    """Join parts in which every rank has the same rows of each block."""
     num_blocks, (_, *width) = parts[0].num_blocks, parts[0].shape
     blocks = [
         np.frombuffer(part.data, dtype=np.float32).reshape(num_blocks, -1, *width) for part in parts

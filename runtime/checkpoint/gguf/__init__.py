@@ -1,1 +1,1 @@
-"""GGUF files: header, tensor types, names, and the `config.json` that the metadata amounts to."""
+"""GGUF files: header, tensor types, names, and the metadata as a `config.json`."""

@@ -1,7 +1,7 @@
-"""What a GGUF file's metadata amounts to in the words of a `config.json`. Front-safe: no torch.
+"""Converts a GGUF file's metadata into a `config.json`. Front-safe: no torch.
 
-The families read the result as they read any folder's file, so a family needs nothing for GGUF but
-a line in `_ARCHITECTURES`.
+The families read the result like any folder's file, so a family needs only a line in
+`_ARCHITECTURES` to support GGUF.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runtime.checkpoint.regular_file import open_regular
 from runtime.checkpoint.rope_json import MAX_POSITIONS
 from runtime.errors import StartupError
 
-# Tokens that end an answer, whatever else a file names: llama.cpp knows them by their text, too.
+# Tokens that end an answer whatever the file names; llama.cpp recognizes them by text, too.
 _END_TEXTS = frozenset(
     {
         "<|eot_id|>",
@@ -38,7 +38,7 @@ _END_TEXTS = frozenset(
 )
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _FLOAT_DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-# As `general.sampling.*` calls what `generation_config.json` has.
+# Keys of `general.sampling.*` to those of `generation_config.json`.
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -49,21 +49,21 @@ _SAMPLING = {
 
 
 def gguf_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The file's metadata as `config.json` and `generation_config.json`.
+    """Return the file's metadata as `config.json` and `generation_config.json`.
 
     Raises:
-        StartupError: not a GGUF file, an architecture that is not read, or a number that is
-            missing or absurd; one line that names the key.
+        StartupError: not a GGUF file, an unsupported architecture, or a missing or absurd number;
+            one line that names the key.
     """
     file = open_gguf(path)
     return _config(file), _generation(file)
 
 
 def architecture_of(file: GgufFile) -> str:
-    """The name of the model's architecture, as llama.cpp calls it.
+    """Return the name of the model's architecture, as llama.cpp calls it.
 
     Raises:
-        StartupError: none there.
+        StartupError: there is none.
     """
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str):
@@ -86,7 +86,7 @@ def _config(file: GgufFile) -> dict[str, Any]:
 
 
 class _OwnKeys(Keys):
-    """The keys of the architecture, without its name ahead of them."""
+    """The keys of the architecture, without its name as a prefix."""
 
     def __init__(self, file: GgufFile, name: str) -> None:
         prefix = f"{name}."
@@ -105,7 +105,7 @@ class _OwnKeys(Keys):
 
 
 def _same(value: Any) -> Any:
-    """One number for all layers, where an array has the same for each."""
+    """Return one number instead of an array with the same number for each layer."""
     if isinstance(value, GgufArray) and not value.is_text and value.count:
         numbers = value.numbers() if value.data else []
         if numbers and all(number == numbers[0] for number in numbers):
@@ -197,7 +197,7 @@ def _read_factors(file: GgufFile, freqs: GgufTensor) -> list[float]:
 
 
 def _dtype(tensors: list[GgufTensor]) -> str:
-    """The type of most of the bytes; blocks are multiplied by activations of float32."""
+    """Return the type of most of the bytes; blocks are multiplied by float32 activations."""
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         sizes[_FLOAT_DTYPES.get(tensor.type.name, "float32")] += tensor.size_bytes
@@ -255,7 +255,7 @@ def _moe(
     architecture: str, *, sums_to_one: bool
 ) -> Callable[[_OwnKeys, dict[str, Any]], dict[str, Any]]:
     def read(keys: _OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-        # Files of old converters leave the sizes to the tensors.
+        # Files of old converters omit these sizes: they follow from the tensors.
         layers = range(config["num_hidden_layers"])
         dense = [index for index in layers if keys.has(f"blk.{index}.ffn_gate.weight")]
         sparse = next((index for index in layers if index not in dense), 0)
@@ -280,7 +280,7 @@ def _moe(
 
 def _gemma3(keys: _OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     layers, hidden = config["num_hidden_layers"], config["hidden_size"]
-    # As llama.cpp: the largest one alone scales by other heads than its own.
+    # As in llama.cpp: only the largest model does not scale by its head size.
     scalar = (
         hidden // config["num_attention_heads"] if layers == 62 else config.get("head_dim", 256)
     )
@@ -305,7 +305,7 @@ def _gemma3(keys: _OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-# llama.cpp's names; a Mistral is a "llama" there, and a Mixtral one with experts.
+# llama.cpp's names: a Mistral is a "llama" there, and a Mixtral is a "llama" with experts.
 _ARCHITECTURES: dict[str, Callable[[_OwnKeys, dict[str, Any]], dict[str, Any]]] = {
     "llama": _llama,
     "qwen2": _plain("Qwen2ForCausalLM"),

@@ -1,4 +1,4 @@
-"""A GGUF model on disk: a file, a split one, or the only one of a folder. Front-safe."""
+"""A GGUF model on disk: one file, split files, or the only one in a folder. Front-safe."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def is_gguf(path: Path) -> bool:
 
 
 def find_gguf(folder: Path, quantization: str = "") -> Path | None:
-    """The GGUF model that a folder holds, the first part of a split one; `None` where it has none.
+    """Return the GGUF model in a folder, or the first part of a split one; `None` if there is none.
 
     Args:
         folder: local.
-        quantization: such as `Q4_K_M`, the part of the file's name by which it is chosen.
+        quantization: the part of the file's name that selects it, such as `Q4_K_M`.
 
     Raises:
-        StartupError: several, or none of that quantization; one line that names them.
+        StartupError: there are several, or none of that quantization; one line that names them.
     """
     models = [
         path
         for path in sorted(folder.glob(f"**/*{SUFFIX}" if quantization else f"*{SUFFIX}"))
         if (part := _PART.fullmatch(path.name)) is None or int(part["number"]) == 1
     ]
-    # The tower of a model that sees lies beside it in a file of its own.
+    # The tower of a vision model is in a separate file beside it.
     models = [path for path in models if not path.name.lower().startswith("mmproj")]
     if not quantization:
         if len(models) > 1:
@@ -54,10 +54,10 @@ def find_gguf(folder: Path, quantization: str = "") -> Path | None:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The files of a model, of which `path` is the only one or any.
+    """Return all files of a model, of which `path` is one.
 
     Raises:
-        StartupError: one of a split model is missing.
+        StartupError: a part of a split model is missing.
     """
     match = _PART.fullmatch(path.name)
     if match is None:
@@ -78,11 +78,11 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Read the headers of a model's files: the first one's metadata, the tensors of all.
+    """Read the headers of a model's files: metadata from the first, tensors from all.
 
     Raises:
-        StartupError: one cannot be read, is missing or malformed, or they do not belong together;
-            one line.
+        StartupError: a file cannot be read, is missing or malformed, or the files do not belong
+            together; one line.
     """
     try:
         stamps = tuple(
@@ -93,7 +93,7 @@ def open_gguf(path: Path) -> GgufFile:
     return _open(stamps)
 
 
-# Spec, tensors and tokenizer are read one after the other from the same header.
+# Spec, tensors and tokenizer are read from the same header, one after the other.
 @lru_cache(maxsize=2)
 def _open(stamps: tuple[tuple[Path, int, int], ...]) -> GgufFile:
     first, *others = (read_gguf(path) for path, _, _ in stamps)

@@ -1,7 +1,7 @@
-"""The header of a GGUF file: metadata, and which tensors lie where. Front-safe: no torch.
+"""The header of a GGUF file: metadata, and the tensors' positions. Front-safe: no torch.
 
-Whoever wrote the file may have put any number anywhere: counts and lengths are compared with the
-file's size before anything is read or reserved, and arrays stay bytes until they are asked for.
+A file may contain any number anywhere: counts and lengths are compared with the file's size before
+anything is read or allocated, and arrays stay bytes until they are used.
 
 Source: the format, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md: magic, version,
 counts of tensors and of keys, the keys, the tensors' names, shapes, types and offsets, then their
@@ -25,7 +25,7 @@ from runtime.errors import StartupError
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-# Ten times those of the largest files known.
+# Ten times the largest known headers.
 MAX_HEADER_BYTES = 2**28
 _MAX_KEYS = 2**16
 _MAX_TENSORS = 2**18
@@ -36,7 +36,7 @@ _MAX_NESTING = 4
 _DEFAULT_ALIGNMENT = 32
 _MAX_ALIGNMENT = 2**20
 _CHUNK_BYTES = 2**20
-# Number of a type in the file to its code in `struct`.
+# From the number of a type in the file to its code in `struct`.
 _SCALARS = {
     0: "B",
     1: "b",
@@ -60,9 +60,9 @@ class GgufTensor(NamedTuple):
 
     Attributes:
         type: how its numbers are stored.
-        shape: rows first, as everywhere else; the file has it the other way round.
-        start: of its bytes in the file.
-        size_bytes: how many those are.
+        shape: rows first, as everywhere else; the file stores it reversed.
+        start: position of its bytes in the file.
+        size_bytes: number of its bytes.
     """
 
     name: str
@@ -75,12 +75,12 @@ class GgufTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufArray:
-    """An array of the metadata, as its bytes.
+    """An array of the metadata, as bytes.
 
     Attributes:
         kind: number of the elements' type.
-        count: elements.
-        data: their bytes.
+        count: number of elements.
+        data: bytes of the elements.
     """
 
     kind: int
@@ -93,21 +93,21 @@ class GgufArray:
         return self.kind == _STRING
 
     def numbers(self) -> list[Any]:
-        """The elements, of an array of numbers or flags."""
+        """Return the elements of an array of numbers or flags."""
         code = _SCALARS.get(self.kind)
         if code is None:
             raise ValueError("not an array of numbers")
         if code == "?":
             return [byte != 0 for byte in self.data]
-        # Unlike `struct`, an array's code for eight bytes is the same, for four as well.
+        # Every code in `_SCALARS` has the same size in `array` as in `struct`.
         values = array(code, self.data)
         return values.tolist()
 
     def texts(self) -> list[str]:
-        """The elements, of an array of strings.
+        """Return the elements of an array of strings.
 
         Raises:
-            ValueError: they are not, or one is not UTF-8.
+            ValueError: the elements are not strings, or one is not UTF-8.
         """
         if not self.is_text:
             raise ValueError("not an array of strings")
@@ -122,12 +122,12 @@ class GgufArray:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What the header says.
+    """The contents of a header.
 
     Attributes:
-        path: of the file; of the first one where it is split.
-        metadata: by key; numbers, flags, texts, and arrays as `GgufArray`.
-        tensors: in the order of the header.
+        path: the file; the first one if the model is split.
+        metadata: values by key: numbers, flags, texts, and arrays as `GgufArray`.
+        tensors: tensors in the order of the header.
     """
 
     path: Path
@@ -149,7 +149,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Header:
-    """Reads one header from front to back; holds no more of the file than has been asked for."""
+    """Reads one header from front to back, in chunks."""
 
     def __init__(self, path: Path, file: FileIO) -> None:
         self._path, self._file = path, file
@@ -215,7 +215,7 @@ class _Header:
             )
         stored = TYPES[kind]
         count = math.prod(dims)
-        # Before the product becomes a number of a thousand digits somewhere else.
+        # Checked here so that no other code gets a product with a thousand digits.
         if not 0 < count < 2**63 or dims[0] % stored.block or offset >= 2**63:
             raise self._malformed(f"tensor {shown!r} is {dims} of {stored.name} at byte {offset}")
         size = count // stored.block * stored.block_bytes
@@ -235,7 +235,7 @@ class _Header:
     def _array(self, key: str, depth: int) -> GgufArray:
         kind = self._number("I")
         if kind == _ARRAY:
-            # No key in use has one; it is passed over.
+            # No known key has a nested array, so it is skipped.
             if depth >= _MAX_NESTING:
                 raise self._malformed(f"{key[:64]!r} is an array in an array in an array")
             for _ in range(self._count("Q", MAX_HEADER_BYTES, 12, key)):
@@ -255,7 +255,7 @@ class _Header:
         return GgufArray(kind, count, self._take(count * size, key))
 
     def _count(self, code: str, most: int, least_bytes: int, what: str) -> int:
-        """A number of things, each of which takes `least_bytes` or more of what is left."""
+        """Read a count of elements, each of which takes at least `least_bytes` of the rest."""
         count = self._number(code)
         if count > most or count * least_bytes > self._size - self._at:
             raise self._malformed(
@@ -286,7 +286,7 @@ class _Header:
         self._at += size
 
     def _require(self, size: int, what: str) -> None:
-        """Have the next `size` bytes at hand."""
+        """Read until the next `size` bytes are buffered."""
         end = self._at + size
         if end <= len(self._data):
             return
@@ -309,7 +309,7 @@ class _Header:
 
 
 def _shortest(value: float) -> float:
-    """The number with the fewest digits that is the same float32: 1e-05, not 9.99999975e-06."""
+    """Return the shortest number with the same float32 value: 1e-05, not 9.99999975e-06."""
     if not math.isfinite(value):
         return value
     same = struct.pack("<f", value)

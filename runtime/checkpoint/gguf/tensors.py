@@ -1,7 +1,8 @@
-"""The tensors of a GGUF file under the names, and in the order, of a Hugging Face checkpoint.
+"""The tensors of a GGUF file with the names and the order of a Hugging Face checkpoint.
 
 llama.cpp renames every tensor, stacks experts, interleaves the halves of Llama's rotated heads and
-adds one to Gemma's norms. All of that is taken back here, so that nothing behind knows of it.
+adds one to Gemma's norms. All of that is described or undone here, so that other code is
+independent of it.
 Front-safe: no torch.
 """
 
@@ -55,18 +56,18 @@ _GEMMA3 = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-# Read with the configuration, not as a weight.
+# Read as a part of the configuration, not as a weight.
 _SUPERFLUOUS = frozenset({"rope_freqs.weight"})
 
 
 @dataclass(frozen=True)
 class _Dialect:
-    """How an architecture's file differs.
+    """How the files of an architecture differ from the default.
 
     Attributes:
-        names: of a layer's tensors, over `_LAYER`.
-        heads: of those whose heads' halves are interleaved, the key of the number of heads.
-        norm_offset: what was added to the weights of norms.
+        names: names of a layer's tensors that override `_LAYER`.
+        heads: by tensor whose heads' halves are interleaved, the key of the number of heads.
+        norm_offset: the number that was added to the weights of norms.
     """
 
     names: dict[str, str] = field(default_factory=dict)
@@ -88,12 +89,13 @@ def _dialect(file: GgufFile) -> _Dialect:
 
 
 def gguf_tensor_infos(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of a GGUF model, by their names in a Hugging Face checkpoint.
+    """Return the tensors of a GGUF model, by their names in a Hugging Face checkpoint.
 
-    One whose name is not known keeps it, and is then reported as unexpected.
+    A tensor with an unknown name keeps it, and is reported as unexpected later.
 
     Raises:
-        StartupError: the file cannot be read, or a number of heads does not fit; one line.
+        StartupError: the file cannot be read, or a number of heads does not fit its tensor; one
+            line.
     """
     file = open_gguf(path)
     dialect = _dialect(file)
@@ -134,7 +136,7 @@ def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[Tensor
                 interleaved_heads=heads, offset=offset,
             )
         ]  # fmt: skip
-    # Experts are stacked; each is a run of bytes.
+    # Experts are stacked; each one is a contiguous range of bytes.
     if len(shape) != 3:
         raise StartupError(
             f"{tensor.file}: {tensor.name!r} is {list(shape)}, not a stack of experts"
