@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedBeginnings:
-    """Tokens of texts that another text of the batch has, too, and computes for them.
+    """The beginnings of texts that another text of the batch computes for them.
 
     Attributes:
-        lenders: `[num_texts]` int64, the text that has them; a text's own index for none.
-        lengths: `[num_texts]` int64, tokens; 0 for none, and for every lender.
+        lenders: `[num_texts]` int64, the text that computes them; a text's own index for none.
+        lengths: `[num_texts]` int64, number of shared tokens; 0 for none, and for every lender.
     """
 
     lenders: NDArray[np.int64]
@@ -33,15 +33,14 @@ class EncoderBatch:
 
     Attributes:
         input_ids: `[num_tokens]` int64.
-        positions: `[num_tokens]` int64, each token's place in its own text, from 0.
-        lengths: tokens of each text that are here, in order, each at least 1.
+        positions: `[num_tokens]` int64, each token's index in its own text, from 0.
+        lengths: tokens of each text that are in the batch, in order, each at least 1.
         indptr: `[num_texts + 1]` int64, bounds of the texts, on the model's device.
         second_parts: `[num_tokens]` int64, 1 for tokens of the second text of a pair; `None` where
             there are none.
-        prompt_lens: tokens ahead of each text that its vector leaves out; `None` for none.
-        attention: what a model whose tokens see none behind them attends with; `None` for others.
-        shared: what stands ahead of `lengths` in texts that begin as others do; `None` where all
-            are whole.
+        prompt_lens: tokens before each text that its vector omits; `None` for none.
+        attention: the back end of a causal model; `None` for others.
+        shared: beginnings before `lengths` that texts share with others; `None` if all are whole.
     """
 
     input_ids: Tensor

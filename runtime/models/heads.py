@@ -1,6 +1,6 @@
-"""What embedders, classifiers and reward models have behind their layers. Front-safe.
+"""The heads of embedders, classifiers and reward models. Front-safe.
 
-Each function takes what the family read of `config.json` and returns it with the head.
+Each function takes the spec that the family read from `config.json` and returns it with a head.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DEFAULT_LABELS = 2
 
 
 def vectors(spec: ModelSpec, config: Keys) -> ModelSpec:  # noqa: ARG001  # the folder's files say more
-    """A decoder without its head: a vector."""
+    """A decoder without its head, which gives a vector."""
     return replace(spec, gives="vectors", pooling=Pooling("last"))
 
 
@@ -39,7 +39,7 @@ def dense_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
 
 
 def modernbert_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
-    """ModernBERT: pooling as its file says, a dense layer and a norm, then the classes."""
+    """ModernBERT: pooling as configured, a dense layer and a norm, then the classes."""
     hidden, labels = spec.hidden_size, _labels(config)
     mode = config.values.get("classifier_pooling", "cls")
     if mode not in ("cls", "mean"):
@@ -61,7 +61,7 @@ def modernbert_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
 
 
 def last_token_scores(spec: ModelSpec, config: Keys) -> ModelSpec:
-    """A decoder's: one matrix over the last token."""
+    """A decoder's classifier: one matrix over the last token."""
     labels = _labels(config)
     score = HeadLayer("score", spec.hidden_size, len(labels), bias=False)
     return _scoring(spec, labels, "last", score)
@@ -80,7 +80,7 @@ def _scoring(spec: ModelSpec, labels: tuple[str, ...], mode: Mode, *layers: Head
 
 
 def _labels(config: Keys) -> tuple[str, ...]:
-    """Names of the classes, in order.
+    """Return the names of the classes, in order.
 
     Raises:
         StartupError: `id2label` does not name each of them.

@@ -1,4 +1,4 @@
-"""What executor and loader may ask of a model of any family."""
+"""The interface of a model of any family, for executor and loader."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Model(ABC):
 
     Attributes:
         spec: the model's numbers.
-        context: where and in what type it was built.
+        context: the device and type with which it was built.
     """
 
     spec: ModelSpec
@@ -29,7 +29,7 @@ class Model(ABC):
 
     @abstractmethod
     def __init__(self, spec: Any, context: BuildContext) -> None:
-        """Build the layers from the family's own spec; matrices get memory when they are loaded."""
+        """Build the layers from the family's spec; matrices get memory when they are loaded."""
 
     @abstractmethod
     def holders(self) -> Iterator[tuple[str, WeightHolder]]:
@@ -44,7 +44,7 @@ class CausalLM(Model):
         """Run all layers.
 
         Returns:
-            `[num_outputs, hidden_size]`, the final norm applied: of `batch.logits_indices`.
+            `[num_outputs, hidden_size]` after the final norm, for `batch.logits_indices`.
         """
 
     @abstractmethod
@@ -64,11 +64,11 @@ class CausalLM(Model):
 
 
 class TextEncoder(Model):
-    """A model that gives numbers for each text, a vector or scores, and keeps nothing.
+    """A model that gives a vector or scores for each text and keeps no state.
 
     Attributes:
-        head: what makes them of the tokens' vectors.
-        sees_backward_only: whether a token sees none behind it; needs `EncoderBatch.attention`.
+        head: computes them from the tokens' vectors.
+        sees_backward_only: whether it is causal; if so it needs `EncoderBatch.attention`.
     """
 
     head: TextHead
@@ -76,7 +76,7 @@ class TextEncoder(Model):
 
     @property
     def shared_grain(self) -> int:
-        """Tokens at a time of which `compute` takes `EncoderBatch.shared`; 0 for whole texts."""
+        """`compute` accepts `EncoderBatch.shared` in multiples of this; 0 if it accepts none."""
         return 0
 
     @abstractmethod

@@ -1,6 +1,7 @@
-"""Architectures: where each one's `config.json` is read, and which class runs it. Front-safe.
+"""Architectures: the reader of each one's `config.json` and the class that runs it. Front-safe.
 
-One line an architecture; the modules are imported on use, so that the front never imports torch.
+One line for each architecture. The modules are imported on use, so that the front never imports
+torch.
 """
 
 from __future__ import annotations
@@ -40,15 +41,13 @@ _MODERNBERT = "runtime.models.modernbert.model:ModernBertModel"
 
 @dataclass(frozen=True)
 class Family:
-    """String paths of what an architecture is made of.
+    """Import paths of an architecture's parts.
 
     Attributes:
         spec: `(config, generation) -> ModelSpec`; front-safe.
         model: class, made from a spec and a `BuildContext`; needs torch.
-        head: `(spec, config) -> ModelSpec`, for one with a head of its own behind a family's
-            layers; front-safe.
-        texts: class that runs it where vectors of texts are asked for; empty where it gives them
-            anyway, or cannot.
+        head: `(spec, config) -> ModelSpec`, for another head after a family's layers; front-safe.
+        texts: class that runs it for vectors of texts; empty if it always gives them, or cannot.
         images: whether its prompts may hold images.
     """
 
@@ -111,17 +110,17 @@ FAMILIES: dict[str, Family] = {
 def read_model_spec(
     folder: Path, overrides: dict[str, Any] | None = None, *, is_embedding: bool = False
 ) -> ModelSpec:
-    """Read what a model folder says about its model.
+    """Read the spec of the model in a folder.
 
     Args:
-        folder: local, with `config.json` and perhaps `generation_config.json`; or the file that
-            stands for the first, the second beside it; or a GGUF file.
+        folder: a local folder with `config.json` and perhaps `generation_config.json`; or a file
+    that replaces the first, with the second beside it; or a GGUF file.
         overrides: top-level keys that replace those of `config.json`.
-        is_embedding: whether a model that generates text is wanted for vectors of texts instead.
+        is_embedding: whether a model that generates text should give vectors instead.
 
     Raises:
-        StartupError: no such file, an unsupported architecture or feature, a number that is
-            missing or absurd; one line that names the key.
+        StartupError: no such file, an unsupported architecture or feature, or a missing or absurd
+    number; one line that names the key.
     """
     config, generation = _read_words(folder, overrides)
     family = _find(read_architecture(config), brings_code="auto_map" in config.values)
@@ -160,7 +159,7 @@ def _read_words(folder: Path, overrides: dict[str, Any] | None) -> tuple[Keys, K
 
 
 def model_class(spec: ModelSpec) -> type[Model]:
-    """The class that runs the model that `spec` describes."""
+    """Return the class that runs the model of `spec`."""
     family = FAMILIES[spec.architecture]
     path = family.texts if spec.gives != "tokens" and family.texts else family.model
     return cast("type[Model]", load_object(path))

@@ -53,8 +53,8 @@ class StepLimits:
     Attributes:
         max_seqs: sequences.
         max_tokens: new tokens of all of them.
-        max_prompt_tokens: of these, tokens of prompts; for the first whole prompt a back end makes
-            ready for all that may follow. 0: each new length is met when it comes.
+        max_prompt_tokens: most of these that are prompt tokens. At the first whole prompt a back
+            end prepares for all lengths up to it; 0: it prepares for each new length when it comes.
     """
 
     max_seqs: int
@@ -63,13 +63,13 @@ class StepLimits:
 
 
 class AttentionBackend(Protocol):
-    """Rotates, writes and attends; owns the layout of no tensor but its own plan.
+    """Rotates, writes and attends; owns the layout of its own plan only.
 
     Attributes:
-        is_graph_safe: whether `plan` and `run` may be captured in a CUDA graph: the host learns
+        is_graph_safe: whether `plan` and `run` may be captured in a CUDA graph: the host reads
             nothing from the device.
-        reads_host: whether `ForwardBatch.host` is wanted, outside graphs.
-        choices: the kernels it is made of and why those, for the log.
+        reads_host: whether it needs `ForwardBatch.host` outside graphs.
+        choices: the chosen kernels and the reasons, for the log.
     """
 
     is_graph_safe: ClassVar[bool]
@@ -81,7 +81,7 @@ class AttentionBackend(Protocol):
         ...
 
     def __init__(self, device_type: str, limits: StepLimits) -> None:
-        """Get ready for `device_type`, a `torch.device.type`, and steps within `limits`."""
+        """Prepare for `device_type`, a `torch.device.type`, and steps within `limits`."""
         ...
 
     def plan(self, batch: ForwardBatch) -> None:
@@ -104,12 +104,12 @@ class AttentionBackend(Protocol):
 
 @runtime_checkable
 class SharesPrefixes(Protocol):
-    """A back end that knows `ForwardBatch.shares_prefixes`."""
+    """A back end that supports `ForwardBatch.shares_prefixes`."""
 
     def put_prefixes(self, groups: Sequence[PrefixGroup]) -> None:
-        """Send the groups of the batches with `shares_prefixes` from now on.
+        """Send the groups for the following batches with `shares_prefixes`.
 
-        Waits for nothing; they are read when a batch's work runs on the device.
+        Returns without waiting; the device reads the groups when it runs a batch.
 
         Args:
             groups: at most `MAX_GROUPS`, no sequence in two of them.

@@ -1,9 +1,9 @@
-"""FlashInfer over pages, where the host knows the lengths; else as `models.attention.triton`.
+"""FlashInfer over pages if the host knows the lengths; otherwise `models.attention.triton`.
 
 On request only (`--attention-backend flashinfer`): its kernels are compiled at the first start, a
 minute or more each. A prompt chunk on a Hopper GPU runs FlashAttention-3. Decode steps without a
-graph run on its tensor cores; those in graphs, or beside prompts, stay with Triton, which need not
-be planned on the host (`docs/decisions/0012-launches-prompts-and-sums-on-a-gpu.md`).
+graph use its tensor-core kernels. Those in graphs, or beside prompts, stay with Triton, which needs
+no planning on the host (`docs/decisions/0012-launches-prompts-and-sums-on-a-gpu.md`).
 
 Source: FlashInfer (Ye et al., 2025), https://docs.flashinfer.ai/api/attention.html.
 """
@@ -21,10 +21,10 @@ from runtime.models.attention.backend import AttentionLayer, StepLimits
 from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.attention.triton import TritonAttention
 
-# Of sequences that are split: their parts, with 16 query heads a key head on most GPUs.
+# For the parts of split sequences; enough for 16 query heads a key head on most GPUs.
 WORKSPACE_BYTES = 384 * 2**20
-# A plan is copied from the wrapper's own host memory when the device comes to it. While one step is
-# planned two may be on their way.
+# A plan is copied from the wrapper's host memory when the device reaches it. While one step is
+# planned, two may be in flight.
 _NUM_TURNS = 3
 
 
@@ -37,7 +37,7 @@ class FlashInferAttention(TritonAttention):
         """Import FlashInfer; its kernels are loaded or compiled when first used.
 
         Raises:
-            RuntimeError: it is not installed, or this is no GPU.
+            RuntimeError: it is not installed, or the device is not a GPU.
         """
         if device_type != "cuda":
             raise RuntimeError("The flashinfer attention backend needs a CUDA device.")
@@ -66,7 +66,8 @@ class FlashInferAttention(TritonAttention):
         self, layer: AttentionLayer, q: Tensor, out: Tensor, batch: ForwardBatch, num_seqs: int
     ) -> None:
         host, num_decodes = batch.host, batch.num_decodes
-        # Its masks for tokens that see beyond themselves are bits of every pair, made on the host.
+        # For tokens that see later tokens, it needs a mask with a bit for every pair, made on the
+        # host.
         if host is None or num_decodes is None or batch.key_ends is not None:
             super()._attend_pages(layer, q, out, batch, num_seqs)
             return
@@ -83,7 +84,7 @@ class FlashInferAttention(TritonAttention):
         self._planned[key].run(q[tokens], (kv.k, kv.v), out=out[tokens].unflatten(1, q.shape[1:]))
 
     def _wrapper(self, window: int, device: torch.device, *, decodes: bool) -> Any:
-        """Return the one whose turn it is."""
+        """Return the wrapper of the current turn."""
         key = window, decodes, self._turn
         if key not in self._wrappers:
             if self._workspace is None:

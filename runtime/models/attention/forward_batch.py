@@ -20,7 +20,7 @@ class KVCache:
 
     Attributes:
         k, v: `[num_pages, num_kv_heads, page_size, head_dim]`, of the model's dtype; an fp8 pool's
-            scales would stand here. Page 0 belongs to nobody: padding may write there.
+            scales would be here. No sequence has page 0: padding may write there.
     """
 
     k: Tensor
@@ -29,7 +29,7 @@ class KVCache:
 
 @dataclass(frozen=True)
 class HostLengths:
-    """What a back end that plans on the host reads: copies of the batch's own tensors."""
+    """Host copies of the batch's tensors, for a back end that plans on the host."""
 
     qo_indptr: NDArray[np.int32]
     seq_lens: NDArray[np.int32]
@@ -41,9 +41,10 @@ class ImageTokens:
     """Tokens that stand for images.
 
     Attributes:
-        places: `[n]` int64, which tokens of the step they are.
-        vectors: `[n, hidden_size]` each, of the model's dtype: the first in the place of their
-            embeddings; the next are added to the stream behind the first layers, one for each.
+        places: `[n]` int64, indices of these tokens in the step.
+        vectors: `[n, hidden_size]` each, of the model's dtype. The first one replaces their
+            embeddings; each further one is added to the stream after one of the first layers, in
+            order.
     """
 
     places: Tensor
@@ -54,37 +55,38 @@ class ImageTokens:
 class ForwardBatch:
     """New tokens of several sequences, flattened; sequences with one new token come first.
 
-    In a graph the tensors may be longer than the step: tokens behind `qo_indptr[-1]`, and those of
-    rows that pad a decode batch, are padding. Every op of a layer works on rows by themselves, so
-    theirs may hold anything, NaN too, and no other row sees it. What reads across rows (the largest
-    value of a tensor for one fp8 scale, how many tokens an expert gets) must leave them out: by
-    `qo_indptr[-1]`, or by `slots`, which is negative or on page 0 for all padding.
+    In a graph the tensors may be longer than the step: tokens after `qo_indptr[-1]`, and those of
+    rows that pad a decode batch, are padding. Every op of a layer works on each row independently,
+    so padding rows may hold anything, even NaN, without an effect on other rows. An op that reads
+    across rows (the largest value of a tensor for one fp8 scale, how many tokens an expert gets)
+    must exclude them: by `qo_indptr[-1]`, or by `slots`, which is negative or on page 0 for all
+    padding.
 
     Attributes:
         input_ids: `[num_tokens]` int64.
-        positions: `[num_tokens]` int64, each token's place in its own sequence.
+        positions: `[num_tokens]` int64, each token's index in its own sequence.
         slots: `[num_tokens]` int64, where keys and values go: `page * page_size + offset`.
         qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's new tokens.
-        seq_lens: `[num_seqs]` int32, keys each sequence has once this step's are written.
+        seq_lens: `[num_seqs]` int32, keys of each sequence, including this step's.
         page_table: `[num_seqs, max_pages]` int32.
-        num_decodes: the first so many sequences have exactly one new token; `None` when only the
-            device knows.
-        logits_indices: `[num_samples]` int64, the tokens whose logits are wanted, and of which
-            alone the model gives its output; `None`: every token.
+        num_decodes: this many first sequences have exactly one new token; `None` if only the device
+            knows.
+        logits_indices: `[num_samples]` int64, the tokens that need logits; the model gives its
+            output for these only. `None`: every token.
         kv: one entry per layer.
         attention: planned for this batch.
-        embed_places, embeds: `[n]` int64 and `[n, hidden_size]` float32: tokens whose embedding was
-            given, and these.
-        key_ends: `[num_tokens]` int32, how many of its sequence's keys each token may see, where
-            some see beyond themselves, as the tokens of an image do; `None`: up to itself.
+        embed_places, embeds: `[n]` int64 and `[n, hidden_size]` float32: tokens with a given
+            embedding, and these embeddings.
+        key_ends: `[num_tokens]` int32, how many of its sequence's keys each token may see, if
+            some see later tokens, as the tokens of an image do; `None`: up to itself.
         images: tokens that stand for images, if there are any.
-        rope_axes: `[3, num_tokens]` int64, positions of time, row and column, where they differ.
-        cos_sin: `[num_tokens, head_dim]` float32, in the place of each layer's table, made of
-            `rope_axes` by the model; `positions` then count its rows.
-        whole_prompts: new tokens of each of the last sequences that have no other tokens, in order:
-            their keys and values lie beside their queries, too.
-        shares_prefixes: sequences may share their first keys, in the groups that the back end was
-            told of; only where each has one new token.
+        rope_axes: `[3, num_tokens]` int64, positions of time, row and column, if they differ.
+        cos_sin: `[num_tokens, head_dim]` float32, replaces each layer's table; the model makes it
+            from `rope_axes`, and `positions` are then its rows.
+        whole_prompts: numbers of new tokens of those last sequences that have no earlier tokens, in
+            order: their keys and values are also in the tensor of their queries.
+        shares_prefixes: whether sequences may share their first keys, in the groups that were sent
+            to the back end; only if each has one new token.
         host: for a back end with `reads_host`; `None` inside graphs.
     """
 
@@ -109,7 +111,7 @@ class ForwardBatch:
     cos_sin: Tensor | None = None
 
     def put_embeds(self, embedded: Tensor) -> None:
-        """Overwrite rows of `embedded`, `[num_tokens, hidden_size]`, by those that were given."""
+        """Overwrite rows of `embedded`, `[num_tokens, hidden_size]`, with given embeddings."""
         if self.embed_places is not None and self.embeds is not None:
             embedded.index_copy_(0, self.embed_places, self.embeds.to(embedded.dtype))
         if self.images is not None:
@@ -117,5 +119,5 @@ class ForwardBatch:
 
     @property
     def deep_vectors(self) -> Sequence[Tensor]:
-        """What the first layers add to the stream, at the places of `images`."""
+        """The vectors that are added to the stream after the first layers, at `images.places`."""
         return () if self.images is None else self.images.vectors[1:]

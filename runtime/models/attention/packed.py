@@ -21,7 +21,7 @@ def attend_packed(
     Args:
         layer: the layer's constants; its window counts on both sides.
         qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, changed in place.
-        positions: `[num_tokens]` int64, each token's place in its text.
+        positions: `[num_tokens]` int64, each token's index in its text.
         lengths: tokens of each text.
 
     Returns:

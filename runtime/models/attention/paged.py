@@ -1,4 +1,4 @@
-"""Attention over the paged cache through `kernels`: the device's best, or the plain-torch truth."""
+"""Attention over the paged cache with the device's best kernels, or the plain-torch reference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PagedAttention:
         """Choose implementations for `device_type`; they need no `limits`.
 
         Raises:
-            RuntimeError: an implementation that was asked for cannot run here.
+            RuntimeError: a requested implementation cannot run here.
         """
         del limits
         rope, attention = self._choose(device_type)
@@ -61,7 +61,7 @@ class PagedAttention:
 
 
 class ReferenceAttention(PagedAttention):
-    """The same in plain torch on any device: slow, and what the others are tested against."""
+    """The same in plain torch on any device: slow; the others are tested against it."""
 
     def _choose(self, device_type: str) -> Chosen:
         return (

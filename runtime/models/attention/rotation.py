@@ -1,4 +1,4 @@
-"""What every back end does first: rotate queries and keys, write keys and values to their pages."""
+"""The first step of every back end: rotate queries and keys, write keys and values to pages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Attention on a GPU: Triton over the pages, planned on the device, safe inside CUDA graphs.
 
-Whole prompts whose keys still lie beside their queries go to the device's best kernel for plain
-tensors, where that is faster.
+Whole prompts, whose keys are still in the same tensor as their queries, use the device's best
+kernel for plain tensors where that is faster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from runtime.models.attention.rotation import rotate_and_write
 
 
 class TritonAttention:
-    """Split-key decode and blocked extend kernels; the host never learns a length from the device.
+    """Split-key decode and blocked extend kernels; the host never reads a length from the device.
 
     The work lists of a step are written when its first layer runs, once per distinct window.
     """
@@ -42,7 +42,7 @@ class TritonAttention:
         prompt = PROMPT_ATTENTION.choose(device_type)
         self.choices: tuple[Choice[Any], ...] = (rope, prompt)
         self._rope = rope.kernels
-        # The plain-torch one is there to test against.
+        # The plain-torch implementation exists only for tests.
         self._prompt = None if prompt.name == "reference" else prompt.kernels
         self._limits = limits
         self._workspaces: dict[int, AttentionWorkspace] = {}
@@ -57,7 +57,7 @@ class TritonAttention:
         self._plans.clear()
 
     def put_prefixes(self, groups: Sequence[PrefixGroup]) -> None:
-        """See `SharesPrefixes.put_prefixes`; there is nothing to tell before a batch may share."""
+        """See `SharesPrefixes.put_prefixes`; does nothing before the first batch that may share."""
         if self._prefixes is not None:
             self._prefixes.put(groups)
 
@@ -68,7 +68,7 @@ class TritonAttention:
         num_rest = len(qkv) - sum(prompts)
         if prompts and not num_rest:
             return self._attend_prompts(layer, qkv, prompts)
-        # Padding behind the last sequence's tokens keeps what was there; see `ForwardBatch`.
+        # Rows of padding after the last sequence's tokens are not written; see `ForwardBatch`.
         out = qkv.new_empty(len(qkv), layer.num_heads * layer.head_dim)
         num_seqs = len(batch.seq_lens) - len(prompts)
         self._attend_pages(layer, q[:num_rest], out[:num_rest], batch, num_seqs)
@@ -88,7 +88,7 @@ class TritonAttention:
     def _whole_prompts(
         self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch
     ) -> Sequence[int]:
-        """Return the lengths of the step's last prompts that are better off with plain keys."""
+        """Return the lengths of the step's last prompts for which plain keys are faster."""
         kernels, lengths, window = self._prompt, batch.whole_prompts, layer.window_left
         if kernels is None or not lengths or not kernels.supports(q):
             return ()
@@ -110,7 +110,7 @@ class TritonAttention:
         return self._prompt.prompt_attention(q, k, v, lengths, layer.scale)
 
     def _prepare_prompts(self, layer: AttentionLayer, q: Tensor) -> None:
-        """Have the first whole prompt, one of start-up's, wait for what later ones need."""
+        """Prepare kernels for all prompts at the first whole one, which runs at start-up."""
         kind = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.scale
         if kind in self._ready:
             return

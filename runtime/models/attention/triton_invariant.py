@@ -23,7 +23,7 @@ from runtime.models.attention.rotation import rotate_and_write
 class InvariantTritonAttention:
     """A query's result has the same bits alone, in a batch, decoded, recomputed or in a chunk.
 
-    As in `TritonAttention` the host never learns a length from the device, and the work list of a
+    As in `TritonAttention`, the host never reads a length from the device, and the work list of a
     step is written when its first layer runs, once per distinct window.
     """
 

@@ -1,4 +1,4 @@
-"""BERT: an encoder with learned positions and a norm behind each half of a layer."""
+"""BERT: an encoder with learned positions and a norm after each half of a layer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BertLayer:
         self.output_norm = LayerNorm(hidden, eps, context)
 
     def forward(self, hidden: Tensor, batch: EncoderBatch) -> Tensor:
-        """Map `[num_tokens, hidden_size]`, which is written over, to a new tensor of its shape."""
+        """Map `[num_tokens, hidden_size]`, which is overwritten, to a new tensor of its shape."""
         qkv = self.qkv.apply(hidden)
         heads = self._num_heads
         attended = encoder_attention(
@@ -64,7 +64,7 @@ class BertLayer:
 
 
 class BertModel(TextEncoder):
-    """Embeddings, the layers, and what stands behind them."""
+    """Embeddings, the layers and the head."""
 
     spec: BertSpec
 
@@ -88,7 +88,7 @@ class BertModel(TextEncoder):
         return hidden
 
     def _types(self, batch: EncoderBatch) -> Tensor:
-        """Embeddings of the tokens' types; all tokens of a single text are of the first."""
+        """Return the embeddings of the tokens' types; a single text has only the first type."""
         if batch.second_parts is None or self.spec.num_token_types < 2:
             return self.token_types.weight[0]
         return self.token_types.weight.index_select(0, batch.second_parts)

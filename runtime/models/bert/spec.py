@@ -19,8 +19,7 @@ ACTIVATIONS: dict[str, BlockActivation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
-# A pooler may be left over, pretraining's heads too; position ids are a buffer that old versions
-# saved.
+# Files may hold an unused pooler or pretraining heads; old versions saved position ids.
 _UNUSED = re.compile(r"(pooler\.|cls\.|lm_head\.).*|embeddings\.position_ids")
 
 
@@ -29,10 +28,10 @@ class BertSpec(ModelSpec):
     """Shape and numbers of a BERT encoder.
 
     Attributes:
-        num_token_types: rows of the token type embedding; a second text of a pair is of the second
-            type where there are two.
-        first_position: row of the position embedding that a text's first token takes.
-        prefix: how names begin in a checkpoint of the model with something behind it.
+        num_token_types: rows of the token type embedding; with two, the second text of a pair has
+            the second type.
+        first_position: row of the position embedding for a text's first token.
+        prefix: prefix of names in a checkpoint of the model with a head.
     """
 
     gives: Gives = "vectors"
@@ -51,7 +50,7 @@ class BertSpec(ModelSpec):
         return self.context_len + self.first_position
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`; the first versions called the numbers of a norm otherwise."""
+        """See `ModelSpec`; the first versions had other names for the weights of norms."""
         name = name.removeprefix(self.prefix)
         return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
             "LayerNorm.beta", "LayerNorm.bias"
@@ -99,7 +98,7 @@ class BertSpec(ModelSpec):
 
 
 def uneven(tp_size: int, num_heads: int, intermediate_size: int) -> list[str]:
-    """What ranks cannot share evenly of an encoder; see `ModelSpec.uneven_parts`."""
+    """Return what cannot be split evenly in an encoder; see `ModelSpec.uneven_parts`."""
     parts = ((num_heads, "attention heads"), (intermediate_size, "feed-forward rows"))
     return [f"{count} {what}" for count, what in parts if count % tp_size]
 

@@ -25,14 +25,14 @@ class ExpertsSpec:
     """The experts of a decoder's layers.
 
     Attributes:
-        num_experts: of each layer.
-        num_chosen: that a token passes.
-        intermediate_size: of each.
+        num_experts: experts of each layer.
+        num_chosen: experts that a token passes.
+        intermediate_size: intermediate size of each.
         layers: indices of the layers that have them.
-        sums_to_one: whether the chosen ones' weights are scaled to add up to one.
+        sums_to_one: whether the chosen experts' weights are scaled to add up to one.
         shared_size: intermediate size of a block that every token passes; 0 for none.
-        block: what a checkpoint calls the block within a layer.
-        naming: how it calls an expert's products.
+        block: name of the block within a layer in a checkpoint.
+        naming: how the checkpoint names an expert's products.
     """
 
     num_experts: int
@@ -78,7 +78,7 @@ class ExpertsSpec:
             )
 
     def uneven_parts(self, tp_size: int, ep_size: int) -> list[str]:
-        """What ranks cannot share evenly; see `ModelSpec`."""
+        """Return what cannot be split evenly among ranks; see `ModelSpec`."""
         parts = [(self.shared_size % tp_size, f"{self.shared_size} rows of the shared expert")]
         if ep_size > 1:
             parts.append((self.num_experts % ep_size, f"{self.num_experts} experts"))
@@ -100,7 +100,7 @@ def read_qwen_experts(config: Keys, *, has_shared: bool) -> ExpertsSpec:
         StartupError: a number that is missing or absurd; one line.
     """
     num_layers = config.integer("num_hidden_layers", MAX_LAYERS)
-    # Version 5 calls them local in the files of some families.
+    # transformers 5 writes `num_local_experts` for some families.
     key = "num_experts" if "num_experts" in config.values else "num_local_experts"
     num_experts = config.integer(key, MAX_EXPERTS)
     if num_layers * num_experts > MAX_EXPERTS_OF_MODEL:

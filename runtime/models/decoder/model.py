@@ -1,4 +1,4 @@
-"""A dense decoder: Llama, and what its descendants change by numbers and flags of `DecoderSpec`.
+"""A dense decoder: Llama, and its descendants by numbers and flags of `DecoderSpec`.
 
 The residual stream is one tensor changed in place: each norm adds the previous block's output to
 it on the way (`fused_add_rms_norm`). No `nn.Module`: its `__call__` and `__getattr__` cost more
@@ -112,7 +112,7 @@ def _mlp(spec: DecoderSpec, context: BuildContext, layer_idx: int) -> DecoderMLP
 
 
 class DecoderLayer:
-    """Attention and feed-forward block, each between the norms that the family has.
+    """Attention and feed-forward block, with the family's norms before and after each.
 
     It is computed in two halves: tokens see one another only in the first.
     """
@@ -167,7 +167,7 @@ class DecoderLayer:
             `[n, hidden_size]`, this layer's output that `residual` still lacks.
         """
         hidden = self.self_attn.o_proj.apply(attended)
-        # Its memory is free for the feed-forward block: no caller holds on to it.
+        # Frees its memory for the feed-forward block: no caller keeps a reference.
         del attended
         if self.attention_output_norm is not None:
             hidden = self.attention_output_norm.forward(hidden)
@@ -191,13 +191,13 @@ def run_layers(
 
     Args:
         layers: in order, at least one.
-        norm: applied to the stream behind the last layer.
+        norm: applied to the stream after the last layer.
         residual: embeddings, `[num_tokens, hidden_size]`, changed in place.
         batch: the step.
 
     Returns:
-        `[num_outputs, hidden_size]`, of `batch.logits_indices`: of the last layer, only these
-        tokens pass its second half, since nothing reads more of the others than their keys.
+        `[num_outputs, hidden_size]`, for `batch.logits_indices`. Only these tokens pass the second
+        half of the last layer: of the others, only keys and values are needed.
     """
     hidden: Tensor | None = None
     wanted, deep = batch.logits_indices, batch.deep_vectors
@@ -221,7 +221,7 @@ def add_normed(hidden: Tensor | None, residual: Tensor, norm: RMSNorm | None) ->
     Args:
         hidden: `[num_tokens, hidden_size]`, what `residual` still lacks, if anything.
         residual: the stream, `[num_tokens, hidden_size]`.
-        norm: `None` where the next block reads the stream as it is.
+        norm: `None` if the next block reads the stream itself.
     """
     if norm is None:
         return residual if hidden is None else residual.add_(hidden)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kernels.activation import Activation
     from runtime.models.decoder.experts_spec import ExpertsSpec
 
-# Places of a layer's norms, with their names in Llama's checkpoints: each half behind its norm.
+# Places of a layer's norms, with their names in Llama's checkpoints: one before each half.
 PRE_NORMS = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 
 
@@ -35,10 +35,10 @@ class DecoderTraits:
         biases: `never`; `qkv` always on q, k and v; or `keyed` by `attention_bias`, on o too.
         has_mlp_bias: whether `mlp_bias` is read.
         qk_norm: whether heads of q and k are normalised.
-        head_dim: when the key is absent; `None` for `hidden_size / num_attention_heads`.
-        window: whether `sliding_window` counts `never`, `always`, or is `switched` on by
+        head_dim: default if the key is absent; `None` for `hidden_size / num_attention_heads`.
+        window: whether `sliding_window` applies `never`, `always`, or is `switched` on by
             `use_sliding_window` for the layers from `max_window_layers` on.
-        default_window: when `sliding_window` is absent (not when it is null).
+        default_window: default if `sliding_window` is absent (not if it is null).
     """
 
     biases: Literal["never", "qkv", "keyed"] = "never"
@@ -56,20 +56,19 @@ class DecoderSpec(ModelSpec):
     Attributes:
         attention_bias, output_bias, mlp_bias: whether q/k/v, o and the MLP have biases.
         qk_norm: whether each head of q and k is normalised (Qwen3).
-        sliding_window: keys each query may see, its own included; `None` for all.
+        sliding_window: keys that each query may see, including its own; `None` for all.
         windowed_layers: indices of the layers that have the window; `None` for every layer.
         windowed_rope: rotation of the layers that have the window; `None` for that of the others.
-        zero_centered_norms: whether all norms, those of heads too, multiply by `1 + weight`.
-        norms: place in a layer to name in the checkpoint, for the norms that there are:
-            `input_norm` and `mlp_norm` ahead of each half, `attention_output_norm` and
-            `mlp_output_norm` behind it.
-        activation: of the gate in the feed-forward block.
+        zero_centered_norms: whether all norms, including those of heads, multiply by `1 + weight`.
+        norms: from place in a layer to name in the checkpoint, for the family's norms: `input_norm`
+            and `mlp_norm` before each half, `attention_output_norm` and `mlp_output_norm` after it.
+        activation: activation of the gate in the feed-forward block.
         embedding_scale: multiplies embeddings, rounded to the model's type.
         query_scale: multiplies attention's scores; `None` for `head_dim ** -0.5`.
-        experts: what stands in the place of the feed-forward block in some layers or all.
-        rope_axes: for each of a head's angles which of a token's three positions turns it: time,
-            row or column, which differ within an image; empty where a token has one position.
-        is_causal: whether a token sees none behind it; where not, windows count on both sides.
+        experts: experts that replace the feed-forward block in some or all layers.
+        rope_axes: for each of a head's angles, the position of a token that rotates it: time, row
+            or column, which differ within an image; empty if a token has one position.
+        is_causal: whether a token sees no later ones; if not, windows extend to both sides.
     """
 
     intermediate_size: int
@@ -97,7 +96,7 @@ class DecoderSpec(ModelSpec):
     is_causal: bool = True
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`: without its head the model is saved without the name it has there."""
+        """See `ModelSpec`: a model saved without its head has names without `model.`."""
         if self.gives == "tokens" or name.startswith(("model.", "lm_head.", "score.")):
             return name
         return f"model.{name}"
@@ -166,7 +165,7 @@ class DecoderSpec(ModelSpec):
         return self.num_parameters - idle
 
     def layer_window(self, layer_idx: int) -> int | None:
-        """Return how many keys a query of this layer sees, its own included; `None` for all."""
+        """Return how many keys a query of this layer sees, including its own; `None` for all."""
         if self.windowed_layers is not None and layer_idx not in self.windowed_layers:
             return None
         return self.sliding_window
@@ -179,7 +178,7 @@ class DecoderSpec(ModelSpec):
 
 
 def decoder_fields(config: Keys, generation: Keys, traits: DecoderTraits) -> dict[str, Any]:
-    """The fields of a `DecoderSpec`, as `config.json` has them.
+    """Return the fields of a `DecoderSpec`, as `config.json` sets them.
 
     Raises:
         StartupError: a number that is missing or absurd, or something unsupported; one line.

@@ -22,7 +22,7 @@ _PAGE_SIZE = 16
 
 
 class DecoderTextEncoder(TextEncoder):
-    """The decoder's layers, and what stands behind them instead of the vocabulary's head."""
+    """The decoder's layers, with a text head instead of the vocabulary's head."""
 
     spec: DecoderSpec
 
@@ -48,7 +48,7 @@ class DecoderTextEncoder(TextEncoder):
         return self.head.finish(hidden.float())
 
     def _reads_last_tokens(self) -> bool:
-        """Whether nothing else is wanted; what is recorded of experts is of every token."""
+        """Whether only last tokens are read; recorded experts need every token."""
         counts = self.context.expert_counts
         return self.spec.pooling.mode == "last" and not (counts is not None and counts.is_on)
 
@@ -61,7 +61,7 @@ class DecoderTextEncoder(TextEncoder):
         made.slots = batch.positions + firsts
         if batch.shared is not None:
             made.seq_lens = made.seq_lens + made.seq_lens.new_tensor(batch.shared.lengths)
-            # Of those that begin elsewhere keys lie on pages alone.
+            # The keys of shared beginnings are in pages only.
             made.whole_prompts = ()
         batch.attention.plan(made)
         return made
@@ -83,7 +83,7 @@ class BothWays:
 
 
 class _Pages:
-    """One layer's keys and values of a step, which the next layer writes over."""
+    """One layer's keys and values of a step, which the next layer overwrites."""
 
     def __init__(self, num_heads: int, head_dim: int, context: BuildContext) -> None:
         self._shape = (num_heads, _PAGE_SIZE, head_dim)
@@ -91,14 +91,15 @@ class _Pages:
         self._cache: KVCache | None = None
 
     def hold(self, batch: EncoderBatch) -> tuple[KVCache, Tensor, Tensor]:
-        """Pages for every text, their table, and the slot of each token's text's first token.
+        """Return pages for every text, their table, and for each token its text's first slot.
 
-        A text that begins as another one does has pages for its own tokens, behind the other's.
-        That one's keys are there when they are read: a layer writes all before it attends.
+        A text that shares another one's beginning has the other's pages first, then pages for its
+        own tokens. The shared keys are ready when they are read: a layer writes all keys before it
+        attends.
         """
         lengths = torch.tensor(list(batch.lengths))
         counts = -(-lengths // _PAGE_SIZE)
-        # Page 0 is nobody's.
+        # Page 0 is unused.
         firsts = 1 + counts.cumsum(0) - counts
         num_pages = 1 + int(counts.sum())
         if self._cache is None or len(self._cache.k) < num_pages:
@@ -116,7 +117,7 @@ class _Pages:
             firsts = firsts - lent
             table = torch.where(is_lent, lenders[:, None], firsts[:, None]) + columns
         slots = (firsts * _PAGE_SIZE).repeat_interleave(lengths)
-        # Columns behind a text's own are not read; they name pages that there are.
+        # Columns beyond a text's own are not read, but must name existing pages.
         table = table.clamp_(max=num_pages - 1).to(self._device, torch.int32)
         return self._cache, table, slots.to(self._device)
 

@@ -1,7 +1,7 @@
 """The weight map of a dense decoder: which checkpoint tensor goes where. Front-safe: no torch.
 
-One source of truth: the check compares headers with it before torch is imported, the loader fills
-parameters by it, dummy weights are made from it.
+It is used in three places: the check compares headers with it before torch is imported, the loader
+fills parameters by it, and dummy weights are made from it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def decoder_weights(spec: DecoderSpec) -> list[WeightSpec]:
 def norm_weight(
     name: str, size: int, target: str = "", *, zero_centered: bool = False
 ) -> WeightSpec:
-    """A norm's weight; `target` is our layer where it is called otherwise."""
+    """Return a norm's weight; `target` is our layer if its name differs."""
     kind: WeightKind = "zero_centered_norm" if zero_centered else "norm"
     return WeightSpec(f"{name}.weight", (size,), f"{target or name}.weight", kind=kind)
 
@@ -52,7 +52,7 @@ def norm_weight(
 def linear_weights(
     name: str, target: str, shape: tuple[int, int], shard: str = "", *, bias: bool = False
 ) -> list[WeightSpec]:
-    """A matrix, and its bias where there is one."""
+    """Return a matrix, and its bias if there is one."""
     weights = [WeightSpec(f"{name}.weight", shape, f"{target}.weight", shard)]
     if bias:
         weights.append(WeightSpec(f"{name}.bias", shape[:1], f"{target}.bias", shard, kind="bias"))

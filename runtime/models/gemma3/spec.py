@@ -25,7 +25,7 @@ NORMS = {
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_output_norm": "post_feedforward_layernorm",
 }
-# What `transformers` takes where a file is silent; `TRAITS` and the readers below have the others.
+# Defaults of `transformers` for absent keys; `TRAITS` and the readers below have the others.
 DEFAULTS = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
@@ -38,7 +38,7 @@ DEFAULTS = {
     "bos_token_id": 2,
     "tie_word_embeddings": True,
 }
-# Of what would change the numbers, all that runs here; `None` for a key that must be absent.
+# The only supported values of keys that change results; `None` for a key that must be absent.
 _ONLY = {
     "hidden_activation": "gelu_pytorch_tanh",
     "attn_logit_softcapping": None,
@@ -48,7 +48,7 @@ _WINDOWED, _FULL = "sliding_attention", "full_attention"
 
 
 def read_texts(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read EmbeddingGemma's: the layers alone, whose tokens see one another in both directions.
+    """Read EmbeddingGemma's `config.json`: no head, and attention in both directions.
 
     Raises:
         StartupError: see `read`.
@@ -59,7 +59,7 @@ def read_texts(config: Keys, generation: Keys) -> DecoderSpec:
     if not config.flag("use_bidirectional_attention", False):
         return spec
     window = spec.sliding_window
-    # What the file counts is both sides together; ours is one with the token itself.
+    # The file's window counts both sides together; ours counts one side and the token itself.
     window = None if window is None else window // 2 + 1
     return replace(spec, is_causal=False, sliding_window=window, raw=config.values)
 
@@ -84,7 +84,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     if parameters and not all(isinstance(parameters.get(of), dict) for of in (_FULL, _WINDOWED)):
         raise config.error("rope_parameters", f"an object for {_FULL} and one for {_WINDOWED}")
     rope, _ = read_rope(config, layer_type=_FULL, theta=1e6)
-    # Version 4's `rope_scaling` is the global rotation's alone.
+    # `rope_scaling` of transformers 4 applies to the global rotation only.
     local = Keys(config.source, {**config.values, "rope_scaling": None})
     local_rope, _ = read_rope(
         local, layer_type=_WINDOWED, theta_key="rope_local_base_freq", theta=1e4
@@ -95,7 +95,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
         **fields,
         rope=rope,
         windowed_rope=local_rope,
-        # What the global rotation was stretched by is counted in.
+        # This already includes the scaling of the global rotation.
         context_len=config.integer("max_position_embeddings", MAX_POSITIONS),
         zero_centered_norms=True,
         norms=NORMS,
@@ -109,6 +109,6 @@ def _windowed_layers(config: Keys, num_layers: int) -> frozenset[int]:
     layers = read_layer_types(config, num_layers)
     if layers is not None:
         return layers
-    # The last of so many layers sees all keys.
+    # The last layer of each group of this size sees all keys.
     pattern = config.integer("sliding_window_pattern", MAX_LAYERS, 6)
     return frozenset(i for i in range(num_layers) if (i + 1) % pattern)

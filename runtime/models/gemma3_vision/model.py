@@ -1,4 +1,4 @@
-"""Gemma 3 that sees: SigLIP's patches are pooled to a few vectors, which the decoder reads."""
+"""Gemma 3 with images: SigLIP's patches are pooled to a few vectors, which the decoder reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.models.vision.tower import Tower
 
 
 class Projection(WeightHolder):
-    """A product whose weight stands in checkpoints with its inputs as rows, so that none packs it.
+    """A product whose weight has its inputs as rows in checkpoints, so it is not packed.
 
     Attributes:
         parameter: `[in_features, out_features]`.
@@ -36,10 +36,10 @@ class Projection(WeightHolder):
         yield "weight", self.parameter
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
-        """Nothing to do: the weight is used where it was filled."""
+        """Do nothing: the weight is used where it was filled."""
 
     def discard(self) -> None:
-        """Nothing to do: it is filled in one go."""
+        """Do nothing: the weight is filled at once."""
 
     def plain(self, name: str) -> Tensor:  # noqa: ARG002  # there is one
         weight = self.parameter.tensor
@@ -56,7 +56,7 @@ class Projection(WeightHolder):
 
 
 class Gemma3Tower(Tower):
-    """The tower of patches, and what makes the decoder's vectors of theirs."""
+    """The tower, and the projection of its patches to vectors of the decoder."""
 
     def __init__(self, spec: Gemma3VisionSpec, context: BuildContext) -> None:
         """Build the layers."""
@@ -71,7 +71,7 @@ class Gemma3Tower(Tower):
         num_images, num_tokens, width = pooled.shape
         normed = self.norm.forward(pooled.view(-1, width))
         vectors = self.projection.apply(normed).view(num_images, 1, num_tokens, -1)
-        # Each in memory of its own: one may be kept longer than the others.
+        # Each gets its own memory: one may be kept longer than the others.
         return [each.clone() for each in vectors]
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
@@ -92,7 +92,7 @@ def pool_squares(patches: Tensor, pool: int) -> Tensor:
 
     Args:
         patches: `[num_images, num_patches, width]` of square images, row by row.
-        pool: patches of a side of what becomes one vector; divides those of an image.
+        pool: patches of a side of a pooled square; divides the patches of an image's side.
 
     Returns:
         `[num_images, num_patches / pool**2, width]`, new.

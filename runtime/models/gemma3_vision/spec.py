@@ -25,11 +25,11 @@ MARKER, IMAGE_TOKEN, END_OF_IMAGE = "<start_of_image>", "<image_soft_token>", "<
 BILINEAR = 2
 TOWER, PROJECTOR = "vision_tower", "multi_modal_projector"
 _MAX_TOKENS = 2**16
-# Keys that stand beside `text_config` and count for the text model.
+# Keys beside `text_config` that apply to the text model.
 _SHARED = ("eos_token_id", "bos_token_id", "quantization_config")
-# The types of numbers may stand in either, and which ones is the whole model's matter.
+# These keys may be in either place; a value beside `text_config` wins.
 _EITHER = ("dtype", "torch_dtype", "tie_word_embeddings")
-# Names in the weight map, by those of the files that versions 4 and 5 of `transformers` write.
+# From names in files that `transformers` 4 and 5 write to names in the weight map.
 _PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -66,7 +66,7 @@ class Gemma3VisionSpec(DecoderSpec):
         return (*decoder_weights(self), *ours)
 
     def is_ignored(self, name: str) -> bool:
-        """See `ModelSpec`; the tower's own pooling is not used here, old files have its places."""
+        """See `ModelSpec`; the tower's own pooling is unused, and old files hold position ids."""
         spare = (f"{TOWER}.head.", f"{TOWER}.embeddings.position_ids")
         return name.startswith(spare) or super().is_ignored(name)
 

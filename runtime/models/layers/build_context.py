@@ -1,4 +1,4 @@
-"""Where and how a model is built: all that layers may know of the outside."""
+"""Where and how a model is built: the only outside information that layers get."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def parse_dtype(name: str) -> torch.dtype:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """What a model needs to be built, besides its own shape.
+    """What a model needs to be built, besides its own spec.
 
     Attributes:
-        dtype: of weights and activations.
-        device: where they live.
+        dtype: type of weights and activations.
+        device: device of weights and activations.
         max_positions: rows of the rotary table; `None` for the model's whole context.
-        tp_rank, tp_size: this rank's place among the ranks that share each layer.
+        tp_rank, tp_size: this rank's index among the ranks that share each layer, and their number.
         all_reduce: sums a tensor over those ranks in place and returns it; needed when
             `tp_size > 1`.
-        sum_place: gives, for a number of rows and a width, where what `all_reduce` sums next is
-            best written; none where that does not matter.
+        sum_place: for a number of rows and a width, returns the best tensor to write the next input
+            of `all_reduce` to; `None` if it does not matter.
         gather_columns: joins the ranks' `[num_rows, width]` along their columns, in order of rank;
-            without it the head is whole on each rank.
-        splits_experts: whether each rank holds its share of the experts, not a part of each.
-        expert_counts: where layers note which experts were chosen; `None` where nobody asks.
-        rounds_products: whether float32 is multiplied as bfloat16, where there are such kernels.
+            without it each rank has the whole head.
+        splits_experts: whether each rank holds some whole experts instead of a part of each.
+        expert_counts: where layers record the chosen experts; `None` if unused.
+        rounds_products: whether float32 is multiplied as bfloat16, if there are such kernels.
         linear: name in `kernels.linear.LINEAR` to use everywhere; `None` for the device's best.
         experts: name in `kernels.experts.EXPERTS`; `None` for the device's best.
     """

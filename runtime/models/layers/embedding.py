@@ -21,13 +21,13 @@ class Embedding(WeightHolder):
     """The embedding matrix, whole on every rank.
 
     Attributes:
-        weight: `[vocab_size, hidden_size]`; keeps its address until it is released. Empty where a
+        weight: `[vocab_size, hidden_size]`; keeps its address until it is released. Empty if a
             method of quantization keeps the matrix.
-        matrix: what keeps it then.
-        head: the tied language-model head, of this rank's rows where ranks split it; `None` when
-            the model brings its own. Packing copies the matrix where the device's linear wants
-            another layout than a row lookup needs (oneDNN: an unpacked product would reorder it at
-            every step); elsewhere both share it.
+        matrix: keeps the quantized matrix, if there is one.
+        head: the tied language-model head, with this rank's rows if ranks split it; `None` if
+            the head is not tied. Packing copies the matrix if the device's linear needs another
+            layout than a row lookup (oneDNN: an unpacked product would reorder it at every
+            step); otherwise both share it.
         head_rows: the rows that this rank's head scores.
     """
 
@@ -38,7 +38,7 @@ class Embedding(WeightHolder):
     ) -> None:
         shape = (vocab_size, hidden_size)
         self.parameter = Parameter(shape, whole(shape), context.dtype, context.device)
-        # Memory that is not written takes none on a CPU; a GPU's is needed anyway.
+        # On a CPU, unwritten memory costs nothing; on a GPU, the memory is needed anyway.
         self.weight = self.parameter.allocate()
         self.matrix: Matrix | None = None
         self.tied = tied
@@ -72,12 +72,12 @@ class Embedding(WeightHolder):
             yield "weight", self.parameter
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
-        """Pack the head, if it is ours."""
+        """Pack the head, if it is tied."""
         if self.matrix is not None:
             self.matrix.pack(kept, None)
             self.head = self.matrix.head(self.head_rows) if self.tied else None
             return
-        # Another one only where the last was released.
+        # This is a new tensor only if the last one was released.
         self.weight = self.parameter.allocate()
         if not self.tied:
             return
@@ -88,7 +88,7 @@ class Embedding(WeightHolder):
             self.head.repack(scored)
 
     def discard(self) -> None:
-        """Drop stored blocks; plain numbers are filled in one go."""
+        """Drop stored blocks; plain numbers are filled at once."""
         if self.matrix is not None:
             self.matrix.discard()
 

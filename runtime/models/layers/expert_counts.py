@@ -1,4 +1,4 @@
-"""Where the layers of a model note which experts a step's tokens chose."""
+"""Records which experts a step's tokens chose, in each layer of a model."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 
 class ExpertCounts:
-    """Choices of the step that is computed, on the device; nothing is done while nobody asks.
+    """Choices of the current step, on the device; nothing is recorded unless requested.
 
-    Small steps are noted in memory that stays where it is, so that a CUDA graph may do it.
+    Small steps are recorded at fixed addresses, so that a CUDA graph can do it.
 
     Attributes:
-        shape: number of layers, dense ones too, and of experts.
-        is_on: whether every step is noted.
-        is_asked: whether this step is, because a request of it asks.
+        shape: number of layers, including dense ones, and number of experts.
+        is_on: whether every step is recorded.
+        is_asked: whether this step is recorded because one of its requests needs it.
         keeps_ids: whether each token's experts are kept, too.
-        num_tokens: noted of the latest step; 0 for none.
+        num_tokens: recorded tokens of the latest step; 0 for none.
     """
 
     def __init__(
@@ -31,15 +31,15 @@ class ExpertCounts:
         most_in_graphs: int = 0,
         device: torch.device | None = None,
     ) -> None:
-        """Note nothing yet.
+        """Start without recording.
 
         Args:
-            num_layers: of the model.
-            num_experts: of a layer.
+            num_layers: layers of the model.
+            num_experts: experts of a layer.
             num_chosen: experts of a token.
-            layers: those that have experts, in order.
-            most_in_graphs: tokens of a step that a graph may compute.
-            device: of the model.
+            layers: indices of the layers that have experts, in order.
+            most_in_graphs: most tokens of a step that a graph may compute.
+            device: device of the model.
         """
         self.shape = (num_layers, num_experts)
         self.is_on = self.is_asked = self.keeps_ids = False
@@ -49,15 +49,15 @@ class ExpertCounts:
         self._layers = torch.tensor(list(layers), dtype=torch.int64, device=device)
         shape = (len(layers), most_in_graphs, num_chosen)
         self._kept = torch.zeros(shape, dtype=torch.int32, device=device)
-        # Of a step that is larger.
+        # Choices of a larger step.
         self._large: dict[int, Tensor] = {}
 
     def note_in_graphs(self) -> None:
-        """Note every small step from now on: a graph does what it did when it was captured."""
+        """Record every small step from now on: a graph repeats what it did when it was captured."""
         self._in_graphs = True
 
     def note(self, layer_idx: int, expert_ids: Tensor) -> None:
-        """Note a layer's choices, `[num_tokens, num_chosen]` int64."""
+        """Record a layer's choices, `[num_tokens, num_chosen]` int64."""
         if not (self.is_on or self.is_asked or self._in_graphs):
             return
         place, num_tokens = self._places[layer_idx], len(expert_ids)
@@ -70,16 +70,16 @@ class ExpertCounts:
             self._large[place] = expert_ids.to(torch.int32)
 
     def ids(self) -> Tensor:
-        """The step's choices, `[layers with experts, num_tokens, num_chosen]` int32.
+        """Return the step's choices, `[layers with experts, num_tokens, num_chosen]` int32.
 
-        A view of what the next step writes over; every layer must have noted every token.
+        The next step may overwrite them; every layer must have recorded every token.
         """
         if self._large:
             return torch.stack([self._large[place] for place in range(len(self._places))])
         return self._kept[:, : self.num_tokens]
 
     def take(self) -> tuple[Tensor, Tensor]:
-        """The step's counts, `[num_layers, num_experts]` int64, and begin the next one's.
+        """Return the step's counts, `[num_layers, num_experts]` int64, and start the next step's.
 
         Returns:
             The counts, and if they are kept the ids, `[num_layers, num_tokens, num_chosen]` int32,

@@ -1,4 +1,4 @@
-"""A feed-forward block of experts: a router, those it chooses, and one that all tokens pass."""
+"""A feed-forward block of experts: a router, the experts, and one that all tokens pass."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class ExpertsStore(ABC):
-    """The matrices of a layer's experts in the form in which a method keeps them.
+    """The matrices of a layer's experts, as a method of quantization keeps them.
 
-    Parameters and shards have the names that the plain ones have: `gate_up` with `3.gate` and
-    `3.up`, `down` with `3`.
+    Parameters and shards have the names of the plain ones: `gate_up` with `3.gate` and `3.up`,
+    `down` with `3`.
     """
 
     @abstractmethod
@@ -54,15 +54,15 @@ class ExpertsStore(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
 
 
 class Experts(WeightHolder):
     """The experts of one layer that this rank holds, or its part of each of them.
 
     Attributes:
-        first, last: bounds of those that are here.
-        packed: what computes them; `None` before they are loaded and when they are released.
+        first, last: bounds of the experts on this rank.
+        packed: computes them; `None` before they are loaded and after they are released.
     """
 
     def __init__(self, spec: ExpertsSpec, hidden: int, context: BuildContext) -> None:
@@ -108,7 +108,7 @@ class Experts(WeightHolder):
         """Return the experts of each token and their weights; see `PackedExperts.choose`.
 
         Args:
-            logits: `[num_tokens, num_experts]`, of the router.
+            logits: `[num_tokens, num_experts]`, the router's.
         """
         spec = self._spec
         return self._loaded().choose(logits, spec.num_chosen, sums_to_one=spec.sums_to_one)
@@ -116,13 +116,13 @@ class Experts(WeightHolder):
     def apply(
         self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation
     ) -> Tensor:
-        """Return the sum of the experts that are here; see `PackedExperts`.
+        """Return the sum of this rank's experts; see `PackedExperts`.
 
         Args:
             x: `[num_tokens, hidden_size]`.
-            expert_ids: `[num_tokens, num_chosen]` int64, among all of the layer.
+            expert_ids: `[num_tokens, num_chosen]` int64, among all experts of the layer.
             weights: `[num_tokens, num_chosen]` float32.
-            activation: of the gates.
+            activation: activation of the gates.
         """
         packed = self._loaded()
         if self._are_all_here:
@@ -187,7 +187,7 @@ class Experts(WeightHolder):
         shard = self._parameters[name].shards[shard_name]
         if not shard.num_rows or self.packed is None:
             return self.plain(name)[:0]
-        # Not `plain`, which lays all experts out.
+        # Not `plain`, which unpacks all experts.
         gate_up, down = self.packed.unpack_one(int(shard_name.partition(".")[0]) - self.first)
         if name == "down":
             return down
@@ -210,7 +210,7 @@ class Experts(WeightHolder):
 
 
 class SparseMLP:
-    """The block in the place of a dense one."""
+    """The block of experts that replaces a dense one."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class SparseMLP:
 
 
 class SharedExpert:
-    """A block that every token passes, times a gate of its own."""
+    """A block that every token passes, multiplied by its own gate."""
 
     def __init__(
         self,

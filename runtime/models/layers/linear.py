@@ -1,4 +1,4 @@
-"""Linear layers: fused, cut among ranks, packed by `kernels.linear` as soon as they are filled."""
+"""Linear layers: fused, split among ranks, packed by `kernels.linear` once they are filled."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def column(shard: str, size: int, context: BuildContext) -> Output:
     """Cut `size` output rows evenly among ranks.
 
     Raises:
-        ValueError: they do not divide.
+        ValueError: they cannot be split evenly.
     """
     if size % context.tp_size:
         raise ValueError(f"{size} rows of {shard!r} cannot be cut among {context.tp_size} ranks")
@@ -48,7 +48,7 @@ def column(shard: str, size: int, context: BuildContext) -> Output:
 
 
 def heads(shard: str, num_heads: int, head_dim: int, context: BuildContext) -> Output:
-    """Cut whole heads among ranks; where there are fewer heads than ranks, ranks share one.
+    """Split whole heads among ranks; with fewer heads than ranks, ranks share one.
 
     Raises:
         ValueError: neither count divides the other.
@@ -66,14 +66,14 @@ def heads(shard: str, num_heads: int, head_dim: int, context: BuildContext) -> O
 
 
 class Linear(WeightHolder):
-    """A matrix product whose weight lives packed.
+    """A matrix product whose weight is kept packed.
 
     Attributes:
-        apply: call it on `[num_tokens, in_features]`; includes the sum over ranks where the rule
-            needs one. Valid after the weights are loaded.
-        activated: likewise, through the named activation. Not where ranks hold parts of sums.
-        gated: likewise, with the named activation of the product's first half, the gate, times its
-            second. Not where ranks hold parts of sums.
+        apply: maps `[num_tokens, in_features]`; includes the sum over ranks if one is needed. Valid
+            after the weights are loaded.
+        activated: the same with an activation; unavailable if ranks hold parts of sums.
+        gated: the activation of the product's first half, the gate, times its second half;
+            unavailable if ranks hold parts of sums.
     """
 
     __slots__ = (
@@ -99,7 +99,7 @@ class Linear(WeightHolder):
         *,
         reduce: bool = False,
     ) -> None:
-        """Keep the parameters; `reduce` when ranks hold parts of one sum.
+        """Keep the parameters; `reduce` if ranks hold parts of one sum.
 
         Raises:
             ValueError: a sum over ranks is needed and the context has none.
@@ -118,7 +118,7 @@ class Linear(WeightHolder):
     def column_parallel(
         cls, in_features: int, outputs: list[Output], bias: bool, context: BuildContext
     ) -> Linear:
-        """One product for several projections of the same input, output rows cut among ranks."""
+        """One product for several projections of the same input, output rows split among ranks."""
         weights: dict[str, WeightShard] = {}
         biases: dict[str, WeightShard] = {}
         rows = 0
@@ -137,7 +137,7 @@ class Linear(WeightHolder):
     def stacked(
         cls, in_features: int, block: Output, num_blocks: int, bias: bool, context: BuildContext
     ) -> Linear:
-        """Projections of equal size that checkpoints store as one; ranks have a part of each."""
+        """Projections of equal size that checkpoints store as one; each rank has a part of each."""
         place = (0, 0, block.start, block.length, num_blocks)
         weight = WeightShard((num_blocks * block.size, in_features), *place)
         of_bias = WeightShard((num_blocks * block.size,), *place)
@@ -153,10 +153,10 @@ class Linear(WeightHolder):
     def row_parallel(
         cls, in_features: int, out_features: int, bias: bool, context: BuildContext
     ) -> Linear:
-        """Input columns cut among ranks, partial results summed; the first rank adds the bias.
+        """Input columns split among ranks, partial results summed; the first rank adds the bias.
 
         Raises:
-            ValueError: the columns do not divide.
+            ValueError: the columns cannot be split evenly.
         """
         if in_features % context.tp_size:
             raise ValueError(f"{in_features} columns cannot be cut among {context.tp_size} ranks")
@@ -185,7 +185,7 @@ class Linear(WeightHolder):
 
     @property
     def packed(self) -> PackedLinear | None:
-        """The product without the sum over ranks; `None` where the weight is not loaded."""
+        """The product without the sum over ranks; `None` if the weight is not loaded."""
         return self.matrix.packed
 
     def store(self, method: DeviceMethod, weights: Stored) -> None:
@@ -248,7 +248,7 @@ def _summed(
     place: Callable[[int, int], Tensor | None] | None,
     x: Tensor,
 ) -> Tensor:
-    """Return the product's sum over the ranks, written where they look for it if need be."""
+    """Return the product's sum over the ranks; the product is written to `place` if given."""
     out = place(len(x), packed.out_features) if place is not None else None
     if out is None:
         return reduce(packed(x))

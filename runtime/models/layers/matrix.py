@@ -1,4 +1,4 @@
-"""The matrix of a layer: what fills it, what keeps it, what multiplies by it."""
+"""The matrix of a layer: how it is filled, kept and multiplied."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.models.layers.parameter import Parameter
 
 
 class Matrix(ABC):
-    """A matrix in the form in which a method keeps it.
+    """A matrix as a method of quantization keeps it.
 
     Attributes:
         packed: the product; `None` before the first `pack` and after `release`.
@@ -26,11 +26,11 @@ class Matrix(ABC):
 
     @abstractmethod
     def pack(self, kept: list[tuple[str, str]], bias: Tensor | None) -> PackedLinear:
-        """Make what was filled effective and return `packed`.
+        """Pack the filled tensors and return `packed`.
 
         Args:
             kept: (parameter, shard) pairs that were not filled and keep their present value.
-            bias: `[out_features]` in the type of the context, added by every product.
+            bias: `[out_features]` in the context's type, added by every product.
         """
 
     @abstractmethod
@@ -52,7 +52,7 @@ class Matrix(ABC):
         return self.part(name, shard_name)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return rows of the matrix in the type of the context, of one that embeds tokens.
+        """Return rows of a matrix of embeddings, in the context's type.
 
         Args:
             ids: `[num_ids]` int64.
@@ -60,12 +60,12 @@ class Matrix(ABC):
         raise NotImplementedError("this matrix is not kept for embeddings")
 
     def head(self, rows: slice) -> PackedLinear:
-        """Return the product of some rows alone, of one that embeds tokens, once packed."""
+        """Return the product of some rows only, of a packed matrix of embeddings."""
         raise NotImplementedError("this matrix is not kept for embeddings")
 
     @abstractmethod
     def release(self) -> None:
-        """Give the memory back; to be used again it must be filled and packed."""
+        """Release the memory; to be used again it must be filled and packed."""
 
     @property
     def size_bytes(self) -> int:

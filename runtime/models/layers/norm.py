@@ -85,16 +85,16 @@ class RMSNorm(WeightHolder):
         yield "weight", self.parameter
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
-        """Nothing to do: the weight is used where it was filled."""
+        """Do nothing: the weight is used where it was filled."""
 
     def discard(self) -> None:
-        """Nothing to do: a norm is filled in one go."""
+        """Do nothing: a norm is filled at once."""
 
     def plain(self, name: str) -> Tensor:  # noqa: ARG002  # there is one
         return self.weight
 
     def release(self) -> None:
-        """Nothing to do: a norm is small, and attention layers hold its tensor."""
+        """Do nothing: a norm is small, and attention layers hold its tensor."""
 
     @property
     def size_bytes(self) -> int:

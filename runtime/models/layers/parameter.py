@@ -1,4 +1,4 @@
-"""Tensors that a checkpoint fills, and the rule by which each rank takes its part."""
+"""Tensors that a checkpoint fills, and the part of each that a rank takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from runtime.checkpoint.model_spec import WeightSpec
     from runtime.models.quantization.method import DeviceMethod
 
-# By parameter and shard, what a checkpoint stores of a layer.
+# What a checkpoint stores of a layer, by parameter and shard.
 Stored = Mapping[str, Mapping[str, "WeightSpec"]]
 
 
@@ -23,12 +23,12 @@ class WeightShard:
     """Where one checkpoint tensor goes.
 
     Attributes:
-        shape: of the whole checkpoint tensor.
+        shape: shape of the whole checkpoint tensor.
         offset: first row of the parameter that it fills.
-        shard_dim: dimension cut among ranks; `None` when every rank takes it whole.
+        shard_dim: dimension split among ranks; `None` if every rank takes the whole tensor.
         start, length: this rank's part along `shard_dim`.
-        num_blocks: projections of equal size that the checkpoint stores as one, one below the
-            other: the part is that of each.
+        num_blocks: projections of equal size that the checkpoint stacks into one tensor; the rank
+            takes this part of each.
     """
 
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class WeightShard:
     num_blocks: int = 1
 
     def local_part(self, whole: Tensor) -> Tensor:
-        """Return this rank's view of the checkpoint tensor; a copy of several blocks' parts."""
+        """Return this rank's part of the checkpoint tensor: a view, or a copy of blocks."""
         if self.shard_dim is None:
             return whole
         if self.num_blocks == 1:
@@ -67,7 +67,7 @@ class Parameter:
     Attributes:
         shape: of this rank's tensor.
         shards: by name; a parameter that one checkpoint tensor fills has the shard `""`.
-        tensor: `None` until memory is needed, and again once the holder has packed it away.
+        tensor: `None` until memory is needed, and again once the holder has packed it.
     """
 
     __slots__ = ("device", "dtype", "shape", "shards", "tensor")
@@ -86,7 +86,7 @@ class Parameter:
         self.tensor: Tensor | None = None
 
     def allocate(self) -> Tensor:
-        """Return the tensor, uninitialised when it had no memory yet."""
+        """Return the tensor; new memory is uninitialised."""
         if self.tensor is None:
             self.tensor = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         return self.tensor
@@ -97,20 +97,20 @@ class Parameter:
         return self.allocate().narrow(0, shard.offset, shard.num_rows)
 
     def cut(self, shard_name: str, whole: Tensor) -> Tensor:
-        """Return this rank's part of a checkpoint tensor, or more of it where `fill` needs that."""
+        """Return this rank's part of a checkpoint tensor, or more if `fill` needs more."""
         return self.shards[shard_name].local_part(whole)
 
     def problem(self, spec: WeightSpec, tensor: Tensor) -> str:
-        """Say why a tensor cannot be what `spec` lists: `[3], expected [4]`; empty if it can.
+        """Return why a tensor does not fit `spec`: `[3], expected [4]`; empty if it fits.
 
-        Either whole or cut to this rank's part.
+        It may be whole, or this rank's part.
         """
         if tuple(tensor.shape) not in (spec.shape, self.shards[spec.shard].local_shape):
             return f"{list(tensor.shape)}, expected {list(spec.shape)}"
         return "" if tensor.is_floating_point() else f"{tensor.dtype}, expected a floating type"
 
     def restore(self, saved: Tensor) -> None:
-        """Fill all shards with what the holder's `plain` returned before."""
+        """Fill all shards with what the holder's `plain` returned."""
         self.allocate().copy_(saved)
 
     def fill(self, shard_name: str, tensor: Tensor) -> None:
@@ -126,20 +126,20 @@ class WeightHolder(ABC):
     """A layer that owns parameters."""
 
     def store(self, method: DeviceMethod, weights: Stored) -> None:  # noqa: B027  # most have no matrix
-        """Keep the matrices as a method of quantization has them; called before any fill.
+        """Keep the matrices as a method of quantization does; called before any fill.
 
         Args:
-            method: of the model.
-            weights: what the layer holds, by parameter and shard, as the family lists it.
+            method: the model's method.
+            weights: the layer's weights by parameter and shard, as the family lists them.
         """
 
     @abstractmethod
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield `weight` and, where there is one, `bias`."""
+        """Yield `weight`, and `bias` if there is one."""
 
     @abstractmethod
     def finalize(self, kept: list[tuple[str, str]]) -> None:
-        """Make what was filled effective.
+        """Put the filled tensors into use.
 
         Args:
             kept: (parameter, shard) pairs that were not filled and keep their present value; only
@@ -148,13 +148,13 @@ class WeightHolder(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop what was filled since the last `finalize`; called when a load fails half-way."""
+        """Drop what was filled since the last `finalize`; called if a load fails half-way."""
 
     @abstractmethod
     def plain(self, name: str) -> Tensor:
-        """Return this rank's present value of a parameter in the plain layout, once finalized.
+        """Return this rank's current value of a finalized parameter, in the plain layout.
 
-        The tensor may share memory with the live one: do not write into it.
+        The tensor may share memory with the live one: do not write to it.
         """
 
     def part(self, name: str, shard_name: str) -> Tensor:
@@ -169,7 +169,7 @@ class WeightHolder(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Give large matrices' memory back; to be used again they must be filled and finalized."""
+        """Release large matrices' memory; to be used again they must be filled and finalized."""
 
     @property
     @abstractmethod

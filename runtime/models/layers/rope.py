@@ -1,4 +1,4 @@
-"""Rotary tables: cosines and sines of every position, context extensions folded in.
+"""Rotary tables: cosines and sines of every position, including context extensions.
 
 The arithmetic follows `transformers.modeling_rope_utils` step by step in float32, so that tables
 agree to the last bit.
@@ -16,7 +16,7 @@ from runtime.errors import StartupError
 
 
 class RopeTables:
-    """The tables of one model: layers that rotate alike share one."""
+    """The tables of one model; layers with the same rotation share one."""
 
     def __init__(self, max_positions: int, device: torch.device) -> None:
         """Make tables of `max_positions` rows on `device`."""
@@ -25,7 +25,7 @@ class RopeTables:
         self._tables: list[tuple[RopeConfig, int, Tensor]] = []
 
     def table(self, rope: RopeConfig, head_dim: int) -> Tensor:
-        """Return what `cos_sin_table` makes, made once."""
+        """Return the result of `cos_sin_table`, which is computed once."""
         for known, size, table in self._tables:
             if known == rope and size == head_dim:
                 return table

@@ -1,4 +1,4 @@
-"""From the tokens' vectors to a text's numbers: pooling, dense layers, unit length."""
+"""From the tokens' vectors to a text's output: pooling, dense layers, normalization."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pool(hidden: Tensor, batch: EncoderBatch, mode: Mode) -> Tensor:
 
 
 class TextHead:
-    """What stands behind the layers of a model that gives vectors or scores; whole on each rank."""
+    """The head of a model that gives vectors or scores; each rank has the whole head."""
 
     def __init__(self, pooling: Pooling, context: BuildContext) -> None:
         self.pooling = pooling
@@ -54,11 +54,11 @@ class TextHead:
         self._layers = [_Dense(layer, context) for layer in pooling.layers]
 
     def run(self, hidden: Tensor, batch: EncoderBatch) -> Tensor:
-        """Make the numbers of each text.
+        """Compute the output for each text.
 
         Args:
             hidden: `[num_tokens, hidden_size]`, of all of the batch's tokens.
-            batch: whose texts they are.
+            batch: the batch with the texts.
 
         Returns:
             `[num_texts, output_size]` float32.
@@ -71,7 +71,7 @@ class TextHead:
         return functional.normalize(pooled, dim=-1) if self.pooling.normalize else pooled
 
     def of_tokens(self, hidden: Tensor) -> Tensor:
-        """Make each token's own vector, of unit length.
+        """Compute a vector of unit length for each token.
 
         Args:
             hidden: `[num_tokens, hidden_size]`.

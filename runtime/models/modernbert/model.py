@@ -1,4 +1,4 @@
-"""ModernBERT: norms ahead of each half of a layer, rotary embeddings, windows, gated blocks."""
+"""ModernBERT: norms before each half of a layer, rotary embeddings, windows, gated blocks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ModernBertLayer:
 
 
 class ModernBertModel(TextEncoder):
-    """Embeddings, the layers, and what stands behind them."""
+    """Embeddings, the layers and the head."""
 
     def __init__(self, spec: ModernBertSpec, context: BuildContext) -> None:
         self.spec, self.context = spec, context

@@ -1,4 +1,4 @@
-"""ModernBERT: an encoder of rotary embeddings, windows and gated blocks. Front-safe: no torch.
+"""ModernBERT: an encoder with rotary embeddings, windows, gated blocks. Front-safe: no torch.
 
 Source: arXiv 2412.13663.
 """
@@ -32,9 +32,9 @@ class ModernBertSpec(ModelSpec):
     """Shape and numbers of a ModernBERT.
 
     Attributes:
-        windowed_layers: indices of the layers whose tokens see those near them.
-        window: how many such a token sees on each side.
-        rope, windowed_rope: rotation in the other layers, and in those.
+        windowed_layers: indices of the layers whose tokens see only nearby tokens.
+        window: tokens that a token sees on each side in these layers.
+        rope, windowed_rope: rotation in the other layers, and in the windowed ones.
         norm_bias, attention_bias, mlp_bias: whether these have biases.
     """
 

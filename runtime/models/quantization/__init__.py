@@ -1,1 +1,1 @@
-"""Methods of quantization: a folder each, with a half for the front and one for the device."""
+"""Methods of quantization: a folder for each, with a front half and a device half."""

@@ -1,4 +1,4 @@
-"""What a method of quantization does on the device: the half that has torch."""
+"""The device half of a method of quantization, which uses torch."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from runtime.models.layers.parameter import Parameter, Stored
 
 
 class DeviceMethod(ABC):
-    """Makes what keeps a model's matrices; layers ask it once, before anything is filled.
+    """Makes the objects that keep a model's matrices; each layer calls it once, before any fill.
 
-    Each call gets the parameter that the layer would have for plain numbers. It says all that the
-    layer knows of the matrix: its shape on this rank, which rows each checkpoint tensor fills, and
-    which part of that is this rank's.
+    Each call gets the parameter that the layer would have for plain numbers. It describes the
+    matrix: its shape on this rank, the rows that each checkpoint tensor fills, and this rank's part
+    of each tensor.
     """
 
     @abstractmethod
     def parameter(self, plain: Parameter, weights: Mapping[str, WeightSpec]) -> Parameter:
-        """What fills a matrix that is kept in plain numbers; it may be `plain` itself.
+        """Return the parameter for a matrix that is kept in plain numbers; it may be `plain`.
 
         Args:
-            plain: what the layer has for plain numbers.
-            weights: by shard, the weights that fill it.
+            plain: the layer's parameter for plain numbers.
+            weights: the weights that fill it, by shard.
         """
 
     @abstractmethod
     def matrix(self, plain: Parameter, weights: Mapping[str, WeightSpec]) -> Matrix | None:
-        """What keeps the matrix of a linear layer or of embeddings.
+        """Return what keeps the matrix of a linear layer or of embeddings.
 
-        `None` where it is kept in plain numbers, by what `parameter` returns.
+        `None` if it is kept in plain numbers, in what `parameter` returns.
         """
 
     @abstractmethod
     def experts(
         self, plain: Mapping[str, Parameter], weights: Stored, mine: range
     ) -> ExpertsStore | None:
-        """What keeps a layer's experts; `None` where they are kept in plain numbers.
+        """Return what keeps a layer's experts; `None` if they are kept in plain numbers.
 
         Args:
-            plain: by name, `gate_up` and `down`.
-            weights: by name and shard, the weights that fill them.
-            mine: the experts that are here.
+            plain: the parameters by name, `gate_up` and `down`.
+            weights: the weights that fill them, by name and shard.
+            mine: the experts on this rank.
         """
 
     def report(self) -> None:  # noqa: B027  # most have nothing to tell
-        """Log what became of the matrices; called when all layers have asked."""
+        """Log how the matrices are kept; called after all layers are stored."""

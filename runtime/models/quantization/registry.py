@@ -1,7 +1,7 @@
-"""Methods of quantization: where each one's words are read, and what keeps its tensors. Front-safe.
+"""Methods of quantization: the front half and the device half of each. Front-safe.
 
-One line a method, under the `quant_method` of `config.json`; the modules are imported on use, so
-that the front never imports torch.
+One line for each method, by the `quant_method` of `config.json`. The modules are imported on use,
+so that the front never imports torch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """String paths of a method's halves.
+    """Import paths of a method's halves.
 
     Attributes:
         front: `(path of the model, quantization_config) -> Quantization`; front-safe.
-        device: class of the device half, made from that; needs torch.
+        device: class of the device half, made from the `Quantization`; needs torch.
     """
 
     front: str
@@ -44,14 +44,14 @@ METHODS: dict[str, Method] = {
 
 
 def read_quantization(path: Path, config: Keys) -> Quantization | None:
-    """How the matrices of a model are stored; `None` for plain numbers.
+    """Return how the matrices of a model are stored; `None` for plain numbers.
 
     Args:
-        path: of the model.
-        config: its `config.json`; files of models that see may say it of the text model alone.
+        path: path of the model.
+        config: its `config.json`; a vision model's may have the key in `text_config` only.
 
     Raises:
-        StartupError: a method that is not known, or what the method refuses; one line.
+        StartupError: the method is unknown, or refuses the model; one line.
     """
     inner = config.mapping("text_config").get("quantization_config")
     words: dict[str, Any] = config.mapping("quantization_config") or (
@@ -71,7 +71,7 @@ def read_quantization(path: Path, config: Keys) -> Quantization | None:
 
 
 def device_method(quantization: Quantization) -> DeviceMethod:
-    """The device half that belongs to a front half."""
+    """Return the device half of a front half."""
     make = cast(
         "Callable[[Quantization], DeviceMethod]", load_object(METHODS[quantization.method].device)
     )

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: a tower most of whose blocks attend within squares of the picture."""
+"""Qwen2.5-VL: a tower in which most blocks attend only within squares of the image."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EPS = 1e-6
 
 
 class Block:
-    """Attention and gated feed-forward block, each behind its norm."""
+    """Attention and gated feed-forward block, each after its norm."""
 
     def __init__(self, vision: Qwen2_5_VLVision, context: BuildContext) -> None:
         width, inner = vision.width, vision.intermediate_size
@@ -43,13 +43,13 @@ class Block:
     def forward(
         self, hidden: Tensor | None, stream: Tensor, run: Run, lengths: Sequence[int]
     ) -> Tensor:
-        """Return what `stream`, `[num_patches, width]` and changed in place, then still lacks.
+        """Change `stream` in place and return the block's output, which it still lacks.
 
         Args:
-            hidden: what it lacked so far, if anything.
-            stream: of all patches.
-            run: of these.
-            lengths: of the parts whose patches see one another.
+            hidden: the previous block's output, which `stream` still lacks; `None` for none.
+            stream: `[num_patches, width]`, all patches.
+            run: the constants of these patches.
+            lengths: lengths of the parts within which patches see one another.
         """
         normed = (
             self.norm1.forward(stream) if hidden is None else self.norm1.add_forward(hidden, stream)
@@ -68,7 +68,7 @@ class Block:
 
 
 class Qwen2_5_VLTower(Tower):
-    """Patches, the blocks, and what joins patches to the decoder's vectors."""
+    """Patches, the blocks, and the merger of patches to vectors of the decoder."""
 
     def __init__(self, spec: Qwen2_5_VLSpec, context: BuildContext) -> None:
         """Build the layers."""
@@ -124,7 +124,7 @@ class Qwen2_5_VL(SeeingDecoder):
 
 
 def windowed(grids: Sequence[Grid], merge: int, window: int) -> tuple[Tensor, list[int]]:
-    """Order the vectors of images by the squares that most blocks attend within.
+    """Order the vectors of images by the squares within which most blocks attend.
 
     Args:
         grids: rows and columns of patches of each image.
@@ -132,8 +132,8 @@ def windowed(grids: Sequence[Grid], merge: int, window: int) -> tuple[Tensor, li
         window: vectors of a side of a square.
 
     Returns:
-        `[num_vectors]` int64 on the CPU, which vector stands at each place; and the vectors of each
-        square, in order.
+        `[num_vectors]` int64 on the CPU, the vector at each index of the new order; and the number
+    of vectors of each square, in order.
     """
     parts: list[Tensor] = []
     counts: list[int] = []

@@ -24,7 +24,7 @@ from runtime.models.vision.qwen_config import (
 )
 
 TRAITS = DecoderTraits(biases="qkv", window="switched", default_window=4096)
-# What `transformers` takes where a file is silent.
+# Defaults of `transformers` for absent keys.
 DEFAULTS = {
     "vocab_size": 152_064,
     "hidden_size": 8192,
@@ -56,8 +56,8 @@ class Qwen2_5_VLVision(QwenVision):  # the family's name
     """The tower's numbers.
 
     Attributes:
-        window: vectors of a side of the squares that most blocks attend within.
-        full_blocks: those that attend to the whole picture.
+        window: vectors of a side of the squares within which most blocks attend.
+        full_blocks: blocks that attend to the whole image.
     """
 
     window: int

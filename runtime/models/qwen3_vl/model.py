@@ -1,4 +1,4 @@
-"""Qwen3-VL: a tower with learned places, of which the decoder takes features of several depths."""
+"""Qwen3-VL: a tower with learned positions; the decoder reads features of several depths."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EPS = 1e-6
 
 
 class Block:
-    """Attention and feed-forward block, each behind its norm."""
+    """Attention and feed-forward block, each after its norm."""
 
     def __init__(self, vision: Qwen3VLVision, context: BuildContext) -> None:
         width, inner = vision.width, vision.intermediate_size
@@ -40,12 +40,12 @@ class Block:
         self.linear_fc2 = Linear.replicated(inner, width, True, context)
 
     def forward(self, hidden: Tensor | None, stream: Tensor, run: Run) -> Tensor:
-        """Return what `stream`, `[num_patches, width]` and changed in place, then still lacks.
+        """Change `stream` in place and return the block's output, which it still lacks.
 
         Args:
-            hidden: what it lacked so far, if anything.
-            stream: of all patches.
-            run: of these.
+            hidden: the previous block's output, which `stream` still lacks; `None` for none.
+            stream: `[num_patches, width]`, all patches.
+            run: the constants of these patches.
         """
         normed = self.norm1.forward(stream) if hidden is None else self.norm1.add(hidden, stream)
         attended = self.attn.forward(normed, run, run.lengths)
@@ -86,7 +86,7 @@ class Merger:
 
 
 class Qwen3VLTower(Tower):
-    """Patches with their places, the blocks, and a merger for each depth that is read."""
+    """Patches with their positions, the blocks, and a merger for each depth that is read."""
 
     def __init__(self, spec: Qwen3VLSpec, context: BuildContext) -> None:
         """Build the layers."""
@@ -125,7 +125,7 @@ class Qwen3VLTower(Tower):
             return [torch.stack(parts) for parts in zip(*split, strict=True)]
 
     def _learned(self, grids: Sequence[Grid], places: Tensor) -> Tensor:
-        """`[num_patches, width]`: the square of learned places, stretched over each image."""
+        """Return `[num_patches, width]`: learned positions, stretched over each image."""
         indices, weights = stretched(grids, places, self._vision.grid_side)
         # One corner at a time: all at once would take four times the memory.
         total = torch.zeros(places.shape[1], self._vision.width, device=places.device)
@@ -151,16 +151,16 @@ class Qwen3VL(SeeingDecoder):
 
 
 def stretched(grids: Sequence[Grid], places: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Lay a square over images of any shape, corner on corner.
+    """Stretch a square over images of any shape, corner on corner.
 
     Args:
         grids: rows and columns of patches of each image.
         places: `[2, num_patches]` int64, row and column of each patch.
-        side: of the square.
+        side: points of a side of the square.
 
     Returns:
-        For the four points of the square around each patch: `[4, num_patches]` int64, which ones,
-        and `[4, num_patches]` float32, their shares, by the distances.
+        For the four points of the square around each patch: their indices, `[4, num_patches]`
+    int64, and their weights by distance, `[4, num_patches]` float32.
     """
     device = places.device
     counts = torch.tensor([rows * columns for rows, columns in grids])

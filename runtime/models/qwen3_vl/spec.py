@@ -1,4 +1,4 @@
-"""Qwen3-VL: Qwen3 whose first layers take features of a tower's blocks. Front-safe: no torch."""
+"""Qwen3-VL: Qwen3 whose first layers add features of a tower's blocks. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runtime.models.vision.qwen_config import (
 )
 
 TRAITS = DecoderTraits(biases="keyed", qk_norm=True, head_dim=128)
-# What `transformers` takes where a file is silent.
+# Defaults of `transformers` for absent keys.
 DEFAULTS = {
     "vocab_size": 151_936,
     "hidden_size": 4096,
@@ -55,8 +55,8 @@ class Qwen3VLVision(QwenVision):
     """The tower's numbers.
 
     Attributes:
-        grid_side: of the square of learned positions, which is stretched over a picture.
-        deep_blocks: those whose features the decoder's first layers take, in order.
+        grid_side: side of the square of learned positions, which is stretched over an image.
+        deep_blocks: blocks whose features the decoder's first layers add, in order.
     """
 
     grid_side: int
@@ -106,7 +106,7 @@ def read(config: Keys, generation: Keys) -> Qwen3VLSpec:
 
 
 def _interleaved(sections: tuple[int, int, int]) -> tuple[int, ...]:
-    """Axes in turn, as long as rows and columns have angles left; the rest is time's."""
+    """Return the axes in turn while rows and columns have angles left; the rest is time's."""
     axes = [0] * sum(sections)
     for axis in (1, 2):
         for index in range(axis, min(3 * sections[axis], len(axes)), 3):

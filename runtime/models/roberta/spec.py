@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-RoBERTa: BERT whose positions begin behind the padding's. Front-safe: no torch."""
+"""RoBERTa, XLM-RoBERTa: BERT whose positions begin after the padding's. Front-safe: no torch."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What models that take images share: towers, their configuration, the places of images."""
+"""Shared by models that take images: towers, their configuration, positions of images."""

@@ -16,7 +16,7 @@ from runtime.models.vision.tower import Tower
 
 
 class SeeingDecoder(DecoderForCausalLM):
-    """The decoder of texts, with a tower beside it.
+    """The text decoder with a tower.
 
     Attributes:
         visual: the tower.
@@ -46,10 +46,10 @@ def turned_by_axes(table: Tensor, positions: Tensor, axes: Tensor) -> Tensor:
     """Return a table of cosines and sines with a row for each token of a step.
 
     Args:
-        table: `[max_positions, head_dim]` float32, of tokens with one position; its halves are
+        table: `[max_positions, head_dim]` float32, for tokens with one position; its halves are
             cosines and sines.
         positions: `[3, num_tokens]` int64.
-        axes: `[head_dim / 2]` int64, which of the three turns each angle.
+        axes: `[head_dim / 2]` int64, which of the three positions rotates each angle.
 
     Returns:
         `[num_tokens, head_dim]` float32, new.

@@ -1,7 +1,7 @@
 """What Qwen2.5-VL's and Qwen3-VL's `config.json` have in common. Front-safe: no torch.
 
-The text model's keys lie beside the tower's `vision_config`, or in `text_config`, as version 5 of
-`transformers` writes them.
+The text model's keys are beside the tower's `vision_config`, or in `text_config`, where
+`transformers` 5 writes them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from runtime.models.decoder.weight_map import decoder_weights
 
 IMAGE_TOKEN = "<|image_pad|>"  # a token of the vocabulary
 IMAGE_TEXT = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>"
-# Of the processor that both families name, where its file is silent.
+# Defaults of the processor that both families use.
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 28 * 28 * 1280
 BICUBIC = 3
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
-# Keys that stand beside `text_config` in some files and inside in others.
+# Keys that some files have beside `text_config` and others inside.
 _EITHER = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id", "quantization_config")
 _MAX_SIDE = 2**10
-# Names in the model's own checkpoints, by those of files that later versions wrote.
+# From names in files of later versions to names in the model's own checkpoints.
 _PREFIXES = {"model.visual.": "visual.", "model.language_model.": "model."}
 
 
@@ -36,11 +36,11 @@ class QwenVision(VisionSpec):
     """The numbers of a tower.
 
     Attributes:
-        depth: blocks.
+        depth: number of blocks.
         width: numbers of a patch's vector.
-        num_heads: of a block's attention.
-        intermediate_size: of a block's feed-forward part.
-        frames: pictures of a patch's product, which a still picture fills with itself.
+        num_heads: heads of a block's attention.
+        intermediate_size: intermediate size of a block's feed-forward part.
+        frames: frames that a patch's product takes; a still image is repeated.
         theta: base of the rotation by rows and columns.
     """
 
@@ -58,7 +58,7 @@ class QwenVision(VisionSpec):
 
     @property
     def merged_width(self) -> int:
-        """Numbers of the patches that become one vector."""
+        """Numbers of the patches that are merged into one vector."""
         return self.width * self.merge_size**2
 
 
@@ -67,8 +67,8 @@ class QwenVLSpec(DecoderSpec):
     """A decoder and a tower.
 
     Attributes:
-        vision: of the tower.
-        tower_weights: what a checkpoint has of it.
+        vision: the tower's numbers.
+        tower_weights: the tower's tensors in a checkpoint.
     """
 
     vision: QwenVision
@@ -95,10 +95,10 @@ class QwenVLSpec(DecoderSpec):
 
 
 def text_keys(config: Keys, defaults: Mapping[str, Any]) -> Keys:
-    """The keys of the text model, wherever they are, over a family's defaults.
+    """Return the keys of the text model, wherever they are, over a family's defaults.
 
     Raises:
-        StartupError: a part that is no object.
+        StartupError: a part is not an object.
     """
     nested = config.mapping("text_config")
     values = {**defaults, **(nested or config.values)}
@@ -112,7 +112,7 @@ def text_keys(config: Keys, defaults: Mapping[str, Any]) -> Keys:
     ).flag("tie_word_embeddings", False)
     for key in ("rope_scaling", "rope_parameters"):
         rope = Keys(config.source, values).mapping(key)
-        # The plain rotation, by several positions: `read_sections` says which.
+        # "mrope" is the default rotation with several positions; see `read_sections`.
         kinds = {name: "default" for name in ("type", "rope_type") if rope.get(name) == "mrope"}
         if kinds:
             values[key] = {**rope, **kinds}
@@ -120,10 +120,10 @@ def text_keys(config: Keys, defaults: Mapping[str, Any]) -> Keys:
 
 
 def read_sections(text: Keys, default: Sequence[int], head_dim: int) -> tuple[int, int, int]:
-    """How many of a head's angles turn with time, with the row and with the column.
+    """Return how many of a head's angles rotate with time, with the row and with the column.
 
     Raises:
-        StartupError: they are not half a head altogether.
+        StartupError: they do not add up to half a head.
     """
     found: Any = default
     for key in ("rope_parameters", "rope_scaling"):
@@ -136,12 +136,12 @@ def read_sections(text: Keys, default: Sequence[int], head_dim: int) -> tuple[in
 
 
 def tower_fields(config: Keys, vision: Keys, spec: DecoderSpec) -> dict[str, Any]:
-    """The fields of a `QwenVision`, as `vision_config` has them.
+    """Return the fields of a `QwenVision`, as `vision_config` sets them.
 
     Args:
         config: the whole file.
-        vision: its `vision_config`, the family's defaults laid under.
-        spec: the decoder's.
+        vision: its `vision_config`, over the family's defaults.
+        spec: the decoder's spec.
 
     Raises:
         StartupError: a number that is missing or absurd, or something unsupported; one line.
@@ -183,7 +183,7 @@ def tower_fields(config: Keys, vision: Keys, spec: DecoderSpec) -> dict[str, Any
 
 
 def vision_keys(config: Keys, defaults: Mapping[str, Any]) -> Keys:
-    """The keys of the tower over a family's defaults.
+    """Return the keys of the tower, over a family's defaults.
 
     Raises:
         StartupError: there is no such part.
@@ -196,10 +196,10 @@ def vision_keys(config: Keys, defaults: Mapping[str, Any]) -> Keys:
 
 
 def block_indices(keys: Keys, key: str, depth: int) -> tuple[int, ...]:
-    """Blocks of a tower that a list names, ascending.
+    """Return the blocks of a tower that a list names, ascending.
 
     Raises:
-        StartupError: not such a list, or blocks that are not there.
+        StartupError: not such a list, or it names blocks that do not exist.
     """
     found = keys.values.get(key)
     blocks = [_count(each) for each in found] if isinstance(found, list | tuple) else [depth]
@@ -209,7 +209,7 @@ def block_indices(keys: Keys, key: str, depth: int) -> tuple[int, ...]:
 
 
 def _count(value: Any) -> int:
-    """A count as it is; what is none as a number beyond all of them."""
+    """Return a count unchanged, and anything else as a number above all counts."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     return value if is_count else MAX_VOCAB
 
@@ -231,7 +231,7 @@ def tower_norm(name: str, size: int, *, bias: bool) -> list[WeightSpec]:
 
 
 def patch_weight(vision: QwenVision) -> WeightSpec:
-    """The product of a patch, stored as a convolution's."""
+    """The product of a patch, which is stored as a convolution."""
     name = "visual.patch_embed.proj.weight"
     side = vision.patch_size
     return WeightSpec(name, (vision.width, 3, vision.frames, side, side), name)

@@ -1,7 +1,7 @@
-"""What the towers of Qwen2.5-VL and Qwen3-VL share: patches, their places, attention.
+"""What the towers of Qwen2.5-VL and Qwen3-VL share: patches, their positions, attention.
 
-Patches go in the order in which they are merged: those of one vector stand together, and the
-vectors follow each other row by row.
+Patches are in the order in which they are merged: those of one vector are adjacent, and vectors are
+in order of rows.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ Grid = tuple[int, int]
 
 
 class Patches:
-    """Pixels to the vectors of patches, by the product that is stored as a convolution."""
+    """Maps pixels to vectors of patches, by a product that is stored as a convolution."""
 
     def __init__(self, vision: QwenVision, context: BuildContext, *, bias: bool) -> None:
-        """Build the product; `bias` says whether it has one."""
+        """Build the product, with or without a bias."""
         self._vision = vision
         self._dtype = context.dtype
         self._normalize = Normalize(vision, context)
@@ -63,23 +63,23 @@ class Patches:
         )
 
     def cut(self, images: Sequence[Tensor]) -> Tensor:
-        """Map images, `[3, height, width]` uint8 each, to what `proj` takes, a row for a patch."""
+        """Map images, `[3, height, width]` uint8 each, to the input of `proj`, a row a patch."""
         return torch.cat([self._patches(image) for image in images])
 
     def _patches(self, pixels: Tensor) -> Tensor:
-        """`[num_patches, 3 * frames * side * side]` of the model's dtype."""
+        """Return `[num_patches, 3 * frames * side * side]` of the model's dtype."""
         side, merge = self._vision.patch_size, self._vision.merge_size
         rows, columns = self.grid(pixels)
         split = self._normalize.run(pixels).view(
             3, rows // merge, merge, side, columns // merge, merge, side
         )
         patches = split.permute(1, 4, 2, 5, 0, 3, 6).to(self._dtype)
-        # A still picture is all frames of its patches.
+        # A still image is repeated for all frames.
         patches = patches.unsqueeze(5).expand(-1, -1, -1, -1, -1, self._vision.frames, -1, -1)
         return patches.reshape(rows * columns, -1)
 
     def grid(self, pixels: Tensor) -> Grid:
-        """Rows and columns of patches of an image."""
+        """Return the rows and columns of patches of an image."""
         side = self._vision.patch_size
         return pixels.shape[1] // side, pixels.shape[2] // side
 
@@ -95,7 +95,7 @@ def patch_places(grids: Sequence[Grid], merge: int, device: torch.device) -> Ten
 
 
 def rotation(places: Tensor, head_dim: int, theta: float) -> Tensor:
-    """Return the rotation of each patch, by its row and its column.
+    """Return the rotation of each patch, from its row and its column.
 
     Args:
         places: `[2, num_patches]`, see `patch_places`.
@@ -103,8 +103,8 @@ def rotation(places: Tensor, head_dim: int, theta: float) -> Tensor:
         theta: base of the frequencies.
 
     Returns:
-        `[num_patches, head_dim]` float32: cosines then sines, of each first the row's angles, then
-        as many of the column's.
+        `[num_patches, head_dim]` float32: cosines, then sines; in each, first the row's angles,
+        then as many of the column's.
     """
     frequencies = _frequencies(head_dim, theta, places.device)
     angles = (places.T[:, :, None].float() * frequencies).flatten(1)
@@ -122,8 +122,8 @@ class Run:
     """What the blocks of a run need besides patches.
 
     Attributes:
-        layer: heads and rotation, the same for each block; row `i` of its table is patch `i`'s.
-        rows: `[num_patches]` int64, those rows.
+        layer: heads and rotation, the same for each block; row `i` of its table is for patch `i`.
+        rows: `[num_patches]` int64, indices of these rows.
         lengths: patches of each image, in order.
     """
 
@@ -135,7 +135,7 @@ class Run:
 def start_run(
     vision: QwenVision, context: BuildContext, grids: Sequence[Grid], places: Tensor
 ) -> Run:
-    """Make ready for images of these grids, whose patches have these `places`."""
+    """Return the constants for images of these grids, whose patches have these `places`."""
     heads, head_dim = vision.num_heads, vision.head_dim
     layer = AttentionLayer(
         layer_idx=0,
@@ -164,9 +164,9 @@ class TowerAttention:
         """Map `[num_patches, width]` to the same shape, a new tensor.
 
         Args:
-            hidden: of all patches.
-            run: of these.
-            lengths: of the parts, whose patches see one another.
+            hidden: all patches.
+            run: the constants of these patches.
+            lengths: lengths of the parts within which patches see one another.
         """
         qkv = self.qkv.apply(hidden)
         return self.proj.apply(attend_packed(run.layer, qkv, run.rows, lengths))

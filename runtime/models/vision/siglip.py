@@ -1,4 +1,4 @@
-"""SigLIP's tower: patches of a square picture that all see one another."""
+"""SigLIP's tower: patches of a square image that all see one another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.models.vision.tower import Normalize
 
 
 class SiglipBlock:
-    """Attention and feed-forward part, each behind its norm."""
+    """Attention and feed-forward part, each after its norm."""
 
     __slots__ = (
         "_head_dim",
@@ -72,7 +72,7 @@ class SiglipBlock:
 
 
 class Siglip:
-    """Patches with their learned places, the blocks, the last norm."""
+    """Patches with their learned positions, the blocks, the last norm."""
 
     def __init__(self, vision: SiglipVision, context: BuildContext) -> None:
         self._vision, self._dtype = vision, context.dtype
@@ -91,7 +91,7 @@ class Siglip:
     def forward(self, images: Sequence[Tensor]) -> Tensor:
         """Map images, `[3, side, side]` uint8 each, to `[num_images, num_patches, width]`, new.
 
-        Patches go row by row.
+        Patches are in order of rows.
         """
         patches = torch.cat([self._patches(image) for image in images])
         residual = self.patch_embedding.apply(patches)
@@ -107,7 +107,7 @@ class Siglip:
         return normed.view(len(images), *places.shape)
 
     def _patches(self, pixels: Tensor) -> Tensor:
-        """`[num_patches, 3 * patch_size * patch_size]` of the model's dtype."""
+        """Return `[num_patches, 3 * patch_size * patch_size]` of the model's dtype."""
         rows, side = self._vision.patches_per_side, self._vision.patch_size
         split = self._normalize.run(pixels).view(3, rows, side, rows, side)
         return split.permute(1, 3, 0, 2, 4).to(self._dtype).reshape(rows * rows, -1)
@@ -122,5 +122,5 @@ class Siglip:
 
 
 def _add_normed(hidden: Tensor | None, residual: Tensor, norm: LayerNorm) -> Tensor:
-    """Add what the block before gave, if there was one, to the stream; return the norm."""
+    """Add the previous block's output, if any, to the stream; return the norm."""
     return norm.forward(residual) if hidden is None else norm.add(hidden, residual)

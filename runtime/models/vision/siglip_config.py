@@ -13,7 +13,7 @@ from runtime.checkpoint.vision_spec import VisionSpec
 from runtime.models.decoder.weight_map import linear_weights
 from runtime.models.vision.qwen_config import tower_linear, tower_norm
 
-# What `transformers` takes where a file is silent.
+# Defaults of `transformers` for absent keys.
 DEFAULTS = {
     "hidden_size": 768,
     "intermediate_size": 3072,
@@ -30,11 +30,11 @@ class SiglipVision(VisionSpec):
     """The numbers of a tower.
 
     Attributes:
-        depth: blocks.
+        depth: number of blocks.
         width: numbers of a patch's vector.
-        num_heads: of a block's attention.
-        intermediate_size: of a block's feed-forward part.
-        layer_norm_eps: of every norm.
+        num_heads: heads of a block's attention.
+        intermediate_size: intermediate size of a block's feed-forward part.
+        layer_norm_eps: epsilon of every norm.
     """
 
     depth: int
@@ -45,15 +45,15 @@ class SiglipVision(VisionSpec):
 
     @property
     def patches_per_side(self) -> int:
-        """Patches of a picture's row."""
+        """Patches of a row of the image."""
         return self.side // self.patch_size
 
 
 def siglip_fields(vision: Keys) -> dict[str, Any]:
-    """The fields of a `SiglipVision` that `vision_config` has.
+    """Return the fields of a `SiglipVision` from `vision_config`.
 
     Args:
-        vision: its keys, the defaults laid under.
+        vision: its keys, over the defaults.
 
     Raises:
         StartupError: a number that is missing or absurd, or something unsupported; one line.
@@ -83,7 +83,7 @@ def siglip_fields(vision: Keys) -> dict[str, Any]:
 
 
 def siglip_weights(vision: SiglipVision, tower: str) -> list[WeightSpec]:
-    """Every tensor of a tower whose names begin with `tower`."""
+    """Return every tensor of a tower; their names begin with `tower`."""
     width, inner, side = vision.width, vision.intermediate_size, vision.patch_size
     patches = f"{tower}.embeddings.patch_embedding"
     positions = f"{tower}.embeddings.position_embedding.weight"

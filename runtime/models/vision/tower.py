@@ -1,4 +1,4 @@
-"""What a tower is: pixels of images in, vectors of the decoder's width out."""
+"""The interface of a tower: pixels of images in, vectors of the decoder's width out."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from runtime.models.layers.parameter import WeightHolder
 
 
 class Tower(ABC):
-    """The layers that see, whole on each rank."""
+    """The layers that compute images; each rank has the whole tower."""
 
     @abstractmethod
     def see(self, images: Sequence[Tensor]) -> list[Tensor]:
         """Compute images together.
 
         Args:
-            images: `[3, height, width]` uint8 each, of sizes that the tower takes.
+            images: `[3, height, width]` uint8 each, in sizes that the tower takes.
 
         Returns:
-            For each `[num_outputs, num_tokens, hidden_size]`, the model's dtype: what stands at its
-            tokens in the place of embeddings, then what the decoder's first layers add there.
+            For each image `[num_outputs, num_tokens, hidden_size]` in the model's dtype: first the
+        vectors that replace its tokens' embeddings, then those that the decoder's first layers add.
         """
 
     @abstractmethod
@@ -34,10 +34,10 @@ class Tower(ABC):
 
 
 class Normalize:
-    """Bytes of pixels to what a tower's first product takes."""
+    """Maps bytes of pixels to the input of a tower's first product."""
 
     def __init__(self, spec: VisionSpec, context: BuildContext) -> None:
-        """Keep the numbers that `spec` names on the device."""
+        """Keep the numbers of `spec` on the device."""
         self._factor = spec.rescale_factor
         self._mean, self._std = (
             torch.tensor(numbers, dtype=torch.float32, device=context.device).view(3, 1, 1)

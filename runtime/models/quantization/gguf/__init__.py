@@ -1,1 +1,1 @@
-"""GGUF: each matrix in blocks of a type of its own."""
+"""GGUF: each matrix is stored in blocks of its own type."""

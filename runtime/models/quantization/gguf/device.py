@@ -1,4 +1,4 @@
-"""GGUF's blocks on the device: kept as they are where there are kernels, else widened."""
+"""GGUF's blocks on the device: kept where kernels support them, otherwise widened."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from runtime.models.quantization.method import DeviceMethod
 
 logger = logging.getLogger(__name__)
 
-# What the kernels take as activations.
+# The types of activations that the kernels take.
 _ACTIVATIONS = (torch.float32, torch.bfloat16)
 
 
 class Device(DeviceMethod):
-    """Keeps blocks on a CPU, for activations of float32 or bfloat16; widens them elsewhere."""
+    """Keeps blocks on a CPU for float32 or bfloat16 activations; otherwise widens them."""
 
     def __init__(self, quantization: Quantization) -> None:
         assert isinstance(quantization, GgufQuantization)
@@ -64,7 +64,7 @@ class Device(DeviceMethod):
         }
 
     def _keeps(self, plain: Parameter, forms: Mapping[str, str]) -> bool:
-        """Whether a matrix stays as it is stored."""
+        """Whether a matrix is kept as it is stored."""
         if len(plain.shape) != 2 or set(forms) != set(plain.shards):
             return False
         if all(form == "f32" for form in forms.values()):
@@ -73,7 +73,7 @@ class Device(DeviceMethod):
             self._why = f"{plain.dtype} on {plain.device.type}".removeprefix("torch.")
             return False
         if plain.dtype is torch.bfloat16 and not any(map(_is_blocks, forms.values())):
-            # Products of its own kind are made for it.
+            # `kernels.linear` has products for this.
             return False
         if all(_part_of(shard, forms[name]) is not None for name, shard in plain.shards.items()):
             return True
@@ -91,7 +91,7 @@ def _is_blocks(form: str) -> bool:
 
 
 def _part_of(shard: WeightShard, form: str) -> tuple[int, int] | None:
-    """First byte and bytes of this rank's part of each row; `None` where it would cut a block."""
+    """Return first byte and bytes of this rank's part of a row; `None` if it cuts a block."""
     found = find_form(form)
     columns = shard.shape[1]
     start, length = (shard.start, shard.length) if shard.shard_dim == 1 else (0, columns)
@@ -101,7 +101,7 @@ def _part_of(shard: WeightShard, form: str) -> tuple[int, int] | None:
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """Rows of bytes of a matrix in 16 or 32 bits; of blocks they are already."""
+    """Return a matrix as rows of bytes; blocks already are."""
     return tensor if tensor.dtype is torch.uint8 else tensor.contiguous().view(torch.uint8)
 
 
@@ -109,7 +109,7 @@ class _StoredParameter(Parameter):
     """Takes blocks or floats.
 
     Attributes:
-        forms: of each shard, as `kernels.quantized_linear.FORMS` calls it.
+        forms: the form of each shard, a name in `kernels.quantized_linear.FORMS`.
     """
 
     __slots__ = ("forms",)
@@ -138,11 +138,11 @@ class _StoredParameter(Parameter):
         if shard.shard_dim != 1:
             return shard.local_part(whole)
         part = _part_of(shard, self.forms[shard_name])
-        # Blocks that are cut through are widened whole.
+        # If a part would cut blocks, the whole tensor is widened first.
         return whole if part is None else whole.narrow(1, *part)
 
     def _mine(self, shard_name: str, tensor: Tensor) -> Tensor:
-        """This rank's part of blocks that are whole or cut already."""
+        """Return this rank's part of blocks, which may be whole or already this part."""
         shard = self.shards[shard_name]
         width = find_form(self.forms[shard_name]).row_bytes(shard.shape[1])
         is_whole = tuple(tensor.shape) == (shard.shape[0], width)
@@ -168,11 +168,11 @@ class WidenedParameter(_StoredParameter):
 
 
 class BlockParameter(_StoredParameter):
-    """Blocks of each shard, in memory of their own: shards may be of different forms.
+    """Blocks of each shard, in separate memory: shards may have different forms.
 
     Attributes:
-        blocks: by shard, `[rows, bytes]` uint8, what was filled since they were packed. It may be a
-            view of a mapped file, which packing reads once.
+        blocks: by shard, `[rows, bytes]` uint8, filled and not packed yet. They may be views of a
+    mapped file, which packing reads once.
     """
 
     __slots__ = ("blocks",)
@@ -187,7 +187,7 @@ class BlockParameter(_StoredParameter):
         return self.shape[1]
 
     def ordered(self) -> list[str]:
-        """Names of the shards that are here, from the first row down."""
+        """Return the names of the shards on this rank, in the order of their rows."""
         here = [name for name, shard in self.shards.items() if shard.num_rows]
         return sorted(here, key=lambda name: self.shards[name].offset)
 
@@ -215,7 +215,7 @@ class BlockParameter(_StoredParameter):
         return find_form(self.forms[shard_name]).row_bytes(self.columns)
 
     def take(self, shard_names: list[str]) -> list[StoredMatrix]:
-        """Give the blocks of shards away, to be packed."""
+        """Remove and return the blocks of shards, to be packed."""
         return [StoredMatrix(self.forms[name], self.blocks.pop(name)) for name in shard_names]
 
 
@@ -235,7 +235,7 @@ class BlockMatrix(Matrix):
         order = self.weight.ordered()
         for _, shard_name in [each for each in kept if each[0] == "weight"]:
             self.weight.blocks[shard_name] = self.part("weight", shard_name)
-        # A bias may be all that came.
+        # Only the bias may have been filled.
         parts = self.weight.take(order)
         self.packed = pack(parts, self.weight.columns, bias)
         return self.packed
@@ -274,7 +274,7 @@ class BlockMatrix(Matrix):
 
 
 class BlockExperts(ExpertsStore):
-    """Stored blocks of each expert, as products of its own."""
+    """Stored blocks of each expert, as separate products."""
 
     def __init__(self, gate_up: BlockParameter, down: BlockParameter, mine: range) -> None:
         self._parameters = {"gate_up": gate_up, "down": down}

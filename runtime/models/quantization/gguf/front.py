@@ -1,4 +1,4 @@
-"""Which matrix of a GGUF file is stored in which blocks. Front-safe: no torch."""
+"""The types of a GGUF file's matrices. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class GgufQuantization(Quantization):
     """The types of a file's matrices.
 
     Attributes:
-        types: by name in a checkpoint, ggml's type: blocks, or 16 bits.
+        types: ggml's type by name in a checkpoint: blocks, or 16-bit floats.
     """
 
     types: Mapping[str, str]
     method: str = "gguf"
 
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
-        """See `Quantization`: one tensor, in its blocks or in floats, which become such blocks."""
+        """See `Quantization`: one tensor, in blocks or in floats, which are encoded as blocks."""
         stored = self.types.get(weight.name)
         if stored not in BLOCK_TYPES:
             return (weight,)
         return (replace(weight, dtypes=(stored, *FLOATS)),)
 
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
-        """See `Quantization`: on a CPU what is stored, on a GPU plain numbers."""
+        """See `Quantization`: stored blocks on a CPU, plain numbers on a GPU."""
         count = math.prod(weight.shape)
         stored = self.types.get(weight.name)
         if stored is None or device != "cpu" or len(weight.shape) != 2:
