@@ -71,7 +71,7 @@ class Table(Names[Entry], Generic[KernelsT]):
         self.preferred = dict(preferred)
 
     def unavailable(self, name: str) -> str | None:
-        """Return why implementation `name` cannot run here, or None when it can."""
+        """Return why implementation `name` cannot run here, or None if it can."""
         probe = self.find(name).probe
         return None if not probe else cast("str | None", load_object(probe)())  # type: ignore[operator]
 

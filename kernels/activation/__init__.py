@@ -63,7 +63,7 @@ def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
     Args:
         x: `[num_tokens, 2 * intermediate_size]`, gate first, up second; float16, bfloat16 or
             float32, contiguous.
-        activation: of the gate.
+        activation: activation of the gate.
 
     Returns:
         A new `[num_tokens, intermediate_size]` tensor, the dtype of `x`. In 16-bit dtypes the

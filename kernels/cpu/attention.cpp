@@ -1,5 +1,5 @@
-// Attention over pages, or over texts packed one behind the other: blocks of queries against blocks
-// of keys, online softmax.
+// Attention over pages, or over packed texts: blocks of queries against blocks of keys, online
+// softmax.
 //
 // The query heads that share a key head are rows of one small product, so decode and prefill are
 // the same code with few or many rows. Keys and values of a block are repacked into cache-sized
@@ -26,7 +26,7 @@ constexpr int64_t MAX_DIM = 512;
 const float MINUS_INF = -std::numeric_limits<float>::infinity();
 
 struct Sizes {
-    // A query sees so many keys before and behind its own position; -1 for all of them.
+    // Keys that a query sees before and after its own position; -1 for all of them.
     int64_t window_left, window_right;
     int64_t heads, kv_heads, dim, q_stride;
     float scale_log2;
@@ -192,8 +192,8 @@ struct Attention {
         return factor;
     }
 
-    // Attends to the keys [from, to) of a task's range; `results` receives what is not yet
-    // normalised. `query` holds the rows, `scratch` the rest.
+    // Attends to the keys [from, to) of a task's range; `results` receives unnormalised sums.
+    // `query` holds the rows, `scratch` the rest.
     void part(const Task &t, int64_t from, int64_t to, const T *query, char *scratch,
               char *results) const {
         const int64_t g = group(), rows = t.queries * g, dim = s.dim;

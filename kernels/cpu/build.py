@@ -43,7 +43,7 @@ def build(folder: Path = _SOURCE_DIR) -> Path:
     renames it into place.
 
     Args:
-        folder: holds the sources.
+        folder: folder of the sources.
 
     Raises:
         BuildError: the compiler is missing or failed, or the cache folder cannot be written.

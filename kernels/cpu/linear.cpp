@@ -53,7 +53,7 @@ void finish_as(const float *tile, int64_t ld, int64_t rows, int64_t cols, const 
         for (; i + W <= cols; i += W)
             store(to + i, A::of(bias ? load(from + i) + load(bias + i) : load(from + i)));
         if (i == cols) continue;
-        // A tile has whole vectors of sums; bias and result end with the last column.
+        // A tile has whole vectors of sums; bias and result end at the last column.
         float last[W];
         std::memcpy(last, from + i, sizeof last);
         for (int64_t j = i; bias && j < cols; j++) last[j - i] += to_float(bias[j]);

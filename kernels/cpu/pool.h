@@ -52,7 +52,7 @@ inline void for_each(int64_t chunks, int64_t threads, const F &f) {
 template <class F>
 inline void parallel(int64_t n, int64_t threads, int64_t work, const F &f) {
     constexpr int64_t SERIAL_WORK = 1 << 15;
-    constexpr int64_t PARTS = 4;  // per thread, so that a late helper still finds some
+    constexpr int64_t PARTS = 4;  // per thread, so that a late helper still finds one
     if (n <= 0) return;
     if (threads <= 1 || n == 1 || work < SERIAL_WORK) {
         f((int64_t)0, n);

@@ -1,7 +1,7 @@
 // Portable vectors of 32-bit lanes, bfloat16 conversion and exp2, on GCC/Clang vector types.
 //
-// The compiler lowers these to AVX-512, AVX2 or NEON; intrinsics stand only where a plain
-// expression does not reach the instruction (bfloat16 dot products and rounding).
+// The compiler lowers these to AVX-512, AVX2 or NEON; intrinsics are used only if a plain
+// expression does not give the instruction (bfloat16 dot products and rounding).
 #pragma once
 
 #include <cstdint>
@@ -128,7 +128,7 @@ inline float max_of(vf v) {
 
 // 2^x to about 2e-7. At or below -127 the result is 0; a NaN stays a NaN.
 inline vf exp2(vf x) {
-    // Comparisons are false for a NaN, which so passes both clamps.
+    // Comparisons are false for a NaN, which thus passes both clamps.
     x = x < -127.0f ? splat(-127.0f) : x;
     x = x > 127.0f ? splat(127.0f) : x;
     const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
@@ -148,7 +148,7 @@ inline vf exp2(vf x) {
 
 constexpr float LOG2E = 1.44269504088896341f;
 
-// The error function to 2e-7; of a NaN a NaN. Source: Abramowitz and Stegun, 7.1.26.
+// The error function to 2e-7; a NaN stays a NaN. Source: Abramowitz and Stegun, 7.1.26.
 inline vf erf(vf x) {
     const vu sign = (vu)x & 0x80000000u;
     const vf size = (vf)((vu)x ^ sign);

@@ -65,8 +65,8 @@ def encoder_attention(
         qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, queries, then keys, then
             values; float16, bfloat16 or float32, contiguous.
         lengths: tokens of each text, in order, each at least 1; they add up to `num_tokens`.
-        num_heads: of queries.
-        num_kv_heads: of keys and of values, a divisor of `num_heads`.
+        num_heads: query heads.
+        num_kv_heads: key (and value) heads, a divisor of `num_heads`.
         scale: factor on the scores, usually `head_dim ** -0.5`.
         window: tokens that a query sees on each side of itself; -1 for all.
         is_rounded: whether float32 may be multiplied as bfloat16; implementations without this

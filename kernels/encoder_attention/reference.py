@@ -39,6 +39,6 @@ def encoder_attention(
 
 
 def _near(length: int, window: int, device: torch.device) -> Tensor:
-    """`[length, length]`, whether a key is within the query's window."""
+    """Return `[length, length]`, whether a key is within the query's window."""
     places = torch.arange(length, device=device)
     return (places[:, None] - places[None, :]).abs() <= window

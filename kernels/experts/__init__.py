@@ -116,7 +116,7 @@ def pack_experts(
     Args:
         gate_up: `[num_experts, 2 * intermediate_size, hidden_size]`, gate rows first.
         down: `[num_experts, hidden_size, intermediate_size]`.
-        linear: name in `kernels.linear.LINEAR` for implementations made of it; `None` for the
+        linear: name in `kernels.linear.LINEAR` for implementations that use it; `None` for the
             device's best.
         implementation: a name in `EXPERTS`, or `None` to pick one for the weights' device.
 

@@ -48,6 +48,6 @@ def greedy_tokens(logits: Tensor, wide: Tensor, wanted: Tensor | None = None) ->
         wanted: `[1]` int64; if it holds 0, `wide` may stay unwritten and is then undefined.
 
     Returns:
-        `[num_rows]` int64; `NAN_TOKEN` where a row has a NaN.
+        `[num_rows]` int64; `NAN_TOKEN` if a row has a NaN.
     """
     return _kernels(logits.device.type).greedy_tokens(logits, wide, wanted)

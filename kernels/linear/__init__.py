@@ -62,7 +62,7 @@ class PackedLinear(ABC):
 
         Args:
             x: as for a product.
-            activation: of the gate.
+            activation: activation of the gate.
 
         Returns:
             A new `[num_tokens, out_features // 2]` tensor, the dtype of the weight.

@@ -46,7 +46,7 @@ _FUSED: dict[Unary, int] = {"gelu": 1}
 
 
 class PanelLinear(PackedLinear):
-    """A weight in panels of output columns; the plain bytes, rows padded to a whole panel."""
+    """A weight in panels of output columns: plain numbers, rows padded to whole panels."""
 
     implementation = "cpu"
 

@@ -44,7 +44,7 @@ def _reorder(weight: Tensor) -> Tensor:
 
 
 class MkldnnLinear(PackedLinear):
-    """A weight in oneDNN's blocked layout; about as many bytes as the plain one."""
+    """A weight in oneDNN's blocked layout, of about the size of the plain one."""
 
     implementation = "mkldnn"
 

@@ -54,8 +54,8 @@ class Tile:
 
     Attributes:
         block_n, block_k: weight rows and columns of a block.
-        num_warps: of a program.
-        num_stages: blocks in flight, fewer where shared memory is small.
+        num_warps: warps of a program.
+        num_stages: blocks in flight, fewer if shared memory is small.
         split_k: programs that share the columns of a block of rows.
         block_m: tokens of a block; 0 for all tokens in one block, so that the weight is read once.
             Small weights stay in the L2 cache, and more programs start loading sooner.

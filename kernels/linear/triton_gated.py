@@ -11,7 +11,7 @@ Each product is rounded to the dtype of the weight before the activation, as in 
 order in which the products' terms are added differs.
 
 Source: Triton's tutorial on persistent matrix products, its host-side descriptors and its order of
-blocks (groups of tokens, so that weights stay in the second-level cache).
+blocks (groups of tokens, so that weights stay in the L2 cache).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -145,8 +145,8 @@ def gated(
             of 16 bytes.
         weight: `[2 * width, in_features]`, gate first; one that `supports` accepts.
         bias: `[2 * width]` or None.
-        activation: of the gate.
-        cut: for tuning.
+        activation: activation of the gate.
+        cut: tile for tuning.
 
     Returns:
         A new `[num_tokens, width]` tensor, the dtype of `weight`.

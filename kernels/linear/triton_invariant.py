@@ -12,8 +12,8 @@ cores.
 That tiles agree is a property of the compiler and the GPU, so it is measured:
 `python -m benchmarks.h200.deterministic` compares them bit by bit.
 
-Source: He and Thinking Machines Lab, "Defeating Nondeterminism in LLM Inference" (2025), where one
-fixed tile serves every shape.
+Source: He and Thinking Machines Lab, "Defeating Nondeterminism in LLM Inference" (2025), which uses
+one fixed tile for every shape.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

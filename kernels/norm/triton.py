@@ -13,7 +13,7 @@ from kernels.triton_support.launch import launch_options, start_next, wait_for_i
 
 @triton.jit
 def times_weight(unit, weight, ZERO_CENTERED: tl.constexpr):
-    """Return a normalised float32 row times its weight, float32, to be rounded by the caller."""
+    """Return a normalised float32 row times its weight, in float32; the caller rounds it."""
     if ZERO_CENTERED:
         product = unit * (1.0 + weight.to(tl.float32))
     else:

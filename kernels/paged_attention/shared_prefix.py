@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # int32 fields of an item, padded so that one item is one 32-byte sector.
 ITEM_FIELDS = 8
-# Rows of a block of queries: heads that share a key head, of several members of a group.
+# Rows of a block of queries: the heads that share a key head, for several members of a group.
 BLOCK_ROWS = 64
 # Keys per block; shared lengths and the chunks that they are split into are multiples of it.
 KEY_GRAIN = 64
@@ -102,7 +102,7 @@ class SharedPrefixes:
     def _fill(
         self, numbers: NDArray[np.int32], groups: list[tuple[NDArray[np.int64], int]]
     ) -> None:
-        """Write the lists; lengths count blocks of keys here."""
+        """Write the lists; lengths are in blocks of keys here."""
         count, lens, parts, order, flat = (numbers[start:end] for start, end in self._bounds)
         items = flat.reshape(-1, ITEM_FIELDS)
         blocks = [-(-len(members) // self.members_a_block) for members, _ in groups]

@@ -49,7 +49,7 @@ def _add_parts(
         best = new_best
     safe = tl.where(best == float("-inf"), 0.0, best)
     acc = tl.zeros([GROUP_ROWS, BLOCK_D], tl.float32)
-    # The weights are known now, so the loads of the parts do not wait for one another.
+    # The weights are known here, so the loads of the parts are independent.
     for first in tl.range(0, num_parts, PARTS, num_stages=3):
         part = first + tl.arange(0, PARTS)
         row = ((first_item + part) * NUM_KV_HEADS + kv_head)[:, None] * GROUP + head[None, :]

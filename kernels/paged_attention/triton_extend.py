@@ -108,7 +108,7 @@ def extend_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Attend from one block of rows, for one key head, to all keys they see."""
+    """Attend from one block of rows, for one key head, to all visible keys."""
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     wait_for_inputs(PDL)

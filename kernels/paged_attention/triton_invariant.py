@@ -53,7 +53,7 @@ def tile_of(dtype: torch.dtype, block_dim: int, room: int) -> Tile:
     """Return the kernel's tile; it depends on the model and the device, never on the step.
 
     Args:
-        dtype: of keys.
+        dtype: type of keys.
         block_dim: their head size, rounded up to a power of two.
         room: bytes of shared memory available to a program.
     """
@@ -110,7 +110,7 @@ def _plan_kernel(
         inside = k < my_count
         item_ptr = items_ptr + (begin + k) * 8
         tl.store(item_ptr, mine + k * 0, mask=inside)
-        # The last rows see the most keys: started first, they do not finish long after the rest.
+        # The last rows see the most keys, so they start first, to finish with the rest.
         tl.store(item_ptr + 1, tl.where(my_parts > 0, 0, my_count - 1 - k), mask=inside)
         tl.store(item_ptr + 2, my_q_start + k * 0, mask=inside)
         tl.store(item_ptr + 3, my_queries + k * 0, mask=inside)

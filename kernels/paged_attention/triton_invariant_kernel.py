@@ -189,7 +189,7 @@ def attention_kernel(
     q_start = tl.load(item_ptr + 2)
     num_queries = tl.load(item_ptr + 3)
     kv_len = tl.load(item_ptr + 4)
-    # -1: all parts.
+    # -1 for all parts.
     only_part = tl.load(item_ptr + 5)
     num_parts = tl.load(item_ptr + 6)
     first_slot = tl.load(item_ptr + 7)

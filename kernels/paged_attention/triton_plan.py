@@ -29,7 +29,7 @@ from kernels.paged_attention.triton_tiles import (
 )
 from kernels.triton_support.device import multiprocessors, shared_memory
 
-# Chunks of keys are multiples of this, and so of the decode kernel's block.
+# Chunks of keys are multiples of this, and thus of the decode kernel's block.
 CHUNK_GRAIN = 64
 # The desired number of decode programs in flight on each multiprocessor.
 _DECODE_PROGRAMS = 2
@@ -121,7 +121,7 @@ def _plan_kernel(
         k = first + tl.arange(0, BLOCK_ITEMS)
         item_ptr = extend_items_ptr + (begin + k) * 8
         tl.store(item_ptr, mine + k * 0, mask=k < count)
-        # The last rows see the most keys: started first, they do not finish long after the rest.
+        # The last rows see the most keys, so they start first, to finish with the rest.
         tl.store(item_ptr + 1, count - 1 - k, mask=k < count)
         tl.store(item_ptr + 2, my_q_start + k * 0, mask=k < count)
         tl.store(item_ptr + 3, my_queries + k * 0, mask=k < count)

@@ -30,7 +30,7 @@ _MAX_HEAD_DIM = 128
 
 
 def unavailable() -> str | None:
-    """Return why cuDNN cannot be used, or None when it can."""
+    """Return why cuDNN cannot be used, or None if it can."""
     if not torch.cuda.is_available():
         return "no CUDA device"
     if not torch.backends.cudnn.is_available():

@@ -105,9 +105,9 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     - `min_p` > 0: one after another, renormalizing each time: `top_k`, then `top_p`, then tokens
       below `min_p` times the largest probability are removed.
 
-    Equal probabilities rank by ascending id, and the most probable token always stays. The draw
-    is an inverse CDF over the survivors in vocabulary order with one uniform number made from
-    `(seed, position)` alone, so a recomputed token is the same token.
+    Equal probabilities rank by ascending id, and the most probable token always stays. The draw is
+    an inverse CDF over the survivors in vocabulary order, with one uniform number that depends only
+    on `(seed, position)`, so a recomputed token is the same.
 
     Args:
         logits: `[batch, vocab_size]` float32; unchanged. A row needs a finite logit and no NaN

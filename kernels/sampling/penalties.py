@@ -27,8 +27,8 @@ def apply_penalties(
     # Counts by looking each id up in the row's sorted ids: no [batch, vocab_size] tensor.
     in_order = output_ids.masked_fill(~valid, vocab_size).sort(dim=-1).values
     ids = torch.where(valid, output_ids, output_ids[:, :1])
-    # Padding repeats the row's first token and so writes what that token writes anyway; a row
-    # without output writes token 0 back unchanged.
+    # Padding repeats the row's first token and so writes the same value; a row without output
+    # writes token 0 back unchanged.
     ids = ids.masked_fill((output_lens == 0).unsqueeze(1), 0)
     stop = torch.searchsorted(in_order, ids, right=True)
     count = stop - torch.searchsorted(in_order, ids)

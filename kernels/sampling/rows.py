@@ -22,7 +22,7 @@ class SamplingRows:
         all_greedy: every temperature is 0.
         any_top_k: a sampled row has top-k on.
         any_top_p: a sampled row has top-p on.
-        max_top_k: the largest `top_k` that is on, 0 when there is none.
+        max_top_k: the largest `top_k` that is on, 0 if there is none.
     """
 
     temperature: Tensor

@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 
-# More are sorted by torch: a sort in registers would not fit.
+# More are sorted by torch, because they would not fit in registers.
 _MOST_LOGPROBS = 4096
 # Up to this many, which is more than OpenAI's API allows, are ranked by one kernel.
 _FEW_LOGPROBS = 32

@@ -47,7 +47,7 @@ def interpreted() -> bool:
 
 @cache
 def unavailable() -> str | None:
-    """Return why the `triton` implementations cannot run here, or None when they can."""
+    """Return why the `triton` implementations cannot run here, or None if they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     if not torch.cuda.is_available() and not interpreted():
