@@ -11,7 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install install-dev serve chat test test-fast test-gpu test-real test-clients check format bench docs clean help
 
-install: $(VENV)/installed  ## Headrace in .venv
+install: $(VENV)/installed  ## Headrace in .venv, and the demo model (98 MB) in ~/.cache/headrace
+	@$(BIN)/python -m headrace.demo.fetch || true
 
 install-dev: $(VENV)/installed-dev  ## the same, with the tools for tests and checks
 
@@ -40,7 +41,7 @@ $(VENV)/installed-dev: pyproject.toml | $(VENV)/bin/python
 	@$(COMPILE)
 	@touch $@ $(VENV)/installed
 
-serve: install  ## serve the bundled demo model; make serve ARGS="--port 8000 --model-path DIR"
+serve: install  ## serve the demo model; make serve ARGS="--port 8000 --model-path DIR"
 	$(BIN)/python -m server.launch $(ARGS)
 
 chat: install  ## talk to the server that make serve started

@@ -94,7 +94,10 @@ def servers() -> Iterator[dict[str, str]]:
     demo, bare = free_port(), free_port()
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "server.launch", "--port", str(demo), "--log-level", "warning"]
+            [
+                *(sys.executable, "-m", "server.launch", "--model-path", "demo-toy"),
+                *("--port", str(demo), "--log-level", "warning"),
+            ]
         ),
         subprocess.Popen([sys.executable, "-m", "benchmarks.lang", "--bare-port", str(bare)]),
     ]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.mixed_load --seconds 600 [--concurrency 96] [--json FILE] [SERVER OPTIONS]
 
-Starts `python -m server.launch` (the bundled demo model unless `--model-path` is among the server's
+Starts `python -m server.launch` (`demo-toy` unless `--model-path` is among the server's
 options) and sends prompts of all lengths, greedy and sampled, penalties, log-probabilities, several
 samples, shared prefixes, grammars if the server has them, aborts by id, clients that disconnect,
 and bad requests. `--max-total-tokens` is set low, so that requests are retracted and recomputed.
@@ -192,6 +192,8 @@ async def num_retractions(client: HttpClient) -> int:
 async def run(options: argparse.Namespace, server: list[str]) -> dict[str, Any]:
     port = free_port()
     command = [sys.executable, "-m", "server.launch", "--port", str(port), "--log-level", "warning"]
+    if "--model-path" not in server:
+        command += ["--model-path", "demo-toy"]
     command += ["--max-total-tokens", str(options.pool), "--enable-metrics", *server]
     process = await asyncio.create_subprocess_exec(*command)
     url = f"http://127.0.0.1:{port}"

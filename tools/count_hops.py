@@ -1,6 +1,6 @@
 """`python -m tools.count_hops`: the path of a prompt in and of a token back, counted.
 
-The tool starts a real server with the demo model. The worker and the detokenizer run on threads of
+The tool starts a real server with the bundled toy. The worker and the detokenizer run on threads of
 this process, where a profile function can observe them, and use their real sockets. One streamed
 request is followed.
 
@@ -280,7 +280,7 @@ class ThreadChild:
 
 
 def follow(route: str, bodies: tuple[dict[str, Any], dict[str, Any]]) -> Recorder:
-    """Serve the demo model, send two requests and record the path of the second.
+    """Serve the toy, send two requests and record the path of the second.
 
     The server still runs afterwards: the process must exit with `os._exit`.
     """
@@ -314,6 +314,7 @@ def follow(route: str, bodies: tuple[dict[str, Any], dict[str, Any]]) -> Recorde
     with mock.patch("runtime.processes.engine_processes.Replica", in_threads):
         sys.setprofile(recorder)
         arguments = ["--port", str(port), "--log-level", "error", "--skip-server-warmup"]
+        arguments += ["--model-path", "demo-toy"]
         run([*arguments, "--grammar-backend", "none", "--device", "cpu"])
         sys.setprofile(None)
     if failures or not answered.is_set():

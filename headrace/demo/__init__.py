@@ -1,5 +1,6 @@
-"""The demo models: toy checkpoints that ship with Headrace, made by the recipes of the source tree.
+"""The demo models: toys that ship with Headrace, and a real one that `fetch.py` fetches.
 
+The toys were made by the recipes of the source tree.
 Importing this package is free: no torch, no transformers, so the server's front may do it.
 """
 

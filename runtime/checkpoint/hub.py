@@ -6,18 +6,12 @@ import logging
 import re
 from pathlib import Path
 
+from runtime.checkpoint.demo import DEMO_NAMES, find_demo
 from runtime.checkpoint.gguf.files import SUFFIX, find_gguf, is_gguf, parts_of
 from runtime.checkpoint.headers import INDEX_FILE, SINGLE_FILE, weight_files
 from runtime.errors import StartupError
 
 logger = logging.getLogger(__name__)
-
-# Found by its path, because this package must not import `headrace`.
-_DEMO_FOLDER = Path(__file__).resolve().parents[2] / "headrace" / "demo"
-DEMO_MODEL = _DEMO_FOLDER / "model"
-DEMO_NAME = "headrace-demo"
-# The bundled models, by name.
-DEMO_MODELS = {DEMO_NAME: DEMO_MODEL, "demo-vision": _DEMO_FOLDER / "vision"}
 
 # The files that serving reads: no pickles, no code, no weights for other frameworks.
 ALLOW_PATTERNS = [
@@ -84,7 +78,7 @@ def is_local(path_or_id: str) -> bool:
         exists = Path(path_or_id).expanduser().exists()
     except (OSError, ValueError, RuntimeError):
         return False
-    return bool(path_or_id) and (exists or path_or_id in DEMO_MODELS)
+    return bool(path_or_id) and (exists or path_or_id in DEMO_NAMES)
 
 
 def resolve_model_folder(
@@ -114,13 +108,8 @@ def resolve_model_folder(
     local = _local_model(path_or_id, named, quantization)
     if local is not None:
         return local
-    if path_or_id in DEMO_MODELS:
-        demo = DEMO_MODELS[path_or_id]
-        if not (demo / "config.json").is_file():
-            raise StartupError(
-                f"{path_or_id}: this demo model is not installed; there is no {demo}"
-            )
-        return demo
+    if path_or_id in DEMO_NAMES:
+        return find_demo(path_or_id)[1]
     if _HUB_ID.fullmatch(named) is None:
         raise StartupError(f"{path_or_id or 'an empty path'} is not a folder")
     patterns = CONFIG_PATTERNS if only_config else ALLOW_PATTERNS

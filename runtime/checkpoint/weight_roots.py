@@ -7,8 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.checkpoint.demo import DEMO_NAMES
 from runtime.checkpoint.gguf.files import is_gguf
-from runtime.checkpoint.hub import DEMO_MODELS, is_local, resolve_model_folder
+from runtime.checkpoint.hub import is_local, resolve_model_folder
 from runtime.errors import StartupError
 
 
@@ -26,7 +27,7 @@ def own_names(model_path: str) -> frozenset[str]:
     These are the given name, the full path, and the path its links led to at the start. Links may
     lead elsewhere by now, for example to a new release; the first two names follow them.
     """
-    if not is_local(model_path) or model_path in DEMO_MODELS:
+    if not is_local(model_path) or model_path in DEMO_NAMES:
         return frozenset({model_path})
     full = os.path.abspath(Path(model_path).expanduser())
     return frozenset({model_path, full, os.path.realpath(full)})

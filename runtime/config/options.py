@@ -40,7 +40,8 @@ class ModelArgs:
 
     model_path: str | None = option(
         None,
-        "Folder, GGUF file or hub id of the model; the bundled demo model when absent.",
+        "Folder, GGUF file or hub id of the model, or `demo`, which is the default: a small model "
+        "that `make install` fetches. `demo-toy` and `demo-vision` are bundled.",
         aliases=("--model",),
     )
     tokenizer_path: str | None = option(None, "Folder of the tokenizer; the model's when absent.")

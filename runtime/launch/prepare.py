@@ -15,7 +15,14 @@ from typing import Any
 import msgspec
 
 from runtime.checkpoint.check import check_model_folder, warn_of_files
-from runtime.checkpoint.hub import DEMO_MODEL, DEMO_NAME, resolve_model_folder
+from runtime.checkpoint.demo import (
+    DEMO_NAME,
+    DEMO_NAMES,
+    INSTRUCT_NAME,
+    INSTRUCT_SAMPLING,
+    find_demo,
+)
+from runtime.checkpoint.hub import resolve_model_folder
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
@@ -113,24 +120,27 @@ def find_model(config: ServerConfig, *, only_config: bool = False) -> tuple[Serv
         only_config: whether `config.json` is enough; see `resolve_model_folder`.
 
     Returns:
-        `config`, with the demo model's names if no model was requested, and the folder.
+        `config`, with path and name of the demo model if it is one of those or none was requested,
+        and the folder.
 
     Raises:
         StartupError: the model does not exist.
     """
     path = config.model.model_path
-    if path is not None:
+    # A folder of that name is meant where there is one.
+    is_demo = path is None or (path in DEMO_NAMES and not Path(path).exists())
+    if not is_demo:
         folder = resolve_model_folder(path, config.model.revision, only_config=only_config)
         return config, folder
-    if not (DEMO_MODEL / "config.json").is_file():
-        raise StartupError("The demo model is not installed; name a model with --model-path.")
-    logger.warning(
-        "No --model-path: serving the demo model, a toy of a few million parameters that knows "
-        "little more than capitals and small sums."
-    )
+    name, folder = find_demo(path or DEMO_NAME)
+    logger.info("Serving the demo model %s", name)
+    http = config.http
+    if name == INSTRUCT_NAME and http.sampling_defaults == "model":
+        sampling = http.preferred_sampling_params or INSTRUCT_SAMPLING
+        http = dataclasses.replace(http, preferred_sampling_params=sampling)
     model = dataclasses.replace(
         config.model,
-        model_path=str(DEMO_MODEL),
-        served_model_name=config.model.served_model_name or DEMO_NAME,
+        model_path=str(folder),
+        served_model_name=config.model.served_model_name or name,
     )
-    return dataclasses.replace(config, model=model), DEMO_MODEL
+    return dataclasses.replace(config, model=model, http=http), folder

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 # Any name is answered by the model that is served.
-MODEL = "headrace-demo"
+MODEL = "demo-toy"
 CAPITAL = "What is the capital of France?"
 WEATHER = "What is the weather in Oslo?"
 SUM = "What is 7 + 8? Answer as JSON."

@@ -15,6 +15,7 @@ import torch
 
 from headrace.doctor import examine as doctor
 from headrace.doctor.command import main
+from runtime.checkpoint.demo import TOY_NAME
 from runtime.launch.hardware import Hardware
 from tests.support.fake_checkpoint import write_config
 from tests.support.server import ROOT, ServerProcess, python_path
@@ -27,6 +28,8 @@ LITTLE = ("--mem-fraction-static", "0.05", "--max-running-requests", "512")
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str]):
     def ask(*arguments: str, status: int = 0) -> dict[str, Any]:
+        if not {"--model-path", "--config"} & set(arguments):
+            arguments += ("--model-path", TOY_NAME)
         assert main([*arguments, "--json"]) == status
         report: dict[str, Any] = json.loads(capsys.readouterr().out)
         assert report["ok"] == (status == 0)
@@ -213,7 +216,16 @@ def test_it_works_without_torch_and_says_what_to_do() -> None:
 
 def test_the_table_holds_the_numbers() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "headrace.cli", "doctor", "--max-total-tokens", "4096"],
+        [
+            sys.executable,
+            "-m",
+            "headrace.cli",
+            "doctor",
+            "--model-path",
+            TOY_NAME,
+            "--max-total-tokens",
+            "4096",
+        ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import httpx
 
+from runtime.checkpoint.demo import TOY_NAME
 from tests.support.grammar_backends import BACKENDS
 from tests.support.guard import unwatch, watch
 from tests.support.processes import children
@@ -61,12 +62,15 @@ class ServerProcess:
         prefix: tuple[str, ...] = (),
         **environment: str,
     ) -> None:
-        """Start with `args`; by default on a free port.
+        """Start with `args`; by default on a free port, and with the toy as the model.
 
         The default grammar library is the smaller one, with which a start takes a tenth less.
         `prefix` is a command that runs the server's command.
         """
         self.port = int(args[args.index("--port") + 1]) if "--port" in args else free_port()
+        if "--model-path" not in args:
+            # Its answers are known, and it is never fetched.
+            args = (*args, "--model-path", TOY_NAME)
         if "--port" not in args:
             args = (*args, "--port", str(self.port))
         if "--grammar-backend" not in args and "llguidance" in BACKENDS:

@@ -16,7 +16,7 @@ from headrace.bench.datasets import (
     shared_prefix_requests,
 )
 from headrace.bench.shapes import SHAPES, write_shape
-from runtime.checkpoint.hub import DEMO_MODEL
+from runtime.checkpoint.demo import TOY_FOLDER
 from runtime.errors import StartupError
 from runtime.text.tokenizer import Tokenizer
 
@@ -46,14 +46,14 @@ def test_range_ratio_draws_lengths_between() -> None:
 
 
 def test_special_tokens_are_not_drawn() -> None:
-    tokenizer = Tokenizer.from_folder(DEMO_MODEL)
+    tokenizer = Tokenizer.from_folder(TOY_FOLDER)
     drawn = set(source(0, tokenizer).ids(50_000))
     assert not drawn & tokenizer.special_ids
 
 
-@pytest.mark.parametrize("which", ["demo", "shape"])
+@pytest.mark.parametrize("which", ["toy", "shape"])
 def test_random_text_has_exactly_as_many_tokens(which: str, tmp_path: Path) -> None:
-    folder = DEMO_MODEL if which == "demo" else write_shape("tiny", tmp_path)
+    folder = TOY_FOLDER if which == "toy" else write_shape("tiny", tmp_path)
     tokenizer = Tokenizer.from_folder(folder)
     requests = random_requests(source(0, tokenizer), 10, 64, 8)
     lengths = [len(tokenizer.encode(request.text or "")) for request in requests]

@@ -11,7 +11,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from runtime.checkpoint.hub import DEMO_MODELS, resolve_model_folder
+from runtime.checkpoint.hub import resolve_model_folder
 from runtime.errors import StartupError
 from tests.support.fake_checkpoint import write_config, write_model
 
@@ -115,28 +115,6 @@ def test_a_file_is_not_a_folder(tmp_path, hub):
     file.write_bytes(b"")
     with pytest.raises(StartupError, match="is a file"):
         resolve_model_folder(str(file))
-
-
-def test_the_demo_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = resolve_model_folder("headrace-demo")
-    assert (folder / "tokenizer.json").is_file()
-    assert folder.is_absolute()
-    # A folder of that name is meant where there is one.
-    (tmp_path / "headrace-demo").mkdir()
-    assert resolve_model_folder("headrace-demo").resolve() == tmp_path / "headrace-demo"
-
-
-def test_a_demo_model_that_is_not_there_is_said_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert set(DEMO_MODELS) == {"headrace-demo", "demo-vision"}
-    monkeypatch.setitem(DEMO_MODELS, "demo-vision", tmp_path / "vision")
-    with pytest.raises(StartupError, match=r"demo-vision: this demo model is not installed"):
-        resolve_model_folder("demo-vision")
-    (tmp_path / "vision").mkdir()
-    (tmp_path / "vision" / "config.json").write_text("{}")
-    assert resolve_model_folder("demo-vision") == tmp_path / "vision"
 
 
 # Each repository: files of the listing that were not loaded, and those loaded that are taken away.

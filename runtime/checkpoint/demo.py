@@ -1,0 +1,63 @@
+"""The models that `--model-path` knows by name, without a hub. Front-safe: no torch.
+
+`demo` is SmolLM2-135M-Instruct, which `make install` fetches (`headrace/demo/fetch.py`), or the toy
+where it was not fetched. The toys are in the package.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from kernels.cpu.build import cache_dir
+from runtime.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+DEMO_NAME = "demo"
+TOY_NAME = "demo-toy"
+INSTRUCT_NAME = "SmolLM2-135M-Instruct"
+INSTRUCT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# What its authors sample with; the file does not hold it.
+INSTRUCT_SAMPLING = '{"temperature": 0.2, "top_p": 0.9}'
+
+# Beside this package, found without importing what lies above it.
+_BUNDLED = Path(__file__).resolve().parents[2] / "headrace" / "demo"
+TOY_FOLDER = _BUNDLED / "model"
+TOYS = {TOY_NAME: TOY_FOLDER, "demo-vision": _BUNDLED / "vision"}
+DEMO_NAMES = frozenset({DEMO_NAME, INSTRUCT_NAME, *TOYS})
+_FETCH = "`python -m headrace.demo.fetch` fetches it"
+
+
+def fetched_models() -> Path:
+    """The folder of fetched models: `models` in the cache folder of the kernels."""
+    return cache_dir() / "models"
+
+
+def find_demo(name: str) -> tuple[str, Path]:
+    """Find one of `DEMO_NAMES`.
+
+    Returns:
+        The name of the model that it is now, which for `demo` is another, and its folder or file.
+
+    Raises:
+        StartupError: it is not installed.
+    """
+    file = fetched_models() / INSTRUCT_FILE
+    if name == DEMO_NAME and not file.is_file():
+        logger.warning(
+            "%s has not been fetched: there is no %s. Serving the bundled toy, which knows little "
+            "more than capitals and small sums. %s.",
+            INSTRUCT_NAME,
+            file,
+            _FETCH,
+        )
+        name = TOY_NAME
+    if name in (DEMO_NAME, INSTRUCT_NAME):
+        if not file.is_file():
+            raise StartupError(f"{name}: there is no {file}; {_FETCH}")
+        return INSTRUCT_NAME, file
+    folder = TOYS[name]
+    if not (folder / "config.json").is_file():
+        raise StartupError(f"{name}: this demo model is not installed; there is no {folder}")
+    return name, folder
