@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     # Without its own -h, so that `serve --help` reaches the server's option list.
     commands.add_parser(
         "serve",
-        help="start a server (the demo model when no --model-path is given)",
+        help="start a server (of `demo` when no --model-path is given)",
         add_help=False,
     )
     batch = commands.add_parser(

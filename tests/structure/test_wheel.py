@@ -47,7 +47,7 @@ def test_of_the_demo_models_the_wheel_holds_what_is_served(files: set[str]) -> N
         for name in ("model", "vision")
         for path in (ROOT / "headrace/demo" / name).iterdir()
     }
-    assert demo == {"headrace/demo/__init__.py", *models}
+    assert demo == {"headrace/demo/__init__.py", "headrace/demo/fetch.py", *models}
 
 
 def test_the_wheel_holds_every_module_and_what_is_read_at_run_time(files: set[str]) -> None:
