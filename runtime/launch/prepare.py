@@ -128,8 +128,7 @@ def find_model(config: ServerConfig, *, only_config: bool = False) -> tuple[Serv
     """
     path = config.model.model_path
     # A folder of that name is meant where there is one.
-    is_demo = path is None or (path in DEMO_NAMES and not Path(path).exists())
-    if not is_demo:
+    if path is not None and (path not in DEMO_NAMES or Path(path).exists()):
         folder = resolve_model_folder(path, config.model.revision, only_config=only_config)
         return config, folder
     name, folder = find_demo(path or DEMO_NAME)

@@ -198,7 +198,7 @@ def test_wrong_options_end_as_the_servers_do(ask, capsys: pytest.CaptureFixture[
 def test_it_works_without_torch_and_says_what_to_do() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from headrace.doctor.command import main\nsys.exit(main([]))"
+        "from headrace.doctor.command import main\nsys.exit(main(['--model-path', 'demo-toy']))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
