@@ -13,6 +13,8 @@ from server.listener import is_loopback
 
 logger = logging.getLogger(__name__)
 
+_GIB = 2**30
+
 # Scripts wait for exactly this line.
 READY_LINE = "The server is fired up and ready to roll!"
 _EXAMPLE_IDS = '{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8}}'
@@ -35,8 +37,14 @@ def warn_if_open(http: HttpArgs) -> None:
         )
 
 
-def banner(context: ServiceContext, port: int) -> str:
-    """Model, device, pool, address, and a request to paste."""
+def banner(context: ServiceContext, port: int, speed: float | None = None) -> str:
+    """Model, device, pool, address, what to expect, and a request to paste.
+
+    Args:
+        context: of a server that is ready.
+        port: it listens there.
+        speed: tokens a second of a single answer, as the warm-up measured them.
+    """
     config, worker = context.config, context.status.worker
     assert worker is not None, "the banner comes after ready"
     host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1", "": "127.0.0.1"}.get(
@@ -60,6 +68,7 @@ def banner(context: ServiceContext, port: int) -> str:
             f"  runs on  {worker.device}, {worker.dtype}, {worker.attention_backend} attention"
             f"{copies}",
             f"  {_pool(worker)}context {_context_len(context):,}",
+            *_expected(worker, speed),
             f"  listens  {url}",
             "",
             f'  curl {url}{path}{key} -H "Content-Type: application/json" \\',
@@ -73,6 +82,18 @@ def _pool(worker: WorkerReady) -> str:
     if not worker.kv_bytes:
         return ""
     return f"KV pool  {worker.max_total_num_tokens:,} tokens, "
+
+
+def _expected(worker: WorkerReady, speed: float | None) -> list[str]:
+    """How quick an answer is on a CPU, and how much memory the model takes; at most one line."""
+    if speed is None or worker.device != "cpu":
+        return []
+    weights, pool = worker.weight_bytes / _GIB, worker.kv_bytes / _GIB
+    digits = 0 if speed >= 10 else 1
+    return [
+        f"  expect   about {speed:.{digits}f} tokens/s in one answer (measured just now); memory: "
+        f"weights {weights:.1f} GiB, KV pool up to {pool:.1f} GiB as it fills"
+    ]
 
 
 def _context_len(context: ServiceContext) -> int:

@@ -181,8 +181,9 @@ async def _start_up(prepared: Prepared, context: ServiceContext, host: EnginePro
         context.client.grammars.start()
     await host.wait_ready()
     config = context.config
+    speed = None
     if not config.http.skip_server_warmup:
-        await warm_up(
+        speed = await warm_up(
             config.http,
             prepared.port,
             config.parallel.dp_size,
@@ -193,5 +194,5 @@ async def _start_up(prepared: Prepared, context: ServiceContext, host: EnginePro
     settle()
     warn_if_open(config.http)
     # Bypasses the log's level and format: people and scripts wait for these lines.
-    sys.stderr.write(f"{banner(context, prepared.port)}\n{READY_LINE}\n")
+    sys.stderr.write(f"{banner(context, prepared.port, speed)}\n{READY_LINE}\n")
     sys.stderr.flush()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
+import time
 from typing import NamedTuple
 
 import orjson
@@ -14,6 +16,8 @@ from runtime.errors import StartupError
 WARMUP_TIMEOUT_S = 600.0
 _PROMPT = "The capital city of France is"
 _PROMPT_IDS = [0, 1, 2, 3]
+_NUM_TOKENS = 8
+_COUNT = re.compile(rb'"completion_tokens": ?(\d+)')
 _WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -33,8 +37,12 @@ def _trusting() -> ssl.SSLContext:
 
 async def warm_up(
     http: HttpArgs, port: int, dp_size: int, *, has_tokenizer: bool = True, path: str = "/generate"
-) -> None:
+) -> float | None:
     """Request the model's card, then a few tokens, or a vector, from every replica.
+
+    Returns:
+        How many tokens a second a single answer gets, by the last replica's; None when the answer
+        was too short to tell.
 
     Raises:
         StartupError: the server did not answer its own request.
@@ -44,9 +52,12 @@ async def warm_up(
     text, ids = ("input", "input") if path == "/pooling" else ("text", "input_ids")
     body = {
         **({text: _PROMPT} if has_tokenizer else {ids: _PROMPT_IDS}),
-        "sampling_params": {"temperature": 0, "max_new_tokens": 8},
+        "sampling_params": {"temperature": 0, "max_new_tokens": _NUM_TOKENS},
         "log_metrics": False,
     }
+    if path == "/generate":
+        body["stream"] = True
+    speed = None
     # If only the admin key is set, these routes are open, so this key is enough.
     key = http.api_key
     try:
@@ -54,14 +65,22 @@ async def warm_up(
             await _request(address, "GET", "/model_info", key, b"")
             for rank in range(dp_size):
                 payload = orjson.dumps({**body, "data_parallel_rank": rank})
-                await _request(address, "POST", path, key, payload)
+                speed = await _request(address, "POST", path, key, payload)
     except TimeoutError:
         raise StartupError(f"The warm-up got no answer in {WARMUP_TIMEOUT_S:.0f} s.") from None
     except OSError as error:
         raise StartupError(f"The warm-up cannot reach {host}:{port}: {error}.") from None
+    return speed
 
 
-async def _request(address: _Address, method: str, path: str, key: str | None, body: bytes) -> None:
+async def _request(
+    address: _Address, method: str, path: str, key: str | None, body: bytes
+) -> float | None:
+    """Send a request and read its answer; the tokens a second that it came with, if it tells.
+
+    Raises:
+        StartupError: the answer is an error.
+    """
     # No HTTP library: a few requests to ourselves do not justify 15 MB in the front.
     head = [
         f"{method} {path} HTTP/1.1",
@@ -74,10 +93,29 @@ async def _request(address: _Address, method: str, path: str, key: str | None, b
     reader, writer = await asyncio.open_connection(address.host, address.port, ssl=address.tls)
     try:
         writer.write("\r\n".join([*head, "", ""]).encode() + body)
-        answer = await reader.read()
+        answer, speed = await _read(reader)
     finally:
         writer.close()
     status_line = answer.partition(b"\r\n")[0].split(b" ")
-    if len(status_line) < 2 or status_line[1] != b"200":
+    # What fails later than its status is the stream's last event.
+    if len(status_line) < 2 or status_line[1] != b"200" or b'data: {"error"' in answer:
         text = answer.partition(b"\r\n\r\n")[2][:300].decode(errors="replace")
         raise StartupError(f"The warm-up request {method} {path} failed: {text or 'no answer'}")
+    return speed
+
+
+async def _read(reader: asyncio.StreamReader) -> tuple[bytes, float | None]:
+    """The answer, and its tokens a second from the second token that arrived on.
+
+    The first one waits for the prompt, and for everything that a first request waits for.
+    """
+    answer, seen = b"", list[tuple[int, float]]()
+    while piece := await reader.read(65536):
+        answer += piece
+        counts = _COUNT.findall(answer)
+        if counts and (not seen or int(counts[-1]) > seen[-1][0]):
+            seen.append((int(counts[-1]), time.monotonic()))
+    if len(seen) < 4:
+        return answer, None
+    (first, started), (last, ended) = seen[1], seen[-1]
+    return answer, (last - first) / max(ended - started, 1e-6)
