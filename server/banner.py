@@ -37,13 +37,14 @@ def warn_if_open(http: HttpArgs) -> None:
         )
 
 
-def banner(context: ServiceContext, port: int, speed: float | None = None) -> str:
+def banner(context: ServiceContext, port: int, speed: float | None, resident: int) -> str:
     """Model, device, pool, address, what to expect, and a request to paste.
 
     Args:
         context: of a server that is ready.
         port: it listens there.
         speed: tokens a second of a single answer, as the warm-up measured them.
+        resident: memory that all processes hold now, bytes.
     """
     config, worker = context.config, context.status.worker
     assert worker is not None, "the banner comes after ready"
@@ -54,6 +55,7 @@ def banner(context: ServiceContext, port: int, speed: float | None = None) -> st
     url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     key = ' -H "Authorization: Bearer $HEADRACE_API_KEY"' if config.http.api_key else ""
     copies = f", {config.parallel.dp_size} copies" if config.parallel.dp_size > 1 else ""
+    is_alone = config.parallel.dp_size == config.parallel.tp_size == 1
     path, body = "/v1/chat/completions", _EXAMPLE_BODY
     if context.model.gives != "tokens":
         path, body = _path_for_texts(context.model), _EXAMPLE_INPUT
@@ -68,7 +70,7 @@ def banner(context: ServiceContext, port: int, speed: float | None = None) -> st
             f"  runs on  {worker.device}, {worker.dtype}, {worker.attention_backend} attention"
             f"{copies}",
             f"  {_pool(worker)}context {_context_len(context):,}",
-            *_expected(worker, speed),
+            *(expected(worker, speed, resident) if is_alone else ()),
             f"  listens  {url}",
             "",
             f'  curl {url}{path}{key} -H "Content-Type: application/json" \\',
@@ -84,15 +86,15 @@ def _pool(worker: WorkerReady) -> str:
     return f"KV pool  {worker.max_total_num_tokens:,} tokens, "
 
 
-def _expected(worker: WorkerReady, speed: float | None) -> list[str]:
-    """How quick an answer is on a CPU, and how much memory the model takes; at most one line."""
+def expected(worker: WorkerReady, speed: float | None, resident: int) -> list[str]:
+    """How quick an answer is on a CPU, and how much memory the server takes; at most one line."""
     if speed is None or worker.device != "cpu":
         return []
-    weights, pool = worker.weight_bytes / _GIB, worker.kv_bytes / _GIB
     digits = 0 if speed >= 10 else 1
     return [
-        f"  expect   about {speed:.{digits}f} tokens/s in one answer (measured just now); memory: "
-        f"weights {weights:.1f} GiB, KV pool up to {pool:.1f} GiB as it fills"
+        f"  expect   about {speed:.{digits}f} tokens/s in one answer (measured just now); memory "
+        f"{resident / _GIB:.1f} GiB, up to {(resident + worker.kv_bytes) / _GIB:.1f} GiB as the KV "
+        "pool fills"
     ]
 
 

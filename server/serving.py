@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from runtime.eventloop.background import Background
 from runtime.ipc.process import uncollected
 from runtime.launch.assemble import assemble
 from runtime.processes.engine_processes import EngineProcesses, watch
+from runtime.processes.resident import resident_bytes
 from runtime.service.context import ServiceContext
 from server.banner import READY_LINE, banner, warn_if_open
 from server.connection_limit import ConnectionLimit, connections_within, raise_descriptor_limit
@@ -193,6 +195,7 @@ async def _start_up(prepared: Prepared, context: ServiceContext, host: EnginePro
     context.lifecycle.warmed_up = True
     settle()
     warn_if_open(config.http)
+    resident = resident_bytes([os.getpid(), *host.pids().values()])
     # Bypasses the log's level and format: people and scripts wait for these lines.
-    sys.stderr.write(f"{banner(context, prepared.port, speed)}\n{READY_LINE}\n")
+    sys.stderr.write(f"{banner(context, prepared.port, speed, resident)}\n{READY_LINE}\n")
     sys.stderr.flush()

@@ -27,6 +27,7 @@ from runtime.launch.assemble import assemble
 from runtime.launch.command_line import parse_args
 from runtime.launch.prepare import PreparedEngine, prepare_engine
 from runtime.processes.engine_processes import EngineProcesses
+from runtime.processes.resident import resident_bytes
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 
@@ -130,11 +131,8 @@ class EngineTarget:
 
     def memory_mb(self) -> dict[str, float]:
         """Resident memory of each process."""
-        sizes = {}
-        for name, pid in self._host.pids().items():
-            text = Path(f"/proc/{pid}/status").read_text()
-            sizes[name] = round(int(text.split("VmRSS:")[1].split()[0]) / 1024, 1)
-        return sizes
+        pids = self._host.pids()
+        return {name: round(resident_bytes([pid]) / 2**20, 1) for name, pid in pids.items()}
 
 
 def measure_engine(
