@@ -6,6 +6,7 @@ import asyncio
 import re
 import ssl
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import orjson
@@ -93,7 +94,7 @@ async def _request(
     reader, writer = await asyncio.open_connection(address.host, address.port, ssl=address.tls)
     try:
         writer.write("\r\n".join([*head, "", ""]).encode() + body)
-        answer, speed = await _read(reader)
+        answer, speed = await read_answer(reader)
     finally:
         writer.close()
     status_line = answer.partition(b"\r\n")[0].split(b" ")
@@ -104,7 +105,9 @@ async def _request(
     return speed
 
 
-async def _read(reader: asyncio.StreamReader) -> tuple[bytes, float | None]:
+async def read_answer(
+    reader: asyncio.StreamReader, clock: Callable[[], float] = time.monotonic
+) -> tuple[bytes, float | None]:
     """The answer, and its tokens a second from the second token that arrived on.
 
     The first one waits for the prompt, and for everything that a first request waits for.
@@ -114,7 +117,7 @@ async def _read(reader: asyncio.StreamReader) -> tuple[bytes, float | None]:
         answer += piece
         counts = _COUNT.findall(answer)
         if counts and (not seen or int(counts[-1]) > seen[-1][0]):
-            seen.append((int(counts[-1]), time.monotonic()))
+            seen.append((int(counts[-1]), clock()))
     if len(seen) < 4:
         return answer, None
     (first, started), (last, ended) = seen[1], seen[-1]

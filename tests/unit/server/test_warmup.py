@@ -8,10 +8,9 @@ import pytest
 
 from runtime.config.options import HttpArgs
 from runtime.errors import StartupError
-from server.warmup import warm_up
+from server.warmup import read_answer, warm_up
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-PAUSE_S = 0.02
 
 
 def event(count: int) -> bytes:
@@ -19,37 +18,35 @@ def event(count: int) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-async def ask(*pieces: bytes, path: str = "/generate") -> float | None:
-    """What a warm-up learns from a server that answers a POST with `pieces`, in turn."""
+class Pieces(asyncio.StreamReader):
+    """What arrives piece by piece, a quarter of a second apart."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        for piece in pieces if head.startswith(b"POST") else [HEAD]:
-            writer.write(piece)
-            await writer.drain()
-            await asyncio.sleep(PAUSE_S)
-        writer.close()
+    def __init__(self, *pieces: bytes) -> None:
+        super().__init__()
+        self.pieces, self.now_s = list(pieces), 0.0
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        return await warm_up(HttpArgs(), port, 1, path=path)
+    async def read(self, n: int = -1) -> bytes:
+        self.now_s += 0.25
+        return self.pieces.pop(0) if self.pieces else b""
+
+    def clock(self) -> float:
+        return self.now_s
 
 
 async def test_it_learns_how_quick_an_answer_is() -> None:
     # The first event waits for the prompt; two tokens may come together; an event may come in two.
     late = event(7)
-    speed = await ask(HEAD, event(1), event(2), event(4), event(6), late[:60], late[60:])
-    assert speed is not None
-    # Five tokens in at least four pauses; a busy machine makes them longer.
-    assert 0 < speed <= 5 / (3 * PAUSE_S)
+    pieces = Pieces(HEAD, event(1), event(2), event(4), event(6), late[:60], late[60:])
+    answer, speed = await read_answer(pieces, pieces.clock)
+    assert answer.endswith(late)
+    # The second to the seventh, in four steps.
+    assert speed == 5 / (4 * 0.25)
 
 
-@pytest.mark.parametrize(
-    ("pieces", "path"),
-    [([HEAD, event(1), event(2)], "/generate"), ([HEAD, b'{"embedding": [0.1]}'], "/encode")],
-)
-async def test_a_short_answer_tells_nothing(pieces: list[bytes], path: str) -> None:
-    assert await ask(*pieces, path=path) is None
+@pytest.mark.parametrize("pieces", [[event(1), event(2)], [b'{"embedding": [0.1]}'], []])
+async def test_a_short_answer_tells_nothing(pieces: list[bytes]) -> None:
+    arriving = Pieces(HEAD, *pieces)
+    assert (await read_answer(arriving, arriving.clock))[1] is None
 
 
 @pytest.mark.parametrize(
@@ -62,5 +59,12 @@ async def test_a_short_answer_tells_nothing(pieces: list[bytes], path: str) -> N
     ],
 )
 async def test_an_error_ends_the_start(pieces: list[bytes]) -> None:
-    with pytest.raises(StartupError, match="POST /generate failed"):
-        await ask(*pieces)
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.writelines(pieces if head.startswith(b"POST") else [HEAD])
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(StartupError, match="POST /generate failed"):
+            await warm_up(HttpArgs(), port, 1)
