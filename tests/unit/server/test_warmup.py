@@ -36,7 +36,7 @@ class Pieces(asyncio.StreamReader):
 async def test_it_learns_how_quick_an_answer_is() -> None:
     # The first event waits for the prompt; two tokens may come together; an event may come in two.
     late = event(7)
-    pieces = Pieces(HEAD, event(1), event(2), event(4), event(6), late[:60], late[60:])
+    pieces = Pieces(HEAD, event(1), event(2), event(4), event(6), late[:40], late[40:])
     answer, speed = await read_answer(pieces, pieces.clock)
     assert answer.endswith(late)
     # The second to the seventh, in four steps.
