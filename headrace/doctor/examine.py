@@ -83,6 +83,7 @@ def _check_files(report: Report, config: ServerConfig, folder: Path, spec: Model
 def _describe(resolved: Resolved, spec: ModelSpec) -> Model:
     worker = resolved.worker
     return Model(
+        name=resolved.config.model.served_model_name,
         architecture=spec.architecture,
         gives=spec.gives,
         num_parameters=spec.num_parameters,

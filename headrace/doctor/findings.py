@@ -73,6 +73,7 @@ class Model:
     """A model's own numbers, from its `config.json`, and how the options apply to them.
 
     Attributes:
+        name: by which clients would see it; `None` for a `config.json` alone.
         gives: `tokens`, `vectors` or `scores`.
         layer_states: what layers keep of a sequence between steps, with the number of layers.
         device, dtype: where, and in which dtype, it would run.
@@ -80,6 +81,7 @@ class Model:
         choices: the server's automatic choices, and their reasons.
     """
 
+    name: str | None
     architecture: str
     gives: str
     num_parameters: int

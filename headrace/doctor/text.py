@@ -52,6 +52,8 @@ def _libraries(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _model(model: Model) -> Iterator[tuple[str, str]]:
+    if model.name:
+        yield "name", model.name
     yield "architecture", f"{model.architecture}, gives {model.gives}"
     yield "parameters", f"{model.num_parameters:,} stored as {model.stored_dtype}"
     states = "; ".join(f"{count} layers with {what}" for what, count in model.layer_states.items())

@@ -232,6 +232,11 @@ def test_the_table_holds_the_numbers() -> None:
         text=True,
         check=True,
     )
-    for part in ("4,096 tokens = 256 pages of 16", "Qwen3ForCausalLM", "Nothing prevents a start."):
+    for part in (
+        "4,096 tokens = 256 pages of 16",
+        "demo-toy",
+        "Qwen3ForCausalLM",
+        "Nothing prevents a start.",
+    ):
         assert part in done.stdout
     assert not done.stderr
