@@ -78,7 +78,7 @@ def _why_replica_not_ready(context: ServiceContext, replica: ReplicaStatus) -> s
         return f"The worker is {replica.phase.replace('_', ' ')}."
     age, name = still_for(replica)
     if age > READY_HEARTBEAT_AGE_S:
-        return f"The {name} has not turned its loop for {age:.0f} s."
+        return f"The loop of the {name} has not run for {age:.0f} s."
     most = context.max_queued_requests
     if most and replica.shared["num_queue_reqs"] >= most:
         return "The request queue is full."

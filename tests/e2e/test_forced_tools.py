@@ -120,7 +120,7 @@ def test_a_forced_call_is_streamed(server: ServerProcess) -> None:
             {
                 "tool_choice": "required",
                 "tools": [
-                    {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
+                    {"type": "function", "function": {"name": "f", "parameters": {"contains": {}}}}
                 ],
             },
             "tools[0].function.parameters",

@@ -33,7 +33,7 @@ def test_a_part_lies_in_its_place_when_it_is_summed() -> None:
     )
     linear = Linear.row_parallel(32, 24, False, context)
     weight = torch.randn(24, 16)
-    linear.weight.rows("").copy_(weight)
+    linear.matrix.weight.rows("").copy_(weight)
     linear.finalize([])
     for num_tokens, is_shared in ((4, True), (2, True), (5, False)):
         x = torch.randn(num_tokens, 16)
