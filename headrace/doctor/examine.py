@@ -18,6 +18,7 @@ from runtime.errors import StartupError
 from runtime.launch.hardware import detect_hardware
 from runtime.launch.prepare import find_model
 from runtime.launch.resolve import Folders, Resolved, check_options, resolve
+from runtime.models.quantization.registry import as_override
 from runtime.models.registry import read_model_spec
 from runtime.text.tokenizer import Tokenizer
 
@@ -52,7 +53,7 @@ def examine(config: ServerConfig, config_file: Path | None = None) -> Report:
             config, folder = find_model(config, only_config=True)
     if folder is not None:
         with _noting(report, "serve a model of a supported architecture, with a whole config.json"):
-            spec = read_model_spec(folder)
+            spec = read_model_spec(folder, as_override(config.model.quantization))
     if spec is not None and folder is not None and config_file is None:
         _check_files(report, config, folder, spec)
     if spec is not None and folder is not None and makes_sense:

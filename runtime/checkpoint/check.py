@@ -62,12 +62,16 @@ def check_model_folder(folder: Path, model: ModelSpec) -> CheckpointSummary:
                 found[f"{layer.name}.{info.name.removeprefix('linear.')}"] = info
     specs = {spec.name: spec for spec in model.weights}
     used = {name: info for name, info in found.items() if name in specs}
-    missing = [name for name in specs if name not in found]
+    missing = [
+        name
+        for name, spec in specs.items()
+        if name not in found and not (spec.of in found and found[spec.of].dtype in FLOATS)
+    ]
     unexpected = [name for name in found if name not in specs and not model.is_ignored(name)]
     wrong_shape = [
         f"{name} is {list(info.shape)}, expected {list(specs[name].shape)}"
         for name, info in used.items()
-        if info.shape != specs[name].shape
+        if not specs[name].has_shape(info.shape)
     ]
     wrong_type = [
         f"{name} is {info.dtype}"

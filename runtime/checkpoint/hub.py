@@ -27,6 +27,7 @@ ALLOW_PATTERNS = [
 # formats in separate folders. `*` matches `/` too.
 NEEDED_PATTERNS = [
     "config.json",
+    "hf_quant_config.json",
     "generation_config.json",
     "tokenizer*.json",
     "special_tokens_map.json",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -19,8 +19,8 @@ from runtime.checkpoint.vision_spec import VisionSpec
 
 # A model's output: logits of the next token, a vector for a text, a score for each class.
 Gives = Literal["tokens", "vectors", "scores"]
-# The kind of a weight; norms multiply by it, zero-centered norms by 1 plus it.
-WeightKind = Literal["matrix", "bias", "norm", "zero_centered_norm"]
+# The kind of a weight; norms multiply by it, zero-centered norms by 1 plus it, codes by their scale.
+WeightKind = Literal["matrix", "bias", "norm", "zero_centered_norm", "scale"]
 # The plain types in which every weight may be stored, with safetensors' names.
 FLOATS = ("F32", "F64", "F16", "BF16")
 
@@ -36,6 +36,8 @@ class WeightSpec:
         shard: the part of the parameter (`q`, `gate`, ...); empty if it is the whole parameter.
         kind: the kind of weight, which decides the values of dummy weights.
         dtypes: types in which it may be stored.
+        of: for a scale, the codes that it belongs to. If the codes come in floats, the scale is
+            computed and need not come.
     """
 
     name: str
@@ -44,6 +46,14 @@ class WeightSpec:
     shard: str = ""
     kind: WeightKind = "matrix"
     dtypes: tuple[str, ...] = FLOATS
+    of: str = ""
+
+    def has_shape(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor may have this shape; of scales, tools leave dimensions of 1 out."""
+        if self.kind != "scale":
+            return tuple(shape) == self.shape
+        first, second = ([size for size in one if size != 1] for one in (shape, self.shape))
+        return first == second
 
 
 class Quantization(ABC):
@@ -74,6 +84,10 @@ class Quantization(ABC):
             itemsize: bytes of a number of the type that the model is computed in.
             device: `cpu` or `cuda`.
         """
+
+    def renamed(self, canonical: Callable[[str], str]) -> Quantization:  # noqa: ARG002  # most know none
+        """The same, where the names of a folder's files matter: by those that a family lists."""
+        return self
 
     @property
     @abstractmethod

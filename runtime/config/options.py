@@ -63,6 +63,12 @@ class ModelArgs:
         "Type of weights and activations; auto is the checkpoint's where the device is fast at it.",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
+    quantization: str | None = option(
+        None,
+        "Form that weights in 16 or 32 bits get while they load: fp8 (E4M3). A checkpoint that is "
+        "quantized says so itself.",
+        choices=("none", "fp8"),
+    )
     context_length: int | None = option(
         None, "Most tokens of prompt and output together; the model's limit when absent."
     )

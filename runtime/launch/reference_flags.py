@@ -59,7 +59,6 @@ _IGNORED_VALUES = """
 
 _NO_ADAPTERS = "LoRA adapters are not supported yet"
 _ONE_NODE = "only one process group on one machine is supported yet"
-_NO_QUANTIZATION = "quantized weights are not supported yet"
 _NO_TIERS = "the KV pool has one tier, the device's memory"
 
 _REFUSED_SWITCHES = {
@@ -76,8 +75,7 @@ _REFUSED_SWITCHES = {
 }
 
 _REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "--quantization": (_NO_QUANTIZATION, ("none",)),
-    "--torchao-config": (_NO_QUANTIZATION, ("",)),
+    "--torchao-config": ("use --quantization", ("",)),
     "--kv-cache-dtype": ("the KV pool has the model's dtype", ("auto",)),
     "--hf-chat-template-name": ("use --chat-template", ()),
     "--completion-template": ("/v1/completions applies no template", ()),

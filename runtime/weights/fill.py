@@ -73,6 +73,10 @@ class _Fill:
         for spec in self.specs.values():
             holder_name, _, parameter = spec.target.rpartition(".")
             self.open.setdefault(holder_name, {})[parameter, spec.shard] = spec
+        self.scales: dict[str, list[WeightSpec]] = {}
+        for spec in self.specs.values():
+            if spec.of:
+                self.scales.setdefault(spec.of, []).append(spec)
         self.sizes = {name: len(shards) for name, shards in self.open.items()}
 
     def take(self, name: str, tensor: Tensor) -> None:
@@ -93,6 +97,10 @@ class _Fill:
             self.before(holder_name, holder)
         if shards.pop((parameter_name, spec.shard), None) is None:
             raise StartupError(f"Tensor {name!r} comes twice")
+        if tensor.itemsize > 1:
+            # Floats become codes with scales of their own.
+            for scale in self.scales.get(name, ()):
+                shards.pop((scale.target.rpartition(".")[2], scale.shard), None)
         parameter.fill(spec.shard, tensor)
         if not shards:
             holder.finalize([])

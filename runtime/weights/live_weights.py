@@ -117,7 +117,7 @@ class LiveWeights:
         wrong = [
             f"{name} is {list(shape)}, expected {list(specs[name].shape)}"
             for name, shape in shapes.items()
-            if name in specs and tuple(shape) != specs[name].shape
+            if name in specs and not specs[name].has_shape(shape)
         ]
         problems = [describe("unknown", unknown), describe("of the wrong shape", wrong)]
         if any(problems):
@@ -323,6 +323,10 @@ class LiveWeights:
 
 
 def _noise(tensor: Tensor) -> Tensor:
+    if tensor.itemsize == 1:
+        # Bytes of any meaning.
+        tensor.view(torch.uint8).random_()
+        return tensor
     return tensor.normal_() if tensor.is_floating_point() else tensor.random_()
 
 

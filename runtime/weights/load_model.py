@@ -68,6 +68,7 @@ def build_model(spec: ModelSpec, context: BuildContext) -> Model:
     if spec.quantization is None:
         return model
     method = device_method(spec.quantization)
+    method.implementation = context.linear
     weights: dict[str, dict[str, dict[str, WeightSpec]]] = {}
     for weight in spec.logical_weights:
         holder_name, _, parameter = weight.target.rpartition(".")

@@ -33,7 +33,7 @@ _DEFAULT_ROWS = 100
 DEFAULT_GROUP = "weight_update_group"
 MAX_PORT = 65535
 _BACKENDS = ("nccl", "gloo")
-_DTYPES = ("bfloat16", "float16", "float32", "float64")
+_DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn")
 _ALLOWED = (
     "Send one of: serialized_named_tensors (base64 of the bytes of a safetensors file, one for all "
     "tensor-parallel ranks or one for each), shared_memory (the name of a safetensors file in "
@@ -234,16 +234,16 @@ def to_receive(body: DistributedBody, model: ModelSpec) -> ReceiveTensors:
         )
     if not body.names:
         raise InvalidRequest("names is empty: there is nothing to receive.", param="names")
-    expected = {spec.name: spec.shape for spec in model.weights}
+    expected = {spec.name: spec for spec in model.weights}
     for alias, name in model.aliases.items():
         # Some trainers send aliases; they are received like the rest and then ignored.
         expected[alias] = expected[name]
     named = [model.canonical(name) for name in body.names]
     unknown = [name for name in named if name not in expected]
     wrong = [
-        f"{name} is {shape}, expected {list(expected[name])}"
+        f"{name} is {shape}, expected {list(expected[name].shape)}"
         for name, shape in zip(named, body.shapes, strict=True)
-        if name in expected and tuple(shape) != expected[name]
+        if name in expected and not expected[name].has_shape(shape)
     ]
     problems = [describe("unknown", unknown), describe("of the wrong shape", wrong)]
     if any(problems):

@@ -12,6 +12,7 @@ OPTIONS = """
 --is-embedding = False
 --load-format = auto
 --dtype = auto
+--quantization = None
 --context-length = None
 --served-model-name = None
 --weight-version = default
@@ -115,4 +116,4 @@ def test_options_and_defaults_are_the_listed_ones() -> None:
 
 
 def test_the_command_line_stays_readable() -> None:
-    assert sum(len(dataclasses.fields(kind)) for _, kind in sections()) <= 87
+    assert sum(len(dataclasses.fields(kind)) for _, kind in sections()) <= 88

@@ -17,7 +17,13 @@ class DeviceMethod(ABC):
     Each call gets the parameter that the layer would have for plain numbers. It describes the
     matrix: its shape on this rank, the rows that each checkpoint tensor fills, and this rank's part
     of each tensor.
+
+    Attributes:
+        implementation: name of the linear implementation that products of widened numbers use;
+            `None` for the device's best.
     """
+
+    implementation: str | None = None
 
     @abstractmethod
     def parameter(self, plain: Parameter, weights: Mapping[str, WeightSpec]) -> Parameter:

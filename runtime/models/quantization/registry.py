@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from runtime.checkpoint.json_file import Keys
+from runtime.checkpoint.json_file import Keys, read_json_object
 from runtime.checkpoint.model_spec import Quantization
 from runtime.config.registry import load_object
 from runtime.errors import StartupError
+from runtime.models.quantization.fp8.front import while_loading
 
 if TYPE_CHECKING:
     from runtime.models.quantization.method import DeviceMethod
@@ -38,9 +39,22 @@ def _method(folder: str) -> Method:
     return Method(f"{package}.front:read", f"{package}.device:Device")
 
 
+# Key beside those of `config.json` for the method that weights in floats get while they load.
+_WANTED = "quantization"
+# Where ModelOpt's words are in older folders.
+_MODELOPT = "hf_quant_config.json"
+
 METHODS: dict[str, Method] = {
     "gguf": _method("gguf"),
+    "fp8": _method("fp8"),
+    "compressed-tensors": _method("fp8"),
+    "modelopt": _method("fp8"),
 }
+
+
+def as_override(name: str | None) -> dict[str, str]:
+    """What `--quantization` adds to the keys of `config.json`."""
+    return {_WANTED: name} if name not in (None, "none") else {}
 
 
 def read_quantization(path: Path, config: Keys) -> Quantization | None:
@@ -57,14 +71,21 @@ def read_quantization(path: Path, config: Keys) -> Quantization | None:
     words: dict[str, Any] = config.mapping("quantization_config") or (
         inner if isinstance(inner, dict) else {}
     )
+    wanted = config.values.get(_WANTED)
+    if not words and (path / _MODELOPT).is_file():
+        words = {"quant_method": "modelopt", **read_json_object(path / _MODELOPT)}
     if not words:
-        return None
+        return while_loading() if wanted == "fp8" else None
     name = words.get("quant_method", "unknown")
     method = METHODS.get(name) if isinstance(name, str) else None
     if method is None:
         raise StartupError(
             f"{config.source}: weights quantized with {name!r} are not supported;"
-            " use a bfloat16, float16 or float32 checkpoint, or a GGUF file"
+            " use a bfloat16, float16, float32 or fp8 checkpoint, or a GGUF file"
+        )
+    if wanted == "fp8" and method != METHODS["fp8"]:
+        raise StartupError(
+            f"--quantization fp8: {config.source} is quantized with {name!r} already"
         )
     read = cast("Callable[[Path, dict[str, Any]], Quantization]", load_object(method.front))
     return read(path, words)

@@ -1,0 +1,173 @@
+"""Matrix products in 8-bit floats (E4M3): codes times scales, activations rounded to them.
+
+A scale is that of a block of a matrix: all of it, a row, or 128x128 numbers. Activations are
+rounded by token, or by groups of a token's columns, or by a scale that is known beforehand; never
+by a scale of a batch, so that a token's numbers do not depend on its neighbours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.linear import PackedLinear
+from kernels.linear import pack as pack_plain
+
+__all__ = [
+    "CODES",
+    "MAX_CODE",
+    "Blocks",
+    "RoundedLinear",
+    "Rounding",
+    "encode",
+    "round_activations",
+    "round_to_codes",
+]
+
+CODES = torch.float8_e4m3fn
+MAX_CODE = 448.0
+# Of a block of zeros, whose codes are zeros with any scale.
+_SMALLEST_SCALE = 1e-12
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Which numbers of a matrix share a scale.
+
+    Attributes:
+        rows, columns: of a block; 0 for all that the matrix has.
+    """
+
+    rows: int
+    columns: int
+
+    def spread(self, scales: Tensor, rows: Tensor, columns: Tensor, shape: Sequence[int]) -> Tensor:
+        """The scale of each number of a part of a matrix, `[len(rows), len(columns)]`.
+
+        Args:
+            scales: `[num_blocks_of_rows, num_blocks_of_columns]` float32, of the whole matrix.
+            rows: indices of the part in the matrix, int64.
+            columns: likewise.
+            shape: of the matrix.
+        """
+        high, wide = self.rows or shape[0], self.columns or shape[1]
+        return scales[rows // high][:, columns // wide]
+
+    def scales_shape(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Of the scales of a matrix."""
+        high, wide = self.rows or shape[0], self.columns or shape[1]
+        return -(-shape[0] // high), -(-shape[1] // wide)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How activations are rounded to E4M3.
+
+    Attributes:
+        group: columns of a token that share a scale; 0 for all of them.
+        scale: float32 `[]`, of all tokens, where it is known beforehand.
+    """
+
+    group: int = 0
+    scale: Tensor | None = None
+
+
+def encode(matrix: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    """Round a matrix to codes and scales.
+
+    Args:
+        matrix: `[rows, columns]` of a floating type.
+        blocks: which numbers share a scale.
+
+    Returns:
+        Codes of the same shape, and float32 scales, `blocks.scales_shape`.
+    """
+    numbers = matrix.float()
+    shape = numbers.shape
+    high, wide = blocks.rows or shape[0], blocks.columns or shape[1]
+    num_high, num_wide = blocks.scales_shape(shape)
+    padding = (0, num_wide * wide - shape[1], 0, num_high * high - shape[0])
+    parts = torch.nn.functional.pad(numbers, padding).view(num_high, high, num_wide, wide)
+    scales = (parts.abs().amax((1, 3)) / MAX_CODE).clamp_min(_SMALLEST_SCALE)
+    codes = (parts / scales[:, None, :, None]).clamp(-MAX_CODE, MAX_CODE).to(CODES)
+    return codes.view(num_high * high, -1)[: shape[0], : shape[1]].contiguous(), scales
+
+
+def round_to_codes(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
+    """Round activations to codes.
+
+    Args:
+        x: `[num_tokens, columns]` of a floating type.
+        rounding: of them; the last group of a token may be short.
+
+    Returns:
+        Codes `[num_tokens, columns]`, and float32 scales `[num_tokens, num_groups]`.
+    """
+    group = rounding.group or x.shape[1]
+    padded = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % group))
+    parts = padded.view(len(x), -1, group)
+    if rounding.scale is None:
+        scales = (parts.abs().amax(-1) / MAX_CODE).clamp_min(_SMALLEST_SCALE)
+    else:
+        scales = rounding.scale.expand(parts.shape[:2])
+    codes = (parts / scales[..., None]).clamp(-MAX_CODE, MAX_CODE).to(CODES)
+    return codes.view(padded.shape)[:, : x.shape[1]], scales
+
+
+def round_activations(x: Tensor, rounding: Rounding) -> Tensor:
+    """What `round_to_codes` makes of activations, as float32 `[num_tokens, columns]`."""
+    codes, scales = round_to_codes(x, rounding)
+    spread = scales.repeat_interleave(rounding.group or x.shape[1], dim=1)
+    return codes.float() * spread[:, : x.shape[1]]
+
+
+class RoundedLinear(PackedLinear):
+    """Rounded activations times float32: the plain meaning of a product in E4M3.
+
+    Rows of several matrices, one below the other, may have roundings of their own.
+    """
+
+    implementation = "reference"
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[Tensor, Rounding | None]],
+        bias: Tensor | None,
+    ) -> None:
+        """Keep products of each part.
+
+        Args:
+            parts: `[rows, in_features]` float32 each, and how its activations are rounded.
+            bias: `[out_features]` of all parts together.
+        """
+        super().__init__(parts[0][0].shape[1], sum(len(matrix) for matrix, _ in parts))
+        self._products: list[tuple[PackedLinear, Rounding | None]] = []
+        first = 0
+        for matrix, rounding in parts:
+            own = None if bias is None else bias[first : first + len(matrix)].float()
+            self._products.append((pack_plain(matrix, own), rounding))
+            first += len(matrix)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(product.size_bytes for product, _ in self._products)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        made = [
+            product(x.float() if rounding is None else round_activations(x, rounding))
+            for product, rounding in self._products
+        ]
+        return (made[0] if len(made) == 1 else torch.cat(made, dim=1)).to(x.dtype)
+
+    def unpack(self) -> Tensor:
+        """Return the float32 `[out_features, in_features]` numbers that the codes stand for."""
+        return torch.cat([product.unpack() for product, _ in self._products])
+
+    def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:  # noqa: ARG002
+        """Refuse: codes are replaced by codes.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("a matrix in fp8 is packed anew")

@@ -1,0 +1,327 @@
+"""Matrices in E4M3 on the device: their products, and what was stored of them."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from kernels.experts import PackedExperts, pack_experts
+from kernels.experts.reference import LoopedExperts
+from kernels.fp8_linear import CODES, RoundedLinear, Rounding
+from kernels.linear import PackedLinear
+from kernels.linear import pack as pack_plain
+from runtime.checkpoint.model_spec import Quantization, WeightSpec
+from runtime.models.layers.experts import ExpertsStore
+from runtime.models.layers.matrix import Matrix
+from runtime.models.layers.parameter import Parameter, Stored
+from runtime.models.quantization.fp8.front import Fp8Quantization
+from runtime.models.quantization.fp8.parameters import CodeParameter, ScaleParameter
+from runtime.models.quantization.fp8.scheme import Fp8Scheme
+from runtime.models.quantization.method import DeviceMethod
+
+logger = logging.getLogger(__name__)
+
+
+class Device(DeviceMethod):
+    """A CPU multiplies float32 and rounds activations; elsewhere codes are widened."""
+
+    def __init__(self, quantization: Quantization) -> None:
+        assert isinstance(quantization, Fp8Quantization)
+        self._quantization = quantization
+        self._num_widened = 0
+
+    def parameter(self, plain: Parameter, weights: Mapping[str, WeightSpec]) -> Parameter:  # noqa: ARG002
+        return plain
+
+    def matrix(self, plain: Parameter, weights: Mapping[str, WeightSpec]) -> Matrix | None:
+        codes = self._codes("weight", plain, weights)
+        return None if codes is None else Fp8Matrix(codes, self.implementation)
+
+    def experts(
+        self, plain: Mapping[str, Parameter], weights: Stored, mine: range
+    ) -> ExpertsStore | None:
+        found = {}
+        for name, parameter in plain.items():
+            codes = self._codes(name, parameter, weights[name])
+            if codes is None:
+                # All in E4M3 or none: a product of either kind takes both.
+                codes = Codes(name, parameter, dict.fromkeys(parameter.shards), {})
+            found[name] = codes
+        if not any(codes.has_codes for codes in found.values()):
+            return None
+        return Fp8Experts(found["gate_up"], found["down"], mine, self.implementation)
+
+    def _codes(
+        self, name: str, plain: Parameter, weights: Mapping[str, WeightSpec]
+    ) -> Codes | None:
+        schemes = {shard: self._quantization.scheme(weight) for shard, weight in weights.items()}
+        if len(plain.shape) != 2 or not any(schemes.values()):
+            return None
+        self._num_widened += plain.device.type != "cpu"
+        return Codes(name, plain, schemes, weights)
+
+    def report(self) -> None:
+        if self._num_widened:
+            logger.info(
+                "Widened %d matrices in fp8 to 16 bits while they load: products in fp8 are not "
+                "supported on this device yet",
+                self._num_widened,
+            )
+
+
+class Codes:
+    """The stored tensors of one parameter's matrices, whatever multiplies by them.
+
+    Attributes:
+        code: what codes fill, and plain numbers of matrices that are stored so.
+        scales, inputs: by shard, the scales of the matrices and of activations, once packed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plain: Parameter,
+        schemes: Mapping[str, Fp8Scheme | None],
+        weights: Mapping[str, WeightSpec],
+    ) -> None:
+        self._name = name
+        coded = {shard: scheme for shard, scheme in schemes.items() if scheme is not None}
+        shapes = {
+            shard: scheme.scale_shape(weights[shard].shape) for shard, scheme in coded.items()
+        }
+        static = {shard: (1,) for shard, scheme in coded.items() if scheme.is_static}
+        self._scale = ScaleParameter(shapes, plain.device)
+        self._input = ScaleParameter(static, plain.device)
+        self.code = CodeParameter(plain, schemes, self._scale)
+        self.scales: dict[str, Tensor] = {}
+        self.inputs: dict[str, Tensor] = {}
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether any of the matrices is in E4M3."""
+        return bool(self._scale.shards)
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield what a checkpoint fills; see `Matrix`."""
+        yield self._name, self.code
+        if self._scale.shards:
+            yield f"{self._name}_scale", self._scale
+        if self._input.shards:
+            yield f"{self._name}_input_scale", self._input
+
+    def take_scales(self) -> None:
+        """Make the scales that were filled effective."""
+        self.scales.update(self._scale.scales)
+        self.inputs.update(self._input.scales)
+        self._scale.scales.clear()
+        self._input.scales.clear()
+
+    def take(self, shard_name: str) -> Tensor:
+        """Give the numbers of a filled shard away, float32 `local_shape`; scales are effective."""
+        filled = self.code.filled.pop(shard_name)
+        if self.code.schemes[shard_name] is None:
+            return filled.float()
+        return filled.float() * self.code.spread(shard_name, self.scales[shard_name])
+
+    def rounding(self, shard_name: str) -> Rounding | None:
+        """How the activations of a shard's product are rounded."""
+        scheme = self.code.schemes[shard_name]
+        if scheme is None or not scheme.rounds:
+            return None
+        scale = self.inputs.get(shard_name)
+        if scale is None or bool(scale.isnan()):
+            # Floats came, and a checkpoint's scale never did.
+            return Rounding(scheme.group)
+        return Rounding(scheme.group, scale[0])
+
+    def stored(self, shard_name: str, numbers: Tensor) -> Tensor:
+        """The codes that became `numbers`, of this rank's part; plain numbers as they are."""
+        if self.code.schemes[shard_name] is None:
+            return numbers.to(self.code.dtype)
+        scales = self.code.spread(shard_name, self.scales[shard_name])
+        return torch.where(scales == 0, 0.0, numbers.float() / scales).to(CODES)
+
+    def scale_part(self, name: str, shard_name: str) -> Tensor:
+        """What one stored tensor of scales filled; not a number where none did."""
+        parameter = dict(self.parameters())[name]
+        found = (self.inputs if parameter is self._input else self.scales).get(shard_name)
+        if found is None:
+            found = torch.full(parameter.shards[shard_name].shape, torch.nan)
+        return found
+
+    def discard(self) -> None:
+        """Drop what was filled."""
+        self.code.filled.clear()
+        self._scale.scales.clear()
+        self._input.scales.clear()
+
+
+class _Reading(ABC):
+    """What is read back of a store's parameters, from the numbers that it multiplies by."""
+
+    @abstractmethod
+    def _codes(self, name: str) -> Codes:
+        """Of the parameter of this name, or of its scales."""
+
+    @abstractmethod
+    def _numbers(self, name: str, shard_name: str) -> Tensor:
+        """This rank's part of a matrix as it is multiplied by."""
+
+    def plain(self, name: str) -> Tensor:
+        """See `Matrix`: bytes of codes, or scales, one shard after the other."""
+        codes = self._codes(name)
+        parameter = dict(codes.parameters())[name]
+        if parameter is not codes.code:
+            parts = [codes.scale_part(name, shard).flatten() for shard in parameter.shards]
+            return torch.cat([part.to(parameter.device) for part in parts])
+        here = codes.code.ordered()
+        return torch.cat(
+            [self.part(name, s).contiguous().view(torch.uint8).flatten() for s in here]
+        )
+
+    def part(self, name: str, shard_name: str) -> Tensor:
+        """See `Matrix`."""
+        codes = self._codes(name)
+        if dict(codes.parameters())[name] is not codes.code:
+            return codes.scale_part(name, shard_name)
+        if not codes.code.shards[shard_name].num_rows:
+            return torch.empty(0, 0)
+        return codes.stored(shard_name, self._numbers(name, shard_name))
+
+    def values(self, name: str, shard_name: str) -> Tensor:
+        """See `Matrix`."""
+        codes = self._codes(name)
+        if dict(codes.parameters())[name] is not codes.code:
+            return codes.scale_part(name, shard_name)
+        shard = codes.code.shards[shard_name]
+        return self._numbers(name, shard_name) if shard.num_rows else torch.empty(shard.local_shape)
+
+
+def _pack(codes: Codes, shard_names: list[str], bias: Tensor | None) -> RoundedLinear:
+    """One product of matrices that were filled; those of one rounding are multiplied at once."""
+
+    def key(shard_name: str) -> tuple[object, ...]:
+        rounding = codes.rounding(shard_name)
+        if rounding is None:
+            return ()
+        return rounding.group, None if rounding.scale is None else float(rounding.scale)
+
+    parts = []
+    for _, found in groupby(shard_names, key):
+        names = list(found)
+        parts.append((torch.cat([codes.take(n) for n in names]), codes.rounding(names[0])))
+    return RoundedLinear(parts, bias)
+
+
+class Fp8Matrix(_Reading, Matrix):
+    """Codes and scales of one or several projections, as one product."""
+
+    def __init__(self, codes: Codes, implementation: str | None) -> None:
+        self._stored, self._implementation = codes, implementation
+        self.packed: PackedLinear | None = None
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        yield from self._stored.parameters()
+
+    def pack(self, kept: list[tuple[str, str]], bias: Tensor | None) -> PackedLinear:
+        codes = self._stored
+        for shard_name in [shard for name, shard in kept if name == "weight"]:
+            # Ahead of the scales, some of which may be new.
+            codes.code.filled[shard_name] = self.part("weight", shard_name)
+        codes.take_scales()
+        order = codes.code.ordered()
+        if codes.code.device.type == "cpu":
+            self.packed = _pack(codes, order, bias)
+            return self.packed
+        numbers = torch.cat([codes.take(name).to(codes.code.dtype) for name in order])
+        if self.packed is None:
+            self.packed = pack_plain(numbers, bias, self._implementation)
+        else:
+            self.packed.repack(numbers, bias)
+        return self.packed
+
+    def discard(self) -> None:
+        self._stored.discard()
+
+    def _codes(self, name: str) -> Codes:  # noqa: ARG002  # there is one
+        return self._stored
+
+    def _numbers(self, name: str, shard_name: str) -> Tensor:  # noqa: ARG002
+        assert self.packed is not None, "the weight is not loaded"
+        shard = self._stored.code.shards[shard_name]
+        return self.packed.unpack().narrow(0, shard.offset, shard.num_rows)
+
+    def release(self) -> None:
+        self.discard()
+        self.packed = None
+
+
+class Fp8Experts(_Reading, ExpertsStore):
+    """Codes and scales of each expert."""
+
+    def __init__(
+        self, gate_up: Codes, down: Codes, mine: range, implementation: str | None
+    ) -> None:
+        self._all = {"gate_up": gate_up, "down": down}
+        self._mine, self._implementation = mine, implementation
+        self._packed: PackedExperts | None = None
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        for codes in self._all.values():
+            yield from codes.parameters()
+
+    def pack(self, kept: list[tuple[str, str]]) -> PackedExperts:
+        for name, shard_name in kept:
+            codes = self._codes(name)
+            if name in self._all and codes.code.shards[shard_name].num_rows:
+                codes.code.filled[shard_name] = self.part(name, shard_name)
+        for codes in self._all.values():
+            codes.take_scales()
+        gate_up, down = self._all.values()
+        if gate_up.code.device.type == "cpu":
+            self._packed = LoopedExperts(
+                [_pack(gate_up, [f"{i}.gate", f"{i}.up"], None) for i in self._mine],
+                [_pack(down, [str(i)], None) for i in self._mine],
+            )
+            return self._packed
+        dtype = gate_up.code.dtype
+        stacked = (
+            torch.stack(
+                [
+                    torch.cat([gate_up.take(f"{i}.{each}").to(dtype) for each in ("gate", "up")])
+                    for i in self._mine
+                ]
+            ),
+            torch.stack([down.take(str(i)).to(dtype) for i in self._mine]),
+        )
+        if self._packed is None:
+            self._packed = pack_experts(*stacked, self._implementation)
+        else:
+            self._packed.repack(*stacked)
+        return self._packed
+
+    def discard(self) -> None:
+        for codes in self._all.values():
+            codes.discard()
+
+    def _codes(self, name: str) -> Codes:
+        return self._all["gate_up" if name.startswith("gate_up") else "down"]
+
+    def _numbers(self, name: str, shard_name: str) -> Tensor:
+        assert self._packed is not None, "the weights are not loaded"
+        gate_up, down = self._packed.unpack_one(
+            int(shard_name.partition(".")[0]) - self._mine.start
+        )
+        if name == "down":
+            return down
+        gate, up = gate_up.chunk(2)
+        return gate if shard_name.endswith("gate") else up
+
+    def release(self) -> None:
+        self.discard()
+        self._packed = None

@@ -1,0 +1,263 @@
+"""Which matrix of a checkpoint is stored in E4M3, in the words of each tool. Front-safe: no torch.
+
+Words: compressed-tensors (llm-compressor), `quant_method: fp8` (AutoFP8, Qwen, DeepSeek) and
+ModelOpt's. Where files are there, their headers have the last word: a matrix in 16 bits stays so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from runtime.checkpoint.headers import read_tensor_infos
+from runtime.checkpoint.model_spec import FLOATS, Quantization, WeightSpec
+from runtime.errors import StartupError
+from runtime.models.quantization.fp8.scheme import Fp8Group, Fp8Scheme, Modules, find_group
+
+CODES = "F8_E4M3"
+# Matrices that score or choose: tools leave them in 16 bits, and all those that are looked up.
+_NOT_LINEAR = re.compile(r"(^|\.)(lm_head|score|classifier|router|shared_gate)\.\w+$")
+_EMBEDDING = re.compile(r"(^|\.)\w*embed\w*\.\w+$")
+_MAX_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Fp8Quantization(Quantization):
+    """The schemes of a checkpoint's matrices.
+
+    Attributes:
+        groups: schemes, and the modules that they are for.
+        ignored: modules in 16 bits.
+        stored: by name, whether a matrix is in E4M3; empty where there are no files.
+        while_loading: whether the files are in floats, and become E4M3 as they load.
+    """
+
+    groups: tuple[Fp8Group, ...]
+    ignored: Modules = field(default_factory=Modules)
+    stored: Mapping[str, bool] | None = None
+    while_loading: bool = False
+    method: str = "fp8"
+
+    def scheme(self, weight: WeightSpec) -> Fp8Scheme | None:
+        """How a weight is stored; `None` for plain numbers."""
+        if weight.kind != "matrix" or len(weight.shape) != 2 or not weight.name.endswith(".weight"):
+            return None
+        module = weight.name.removesuffix(".weight")
+        if self.stored is not None:
+            if not self.stored.get(weight.name, False):
+                return None
+        elif _NOT_LINEAR.search(weight.target) or module in self.ignored:
+            return None
+        if _EMBEDDING.search(weight.target):
+            return None
+        if self.while_loading and ".layers." not in weight.target:
+            return None
+        return find_group(self.groups, module)
+
+    def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
+        """See `Quantization`: codes and scales; or floats, which become such codes."""
+        scheme = self.scheme(weight)
+        if scheme is None:
+            return (weight,)
+        stem = weight.name.removesuffix("weight")
+        layer, _, parameter = weight.target.rpartition(".")
+        codes = replace(weight, dtypes=(CODES, *FLOATS))
+        scales = [(scheme.scale, scheme.scale_shape(weight.shape), f"{parameter}_scale")]
+        if scheme.is_static:
+            scales.append(("input_scale", (1,), f"{parameter}_input_scale"))
+        return (
+            codes,
+            *(
+                WeightSpec(
+                    stem + name, shape, f"{layer}.{target}", weight.shard, "scale", of=weight.name
+                )
+                for name, shape, target in scales
+            ),
+        )
+
+    def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
+        """See `Quantization`: codes on a GPU; a CPU multiplies with float32."""
+        count = math.prod(weight.shape)
+        if self.scheme(weight) is None:
+            return count * itemsize
+        return count * 4 if device == "cpu" else count * itemsize
+
+    def renamed(self, canonical: Callable[[str], str]) -> Fp8Quantization:
+        """See `Quantization`."""
+        if self.stored is None:
+            return self
+        return replace(self, stored={canonical(name): is_in for name, is_in in self.stored.items()})
+
+    @property
+    def description(self) -> str:
+        """See `Quantization`."""
+        kinds = "; ".join(dict.fromkeys(group.scheme.description for group in self.groups))
+        return f"fp8 (E4M3): {kinds}"
+
+
+def read(path: Path, words: Mapping[str, Any]) -> Fp8Quantization:
+    """Read the words of any of the tools.
+
+    Raises:
+        StartupError: a scheme that is not supported; one line that names it and its modules.
+    """
+    method = words["quant_method"]
+    reader = _READERS[method]
+    found = reader(_Words(path, words))
+    return replace(found, stored=_stored(path))
+
+
+def while_loading() -> Fp8Quantization:
+    """What `--quantization fp8` makes of floats: a scale a row, activations rounded by token."""
+    return Fp8Quantization((Fp8Group(Fp8Scheme((1, 0))),), while_loading=True)
+
+
+def _stored(path: Path) -> dict[str, bool] | None:
+    try:
+        infos = read_tensor_infos(path if path.is_dir() else path.parent)
+    except (StartupError, OSError):
+        return None
+    return {name: info.dtype == CODES for name, info in infos.items()}
+
+
+class _Words:
+    """A tool's words, and what is said where they ask for too much."""
+
+    def __init__(self, path: Path, words: Mapping[str, Any]) -> None:
+        self.path, self.words = path, words
+
+    def refused(self, what: str, modules: str = "Linear") -> StartupError:
+        return StartupError(
+            f"{self.path}: {self.words['quant_method']}: {what} of {modules} is not supported;"
+            " fp8 (E4M3) weights with a scale per tensor, channel or 128x128 block are, with"
+            " activations in 16 bits or in fp8"
+        )
+
+    def names(self, *keys: str) -> Modules:
+        """The modules that the first key of those here lists."""
+        for key in keys:
+            value = self.words.get(key)
+            if value is None:
+                continue
+            if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+                raise StartupError(f"{self.path}: {key!r} must be a list of modules")
+            try:
+                return Modules(tuple(value))
+            except re.error as error:
+                raise StartupError(f"{self.path}: {key!r} is no expression: {error}") from error
+        return Modules()
+
+    def block(self, value: object, modules: str = "Linear") -> tuple[int, int]:
+        sizes = value if isinstance(value, list) else []
+        if len(sizes) != 2 or any(
+            isinstance(one, bool) or not isinstance(one, int) or not 1 <= one <= _MAX_BLOCK
+            for one in sizes
+        ):
+            raise self.refused(f"a block of {value!r}", modules)
+        return sizes[0], sizes[1]
+
+
+def _read_fp8(words: _Words) -> Fp8Quantization:
+    """AutoFP8's words, and those of DeepSeek and Qwen, which have blocks."""
+    ignored = words.names("modules_to_not_convert", "ignored_layers")
+    form = words.words.get("fmt", "e4m3")
+    if form not in ("e4m3", "float8_e4m3fn"):
+        raise words.refused(f"the form {form!r}")
+    activations = words.words.get("activation_scheme", "dynamic")
+    if activations not in ("static", "dynamic"):
+        raise words.refused(f"the activation_scheme {activations!r}")
+    size = words.words.get("weight_block_size")
+    if size is None:
+        scheme = Fp8Scheme((0, 0), is_static=activations == "static")
+    else:
+        if activations == "static":
+            raise words.refused("a static scale of activations beside blocks")
+        block = words.block(size)
+        scheme = Fp8Scheme(block, group=block[1], scale="weight_scale_inv")
+    return Fp8Quantization((Fp8Group(scheme),), ignored)
+
+
+def _read_modelopt(words: _Words) -> Fp8Quantization:
+    inner = words.words.get("quantization")
+    if isinstance(inner, dict):
+        words = _Words(words.path, {**words.words, **inner})
+    ignored = words.names("ignore", "exclude_modules")
+    algorithm = words.words.get("quant_algo")
+    if algorithm != "FP8":
+        raise words.refused(f"quant_algo {algorithm!r}")
+    return Fp8Quantization((Fp8Group(Fp8Scheme((0, 0), is_static=True)),), ignored)
+
+
+_STRATEGIES = {"tensor": (0, 0), "channel": (1, 0)}
+
+
+def _read_compressed_tensors(words: _Words) -> Fp8Quantization:
+    groups = words.words.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise StartupError(f"{words.path}: 'config_groups' is not an object with groups")
+    read = tuple(_read_group(words, group) for group in groups.values())
+    return Fp8Quantization(read, words.names("ignore"))
+
+
+def _read_group(words: _Words, group: Any) -> Fp8Group:
+    given = group if isinstance(group, dict) else {}
+    targets = given.get("targets", ["Linear"])
+    if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
+        raise StartupError(f"{words.path}: 'targets' must be a list of modules")
+    shown = ", ".join(targets[:3])
+    weights, activations = given.get("weights"), given.get("input_activations")
+    if not isinstance(weights, dict) or not _is_e4m3(weights):
+        raise words.refused(_named(weights, "weights"), shown)
+    strategy = weights.get("strategy")
+    if strategy == "block":
+        block = words.block(weights.get("block_structure"), shown)
+    elif strategy in _STRATEGIES:
+        block = _STRATEGIES[strategy]
+    else:
+        raise words.refused(f"the strategy {strategy!r}", shown)
+    scheme = Fp8Scheme(block, rounds=False)
+    if activations is not None:
+        if not isinstance(activations, dict) or not _is_e4m3(activations):
+            raise words.refused(_named(activations, "activations"), shown)
+        scheme = replace(scheme, rounds=True, **_activations(words, activations, shown))
+    if given.get("output_activations") is not None:
+        raise words.refused("a rounding of outputs", shown)
+    return Fp8Group(scheme, tuple(targets))
+
+
+def _activations(words: _Words, given: dict[str, Any], shown: str) -> dict[str, Any]:
+    strategy, is_dynamic = given.get("strategy", "tensor"), given.get("dynamic", False)
+    if strategy == "tensor":
+        # One scale of a whole batch would make a token's numbers depend on its neighbours.
+        return {"is_static": is_dynamic is False}
+    if strategy == "token" and is_dynamic is not False:
+        return {}
+    if strategy == "group" and is_dynamic is not False:
+        return {"group": words.block([1, given.get("group_size")], shown)[1]}
+    kind = "dynamic" if is_dynamic else "static"
+    raise words.refused(f"the strategy {strategy!r} ({kind}) of activations", shown)
+
+
+def _is_e4m3(given: dict[str, Any]) -> bool:
+    return (
+        given.get("type") == "float"
+        and given.get("num_bits") == 8
+        and given.get("symmetric", True) is True
+    )
+
+
+def _named(given: object, what: str) -> str:
+    if not isinstance(given, dict):
+        return f"no form of {what}"
+    return f"{given.get('type')}{given.get('num_bits')} {what} (strategy {given.get('strategy')!r})"
+
+
+_READERS: dict[str, Callable[[_Words], Fp8Quantization]] = {
+    "fp8": _read_fp8,
+    "modelopt": _read_modelopt,
+    "compressed-tensors": _read_compressed_tensors,
+}

@@ -1,0 +1,151 @@
+"""What a checkpoint fills of matrices in E4M3: codes, or floats that become codes, and scales."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from kernels.fp8_linear import CODES, Blocks, encode
+from runtime.checkpoint.model_spec import WeightSpec
+from runtime.models.layers.parameter import Parameter, WeightShard
+from runtime.models.quantization.fp8.scheme import Fp8Scheme
+
+
+class ScaleParameter(Parameter):
+    """The scales of matrices that lie one below the other, whole on each rank: they are few.
+
+    Attributes:
+        scales: by shard, float32 of the stored shape, what was filled since they were packed.
+    """
+
+    __slots__ = ("scales",)
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
+        shards: dict[str, WeightShard] = {}
+        rows = 0
+        for name, shape in shapes.items():
+            shards[name] = WeightShard(shape, rows)
+            rows += shape[0]
+        super().__init__((rows,), shards, torch.float32, device)
+        self.scales: dict[str, Tensor] = {}
+
+    def cut(self, shard_name: str, whole: Tensor) -> Tensor:  # noqa: ARG002  # no rank has a part
+        return whole
+
+    def problem(self, spec: WeightSpec, tensor: Tensor) -> str:
+        if not spec.has_shape(tuple(tensor.shape)):
+            return f"{list(tensor.shape)}, expected {list(spec.shape)}"
+        return super().problem(spec, tensor.reshape(spec.shape))
+
+    def fill(self, shard_name: str, tensor: Tensor) -> None:
+        shape = self.shards[shard_name].shape
+        # A copy: what comes may be a view of a file or of a trainer's memory.
+        self.scales[shard_name] = torch.empty(shape, device=self.device).copy_(
+            tensor.reshape(shape)
+        )
+
+    def restore(self, saved: Tensor) -> None:
+        first = 0
+        for name, shard in self.shards.items():
+            count = torch.Size(shard.shape).numel()
+            self.fill(name, saved[first : first + count])
+            first += count
+
+
+class CodeParameter(Parameter):
+    """Codes of each shard, or plain numbers of those that are stored so.
+
+    Attributes:
+        schemes: by shard; `None` for plain numbers.
+        filled: by shard, this rank's part, what was filled since it was packed.
+        scale: where the scales of floats go that become codes.
+    """
+
+    __slots__ = ("filled", "scale", "schemes")
+
+    def __init__(
+        self,
+        plain: Parameter,
+        schemes: Mapping[str, Fp8Scheme | None],
+        scale: ScaleParameter,
+    ) -> None:
+        super().__init__(plain.shape, plain.shards, plain.dtype, plain.device)
+        self.schemes = dict(schemes)
+        self.filled: dict[str, Tensor] = {}
+        self.scale = scale
+
+    def ordered(self) -> list[str]:
+        """Names of the shards that are here, from the first row down."""
+        here = [name for name, shard in self.shards.items() if shard.num_rows]
+        return sorted(here, key=lambda name: self.shards[name].offset)
+
+    def blocks(self, shard_name: str) -> Blocks:
+        """Which numbers of a shard share a scale."""
+        scheme = self.schemes[shard_name]
+        assert scheme is not None, "plain numbers have no scales"
+        return Blocks(*scheme.block)
+
+    def spread(self, shard_name: str, scales: Tensor) -> Tensor:
+        """The scale of each number of this rank's part.
+
+        Args:
+            shard_name: of the matrix.
+            scales: of the whole matrix, in the stored shape.
+        """
+        shard, blocks = self.shards[shard_name], self.blocks(shard_name)
+        rows, columns = (torch.arange(size, device=scales.device) for size in shard.shape)
+        if shard.shard_dim == 0:
+            rows = shard.local_part(rows)
+        elif shard.shard_dim == 1:
+            columns = columns.narrow(0, shard.start, shard.length)
+        return blocks.spread(
+            scales.view(blocks.scales_shape(shard.shape)), rows, columns, shard.shape
+        )
+
+    def problem(self, spec: WeightSpec, tensor: Tensor) -> str:
+        if self.schemes[spec.shard] is None:
+            return super().problem(spec, tensor)
+        is_codes = tensor.dtype is CODES
+        local = self.shards[spec.shard].local_shape
+        # Floats are cut only when they have become codes.
+        if tuple(tensor.shape) not in ((spec.shape, local) if is_codes else (spec.shape,)):
+            return f"{list(tensor.shape)}, expected {list(spec.shape)}"
+        return "" if is_codes else super().problem(spec, tensor)
+
+    def cut(self, shard_name: str, whole: Tensor) -> Tensor:
+        # The scales of floats are those of the whole matrix, on any number of ranks.
+        if whole.dtype is not CODES and self.schemes[shard_name] is not None:
+            return whole
+        return super().cut(shard_name, whole)
+
+    def fill(self, shard_name: str, tensor: Tensor) -> None:
+        shard, scheme = self.shards[shard_name], self.schemes[shard_name]
+        if not shard.num_rows:
+            return
+        if scheme is None:
+            part = self._part(shard, tensor).to(self.dtype)
+        elif tensor.dtype is CODES:
+            part = self._part(shard, tensor)
+        else:
+            codes, scales = encode(tensor.to(self.device), self.blocks(shard_name))
+            self.scale.fill(shard_name, scales)
+            part = self._part(shard, codes)
+        self.filled[shard_name] = torch.empty_like(part, device=self.device).copy_(part)
+
+    @staticmethod
+    def _part(shard: WeightShard, tensor: Tensor) -> Tensor:
+        is_part = tuple(tensor.shape) == shard.local_shape
+        return tensor if is_part else shard.local_part(tensor)
+
+    def restore(self, saved: Tensor) -> None:
+        """Take the bytes of all shards, one after the other."""
+        first = 0
+        for name in self.ordered():
+            shard = self.shards[name]
+            dtype = self.dtype if self.schemes[name] is None else CODES
+            count = torch.Size(shard.local_shape).numel() * dtype.itemsize
+            part = saved[first : first + count].clone().view(dtype)
+            self.filled[name] = part.view(shard.local_shape).to(self.device)
+            first += count

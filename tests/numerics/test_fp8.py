@@ -1,0 +1,213 @@
+"""Checkpoints in E4M3 against `transformers` with the numbers that they stand for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from runtime.errors import StartupError
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.registry import read_model_spec
+from runtime.weights.live_weights import LiveWeights
+from runtime.weights.load_model import load_model
+from tests.numerics.test_gguf import divergence, prompt, reference, variant
+from tests.support.driver import Driver, load
+from tests.support.fp8_models import LAYOUTS, Layout, is_linear, round_as, to_codes, write_fp8
+
+# Rows and columns of several blocks, the last ones short.
+WIDE = {"hidden_size": 192, "intermediate_size": 320, "head_dim": 48, "num_key_value_heads": 2}
+# Mean divergence from numbers that are not rounded; these random models double any difference.
+MOST = {"none": 1e-6, "token": 0.08, "group": 0.08, "static": 0.08}
+MIXTURE = {
+    "hidden_size": 192,
+    "intermediate_size": 192,
+    "moe_intermediate_size": 160,
+    "shared_expert_intermediate_size": 160,
+}
+
+
+def rounded_reference(
+    folder: Path, weights: dict[str, Tensor], layout: Layout, tokens: list[int]
+) -> Tensor:
+    """What `transformers` makes of it with each product's activations rounded, too."""
+    from transformers import AutoModelForCausalLM
+
+    with TemporaryDirectory() as other:
+        shutil.copy(folder / "config.json", other)
+        save_file({k: v.contiguous() for k, v in weights.items()}, f"{other}/model.safetensors")
+        model = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32).eval()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and is_linear(f"{name}.weight", (1, 1)):
+            module.register_forward_pre_hook(
+                lambda _, args, name=name: (round_as(layout, name, args[0]),)
+            )
+    with torch.inference_mode():
+        return model(torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+def agreement(one: Tensor, other: Tensor) -> float:
+    return float((one.argmax(-1) == other.argmax(-1)).float().mean())
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout(name: str, tmp_path: Path) -> None:
+    source, layout = variant("llama", WIDE), LAYOUTS[name]
+    values = write_fp8(source, tmp_path / "m", layout)
+    tokens = prompt()
+    driver = Driver(load(tmp_path / "m"))
+    found = driver.prefill(driver.start(tokens))
+    plain = reference(source, values, tokens)
+    exact = rounded_reference(source, values, layout, tokens)
+    # A sum in another order may take an activation over the middle between two codes.
+    assert divergence(exact, found) < (0.003 if layout.activations == "group" else 1e-6)
+    assert divergence(plain, found) < MOST[layout.activations]
+    assert agreement(plain, found) > 0.7
+    for chunk in (1, 7):
+        assert torch.equal(driver.prefill(driver.start(tokens), chunk), found)
+
+
+@pytest.mark.parametrize("name", ["compressed_weights_only", "compressed_tensor_static", "block"])
+def test_experts(name: str, tmp_path: Path) -> None:
+    source = variant("qwen2_moe", MIXTURE)
+    values = write_fp8(source, tmp_path / "m", LAYOUTS[name])
+    tokens = prompt()
+    driver = Driver(load(tmp_path / "m"))
+    found = driver.prefill(driver.start(tokens))
+    expected = reference(source, values, tokens)
+    assert divergence(expected, found) < MOST[LAYOUTS[name].activations]
+
+
+@pytest.mark.parametrize("name", ["compressed_weights_only", "compressed_channel_dynamic"])
+def test_modules_in_16_bits_stay_so(name: str, tmp_path: Path) -> None:
+    """A whole product, and one of three that are multiplied as one."""
+    source, layout = variant("llama", WIDE), LAYOUTS[name]
+    values = write_fp8(source, tmp_path / "m", layout, kept=("layers.1.mlp", "v_proj"))
+    tokens = prompt()
+    driver = Driver(load(tmp_path / "m"))
+    found = driver.prefill(driver.start(tokens))
+    assert divergence(reference(source, values, tokens), found) < MOST[layout.activations]
+    weights = LiveWeights(driver.model, None, lambda: None, tmp_path / "spill")
+    for weight in ("model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.v_proj.weight"):
+        assert torch.equal(weights.read(weight, 1000)[0], values[weight].float()), weight
+
+
+def context(rank: int = 0, ranks: int = 1) -> BuildContext:
+    return BuildContext(
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        tp_rank=rank,
+        tp_size=ranks,
+        all_reduce=lambda x: x,
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "name", ["compressed_tensor_static", "compressed_channel_dynamic", "block"]
+)
+def test_ranks_have_their_part_of_the_same_numbers(name: str, ranks: int, tmp_path: Path) -> None:
+    """Halves of rows and columns end inside of blocks; what was stored comes back bit for bit."""
+    values = write_fp8(variant("llama", WIDE), tmp_path / "m", LAYOUTS[name])
+    stored = load_file(tmp_path / "m" / "model.safetensors")
+    spec = read_model_spec(tmp_path / "m")
+    for rank in range(ranks):
+        model = load_model(tmp_path / "m", spec, context(rank, ranks), lambda share: None)
+        holders = dict(model.holders())
+        for weight in spec.weights:
+            holder, _, parameter = weight.target.rpartition(".")
+            shard = dict(holders[holder].parameters())[parameter].shards[weight.shard]
+            part = holders[holder].part(parameter, weight.shard)
+            expected = shard.local_part(stored[weight.name].reshape(weight.shape))
+            assert torch.equal(part.float(), expected.float()), weight.name
+            if weight.kind != "scale":
+                numbers = holders[holder].values(parameter, weight.shard)
+                assert torch.equal(numbers, shard.local_part(values[weight.name])), weight.name
+
+
+def test_floats_become_codes_while_they_load(tmp_path: Path) -> None:
+    source = variant("llama", WIDE)
+    spec = read_model_spec(source, {"quantization": "fp8"})
+    values = {
+        name: to_codes(each, (1, 0))[2] if is_linear(name, tuple(each.shape)) else each
+        for name, each in load_file(source / "model.safetensors").items()
+    }
+    tokens = prompt()
+    driver = Driver(load_model(source, spec, context(), lambda share: None))
+    found = driver.prefill(driver.start(tokens))
+    exact = rounded_reference(source, values, LAYOUTS["compressed_channel_dynamic"], tokens)
+    assert divergence(exact, found) < 2e-5
+
+
+def test_live_updates_take_codes_or_floats(tmp_path: Path) -> None:
+    source, layout = variant("llama", WIDE), LAYOUTS["compressed_tensor_static"]
+    values = write_fp8(source, tmp_path / "m", layout)
+    model = load(tmp_path / "m")
+    weights = LiveWeights(model, None, lambda: None, tmp_path / "spill")
+    name = "model.layers.0.self_attn.k_proj.weight"
+    other = "model.layers.0.self_attn.q_proj.weight"
+    before = weights.digests()
+
+    # One in floats: it gets codes and a scale of its own, and its neighbours keep theirs.
+    sent = (2 * values[name]).bfloat16()
+    weights.load_tensors({name: sent.shape}, [(name, sent)])
+    expected = to_codes(sent.float(), (0, 0))[2]
+    assert torch.allclose(weights.read(name, 1000)[0], expected, rtol=1e-6)
+    assert torch.equal(weights.read(other, 1000)[0], values[other])
+    weights.undo()
+    assert weights.digests() == before
+
+    # Codes and scales.
+    codes, scale, expected = to_codes(values[name] * 3, (0, 0))
+    tensors = {name: codes, name + "_scale": scale.view(())}
+    weights.load_tensors({k: list(v.shape) for k, v in tensors.items()}, tensors.items())
+    assert torch.equal(weights.read(name, 1000)[0], expected)
+    weights.keep()
+
+    # A folder in 16 bits, random numbers, released memory, and noise.
+    weights.load_folder(source)
+    weights.keep()
+    weights.release()
+    weights.restore()
+    after = weights.digests()
+    weights.load_dummy(1)
+    weights.undo()
+    assert weights.digests() == after
+    weights.destroy()
+    weights.release()
+    weights.restore()
+
+
+_NO = {"num_bits": 8, "type": "int", "strategy": "channel"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "'e5m2' of Linear"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, r"a block of \[128\]"),
+        ({"quant_method": "fp8", "activation_scheme": "none"}, "activation_scheme 'none'"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo 'NVFP4'"),
+        (
+            {"quant_method": "compressed-tensors",
+             "config_groups": {"group_0": {"targets": ["re:.*mlp.*"], "weights": _NO}}},
+            r"int8 weights \(strategy 'channel'\) of re:\.\*mlp",
+        ),
+        ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups"),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["re:("]}, "modules_to_not_convert"),
+        ({"quant_method": "gptq"}, "'gptq' are not supported"),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported_is_one_line(words: dict, said: str, tmp_path: Path) -> None:
+    shutil.copytree(variant("llama", WIDE), tmp_path / "m")
+    path = tmp_path / "m" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": words}))
+    with pytest.raises(StartupError, match=said) as caught:
+        read_model_spec(tmp_path / "m")
+    assert "\n" not in caught.value.message
