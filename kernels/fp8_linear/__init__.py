@@ -15,18 +15,23 @@ from kernels.linear import PackedLinear
 from kernels.linear import pack as pack_plain
 
 __all__ = [
+    "BLOCK_COLUMNS",
     "CODES",
     "MAX_CODE",
     "Blocks",
     "RoundedLinear",
     "Rounding",
+    "Scales",
     "encode",
     "round_activations",
     "round_to_codes",
+    "unavailable",
 ]
 
 CODES = torch.float8_e4m3fn
 MAX_CODE = 448.0
+# Of a block that a GPU's kernels multiply by.
+BLOCK_COLUMNS = 128
 # Of a block of zeros, whose codes are zeros with any scale.
 _SMALLEST_SCALE = 1e-12
 
@@ -71,6 +76,27 @@ class Rounding:
 
     group: int = 0
     scale: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The scales of a matrix on the device.
+
+    Attributes:
+        values: float32 `[ceil(out_features / rows), num_blocks_of_columns]`.
+        rows: that share a scale: 1 or 128.
+    """
+
+    values: Tensor
+    rows: int
+
+
+def unavailable() -> str:
+    """Why a GPU has no such products; empty where it has."""
+    if not torch.cuda.is_available():
+        return "there is no GPU"
+    major, minor = torch.cuda.get_device_capability()
+    return "" if (major, minor) >= (8, 9) else f"the GPU ({major}.{minor}) has no E4M3"
 
 
 def encode(matrix: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
@@ -128,8 +154,6 @@ class RoundedLinear(PackedLinear):
     Rows of several matrices, one below the other, may have roundings of their own.
     """
 
-    implementation = "reference"
-
     def __init__(
         self,
         parts: Sequence[tuple[Tensor, Rounding | None]],
@@ -148,6 +172,8 @@ class RoundedLinear(PackedLinear):
             own = None if bias is None else bias[first : first + len(matrix)].float()
             self._products.append((pack_plain(matrix, own), rounding))
             first += len(matrix)
+        # Tokens are rounded one by one: batches change nothing that they do not change here.
+        self.implementation = self._products[0][0].implementation
 
     @property
     def size_bytes(self) -> int:

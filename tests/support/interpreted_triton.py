@@ -1,7 +1,8 @@
-"""A pytest plugin for runs with TRITON_INTERPRET=1: fixes seven faults of Triton's interpreter.
+"""A pytest plugin for runs with TRITON_INTERPRET=1: fixes eight faults of Triton's interpreter.
 
 - It multiplies the bits of bfloat16 matrices like integers.
 - It truncates float32 to bfloat16 where a GPU rounds to nearest, ties to even.
+- It truncates float32 to E4M3 likewise.
 - A scalar condition that joins a mask turns it into integers, which loads and stores refuse.
 - Up to Triton 3.6 a bound of a loop stays an array, which newer numpy does not accept as a number.
 - It patches its functions into the whole language at every call of a device function, which takes a
@@ -38,6 +39,9 @@ def _convert_rounded(theirs, values, input_dtype, output_dtype, rounding_mode):
     if input_dtype == tl.float32 and output_dtype == tl.bfloat16:
         wide = torch.from_numpy(np.array(values, dtype=np.float32))
         return wide.bfloat16().view(torch.int16).numpy().view(np.uint16).reshape(values.shape)
+    if input_dtype == tl.float32 and output_dtype == tl.float8e4nv:
+        wide = torch.from_numpy(np.array(values, dtype=np.float32))
+        return wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy().reshape(values.shape)
     if input_dtype == tl.bfloat16 and output_dtype == tl.float32:
         return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return theirs(values, input_dtype, output_dtype, rounding_mode)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.experts import PackedExperts, pack_experts
 from kernels.experts.reference import LoopedExperts
-from kernels.fp8_linear import CODES, RoundedLinear, Rounding
+from kernels.fp8_linear import BLOCK_COLUMNS, CODES, RoundedLinear, Rounding, Scales, unavailable
 from kernels.linear import PackedLinear
 from kernels.linear import pack as pack_plain
 from runtime.checkpoint.model_spec import Quantization, WeightSpec
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Device(DeviceMethod):
-    """A CPU multiplies float32 and rounds activations; elsewhere codes are widened."""
+    """A CPU multiplies float32 and rounds activations; a GPU multiplies codes, or widens them."""
 
     def __init__(self, quantization: Quantization) -> None:
         assert isinstance(quantization, Fp8Quantization)
@@ -40,7 +40,11 @@ class Device(DeviceMethod):
 
     def matrix(self, plain: Parameter, weights: Mapping[str, WeightSpec]) -> Matrix | None:
         codes = self._codes("weight", plain, weights)
-        return None if codes is None else Fp8Matrix(codes, self.implementation)
+        if codes is None:
+            return None
+        multiplies = self.implementation is None and codes.fit_kernels()
+        self._num_widened += plain.device.type != "cpu" and not multiplies
+        return Fp8Matrix(codes, self.implementation, multiplies=multiplies)
 
     def experts(
         self, plain: Mapping[str, Parameter], weights: Stored, mine: range
@@ -54,6 +58,7 @@ class Device(DeviceMethod):
             found[name] = codes
         if not any(codes.has_codes for codes in found.values()):
             return None
+        self._num_widened += sum(parameter.device.type != "cpu" for parameter in plain.values())
         return Fp8Experts(found["gate_up"], found["down"], mine, self.implementation)
 
     def _codes(
@@ -62,14 +67,13 @@ class Device(DeviceMethod):
         schemes = {shard: self._quantization.scheme(weight) for shard, weight in weights.items()}
         if len(plain.shape) != 2 or not any(schemes.values()):
             return None
-        self._num_widened += plain.device.type != "cpu"
         return Codes(name, plain, schemes, weights)
 
     def report(self) -> None:
         if self._num_widened:
             logger.info(
-                "Widened %d matrices in fp8 to 16 bits while they load: products in fp8 are not "
-                "supported on this device yet",
+                "Widened to 16 bits while they load: %d parameters in fp8 (experts, or no kernel "
+                "fits the device, the type, the shape or --linear-backend)",
                 self._num_widened,
             )
 
@@ -105,6 +109,36 @@ class Codes:
     def has_codes(self) -> bool:
         """Whether any of the matrices is in E4M3."""
         return bool(self._scale.shards)
+
+    def fit_kernels(self) -> bool:
+        """Whether a GPU's kernels multiply by the codes: of one scheme, in scales that fit."""
+        code, schemes = self.code, set(self.code.schemes.values())
+        if code.device.type != "cuda" or code.dtype is not torch.bfloat16 or unavailable():
+            return False
+        scheme = schemes.pop()
+        if schemes or scheme is None or any(size % 16 for size in code.shape):
+            return False
+        if scheme.block[1] == 0:
+            return scheme.block[0] <= 1 and not scheme.group
+        starts = [shard.start for shard in code.shards.values() if shard.shard_dim == 1]
+        return (
+            scheme.block[1] == BLOCK_COLUMNS
+            and scheme.group in (0, BLOCK_COLUMNS)
+            and bool(scheme.group or not scheme.rounds)
+            and not scheme.is_static
+            and not any(start % BLOCK_COLUMNS for start in starts)
+        )
+
+    def take_codes(self) -> tuple[Tensor, Scales]:
+        """Give all codes away, and the scales of each row; as the kernels want them."""
+        order = self.code.ordered()
+        rows = []
+        for name in order:
+            scales = self.code.spread(name, self.scales[name])
+            has_blocks = self.code.blocks(name).columns
+            rows.append(scales[:, ::BLOCK_COLUMNS] if has_blocks else scales[:, :1])
+        codes = torch.cat([self.code.filled.pop(name) for name in order])
+        return codes, Scales(torch.cat(rows).contiguous(), 1)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Yield what a checkpoint fills; see `Matrix`."""
@@ -221,8 +255,15 @@ def _pack(codes: Codes, shard_names: list[str], bias: Tensor | None) -> RoundedL
 class Fp8Matrix(_Reading, Matrix):
     """Codes and scales of one or several projections, as one product."""
 
-    def __init__(self, codes: Codes, implementation: str | None) -> None:
-        self._stored, self._implementation = codes, implementation
+    def __init__(self, codes: Codes, implementation: str | None, *, multiplies: bool) -> None:
+        """Keep them.
+
+        Args:
+            codes: of all projections.
+            implementation: of products of widened numbers.
+            multiplies: whether a GPU's kernels multiply by the codes.
+        """
+        self._stored, self._implementation, self._multiplies = codes, implementation, multiplies
         self.packed: PackedLinear | None = None
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -238,12 +279,30 @@ class Fp8Matrix(_Reading, Matrix):
         if codes.code.device.type == "cpu":
             self.packed = _pack(codes, order, bias)
             return self.packed
+        if self._multiplies:
+            return self._pack_codes(bias)
         numbers = torch.cat([codes.take(name).to(codes.code.dtype) for name in order])
         if self.packed is None:
             self.packed = pack_plain(numbers, bias, self._implementation)
         else:
             self.packed.repack(numbers, bias)
         return self.packed
+
+    def _pack_codes(self, bias: Tensor | None) -> PackedLinear:
+        from kernels.fp8_linear.triton import Fp8Linear
+
+        codes = self._stored
+        roundings = [codes.rounding(name) for name in codes.code.ordered()]
+        rounding = roundings[0]
+        if rounding is not None and rounding.scale is not None:
+            scales = {None if each is None else float(each.scale or 0) for each in roundings}
+            # A product rounds its activations once: finer, where its projections' scales differ.
+            rounding = rounding if len(scales) == 1 else Rounding(rounding.group)
+        made = Fp8Linear(*codes.take_codes(), rounding, bias)
+        if isinstance(self.packed, Fp8Linear) and self.packed.replace(made):
+            return self.packed
+        self.packed = made
+        return made
 
     def discard(self) -> None:
         self._stored.discard()

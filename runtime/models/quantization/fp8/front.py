@@ -80,11 +80,17 @@ class Fp8Quantization(Quantization):
         )
 
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
-        """See `Quantization`: codes on a GPU; a CPU multiplies with float32."""
+        """See `Quantization`: codes on a GPU, where experts are widened; on a CPU float32."""
         count = math.prod(weight.shape)
-        if self.scheme(weight) is None:
+        scheme = self.scheme(weight)
+        if scheme is None:
             return count * itemsize
-        return count * 4 if device == "cpu" else count * itemsize
+        if device == "cpu":
+            return count * 4
+        if itemsize != 2 or ".experts." in weight.target or any(n % 16 for n in weight.shape):
+            return count * itemsize
+        # A row has scales of its own there.
+        return count + 4 * weight.shape[0] * scheme.scale_shape(weight.shape)[-1]
 
     def renamed(self, canonical: Callable[[str], str]) -> Fp8Quantization:
         """See `Quantization`."""

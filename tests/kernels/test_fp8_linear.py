@@ -1,0 +1,56 @@
+"""Products in E4M3 against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.fp8_linear import (
+    Blocks,
+    RoundedLinear,
+    Rounding,
+    encode,
+    round_activations,
+)
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def numbers(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(shape[0])
+    return torch.randn(shape, generator=generator).to(DEVICE)
+
+
+def spread(scales: Tensor, blocks: Blocks, shape: torch.Size) -> Tensor:
+    high, wide = blocks.rows or shape[0], blocks.columns or shape[1]
+    tall = scales.repeat_interleave(high, 0)[: shape[0]]
+    return tall.repeat_interleave(wide, 1)[:, : shape[1]]
+
+
+@pytest.mark.parametrize("blocks", [Blocks(0, 0), Blocks(1, 0), Blocks(128, 128)])
+def test_codes_are_within_a_sixteenth(blocks: Blocks) -> None:
+    matrix = numbers(200, 300) * 3
+    codes, scales = encode(matrix, blocks)
+    values = codes.float() * spread(scales, blocks, matrix.shape)
+    least = spread(scales, blocks, matrix.shape) * 2**-9
+    assert bool(((values - matrix).abs() <= matrix.abs() / 16 + least).all())
+
+
+@pytest.mark.parametrize("rounding", [Rounding(), Rounding(128), Rounding(0, torch.tensor(0.05))])
+def test_rows_do_not_depend_on_their_neighbours(rounding: Rounding) -> None:
+    x = numbers(5, 300).cpu()
+    whole = round_activations(x, rounding)
+    for row in range(5):
+        assert torch.equal(round_activations(x[row : row + 1], rounding)[0], whole[row])
+    assert float((whole - x).abs().max()) <= 0.06 * float(x.abs().max())
+
+
+def test_parts_have_roundings_of_their_own() -> None:
+    x, first, second = (numbers(*shape).cpu() for shape in ((3, 64), (16, 64), (32, 64)))
+    static = Rounding(0, torch.tensor(0.02))
+    bias = numbers(48).cpu()
+    linear = RoundedLinear([(first, static), (second, None)], bias)
+    expected = torch.cat([round_activations(x, static) @ first.T, x @ second.T], 1) + bias
+    torch.testing.assert_close(linear(x), expected, rtol=1e-5, atol=1e-4)
+    assert torch.equal(linear.unpack(), torch.cat([first, second]))

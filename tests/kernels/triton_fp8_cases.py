@@ -1,0 +1,51 @@
+"""Triton's products in E4M3 against float64: in the interpreter, or on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.fp8_linear import Blocks, Rounding, Scales, encode, round_activations, round_to_codes
+from kernels.fp8_linear.triton import Fp8Linear, multiply_few, round_tokens
+from tests.kernels.test_fp8_linear import DEVICE, numbers, spread
+
+ON_GPU = DEVICE == "cuda"
+SHAPES = [(6144, 4096), (4096, 14336), (896, 4864)] if ON_GPU else [(48, 64), (208, 320)]
+TOKENS = [1, 7, 17, 64, 200, 2048] if ON_GPU else [1, 17, 64, 80]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("form", ["rows", "blocks", "blocks_of_rows"])
+@pytest.mark.parametrize("num_tokens", TOKENS)
+def test_products(shape: tuple[int, int], form: str, num_tokens: int) -> None:
+    blocks = Blocks(1, 0) if form == "rows" else Blocks(128 if form == "blocks" else 1, 128)
+    codes, scales = encode(numbers(*shape) * 0.02, blocks)
+    bias = numbers(shape[0]).bfloat16()
+    x = numbers(num_tokens, shape[1]).bfloat16()
+    rounding = Rounding() if form == "rows" else Rounding(128)
+    linear = Fp8Linear(codes, Scales(scales, blocks.rows), rounding, bias)
+    weight = (codes.float() * spread(scales, blocks, codes.shape)).double()
+    torch.testing.assert_close(linear.unpack().double(), weight)
+    if num_tokens > 64 and form == "rows" and not ON_GPU:
+        pytest.skip("the product of many tokens is the library's")
+    seen = x.float() if num_tokens <= 64 else round_activations(x, rounding)
+    expected = seen.double() @ weight.T + bias.double()
+    close = {"rtol": 2**-7, "atol": 2e-4 * shape[1] ** 0.5}
+    torch.testing.assert_close(linear(x).double(), expected, **close)
+    if num_tokens <= 64:
+        split = multiply_few(x, codes, linear.scales, bias, split_k=2)
+        torch.testing.assert_close(split.double(), expected, **close)
+
+
+@pytest.mark.parametrize("group", [0, 128])
+@pytest.mark.parametrize("is_static", [False, True])
+def test_rounding(group: int, is_static: bool) -> None:
+    scale = torch.tensor(0.01, device=DEVICE) if is_static else None
+    rounding = Rounding(group, scale)
+    x = numbers(5, 320).bfloat16()
+    codes, scales = round_tokens(x, rounding)
+    expected, expected_scales = round_to_codes(x, rounding)
+    torch.testing.assert_close(scales, expected_scales.contiguous(), rtol=1e-6, atol=0)
+    # A quotient in the middle between two codes may go to either.
+    same = (codes.view(torch.uint8) == expected.view(torch.uint8)).float().mean()
+    assert float(same) > 0.99
