@@ -21,7 +21,6 @@ __all__ = [
     "Blocks",
     "RoundedLinear",
     "Rounding",
-    "Scales",
     "encode",
     "round_activations",
     "round_to_codes",
@@ -78,25 +77,17 @@ class Rounding:
     scale: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Scales:
-    """The scales of a matrix on the device.
-
-    Attributes:
-        values: float32 `[ceil(out_features / rows), num_blocks_of_columns]`.
-        rows: that share a scale: 1 or 128.
-    """
-
-    values: Tensor
-    rows: int
-
-
 def unavailable() -> str:
     """Why a GPU has no such products; empty where it has."""
     if not torch.cuda.is_available():
         return "there is no GPU"
     major, minor = torch.cuda.get_device_capability()
     return "" if (major, minor) >= (8, 9) else f"the GPU ({major}.{minor}) has no E4M3"
+
+
+def _over_448(largest: Tensor) -> Tensor:
+    # A GPU multiplies by the inverse of a number, which may round otherwise than a CPU.
+    return largest / torch.full_like(largest, MAX_CODE)
 
 
 def encode(matrix: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
@@ -115,7 +106,7 @@ def encode(matrix: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
     num_high, num_wide = blocks.scales_shape(shape)
     padding = (0, num_wide * wide - shape[1], 0, num_high * high - shape[0])
     parts = torch.nn.functional.pad(numbers, padding).view(num_high, high, num_wide, wide)
-    scales = (parts.abs().amax((1, 3)) / MAX_CODE).clamp_min(_SMALLEST_SCALE)
+    scales = _over_448(parts.abs().amax((1, 3))).clamp_min(_SMALLEST_SCALE)
     codes = (parts / scales[:, None, :, None]).clamp(-MAX_CODE, MAX_CODE).to(CODES)
     return codes.view(num_high * high, -1)[: shape[0], : shape[1]].contiguous(), scales
 
@@ -134,7 +125,7 @@ def round_to_codes(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
     padded = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % group))
     parts = padded.view(len(x), -1, group)
     if rounding.scale is None:
-        scales = (parts.abs().amax(-1) / MAX_CODE).clamp_min(_SMALLEST_SCALE)
+        scales = _over_448(parts.abs().amax(-1)).clamp_min(_SMALLEST_SCALE)
     else:
         scales = rounding.scale.expand(parts.shape[:2])
     codes = (parts / scales[..., None]).clamp(-MAX_CODE, MAX_CODE).to(CODES)

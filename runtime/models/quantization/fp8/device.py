@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.experts import PackedExperts, pack_experts
 from kernels.experts.reference import LoopedExperts
-from kernels.fp8_linear import BLOCK_COLUMNS, CODES, RoundedLinear, Rounding, Scales, unavailable
+from kernels.fp8_linear import BLOCK_COLUMNS, CODES, RoundedLinear, Rounding, unavailable
 from kernels.linear import PackedLinear
 from kernels.linear import pack as pack_plain
 from runtime.checkpoint.model_spec import Quantization, WeightSpec
@@ -129,7 +129,7 @@ class Codes:
             and not any(start % BLOCK_COLUMNS for start in starts)
         )
 
-    def take_codes(self) -> tuple[Tensor, Scales]:
+    def take_codes(self) -> tuple[Tensor, Tensor]:
         """Give all codes away, and the scales of each row; as the kernels want them."""
         order = self.code.ordered()
         rows = []
@@ -138,7 +138,7 @@ class Codes:
             has_blocks = self.code.blocks(name).columns
             rows.append(scales[:, ::BLOCK_COLUMNS] if has_blocks else scales[:, :1])
         codes = torch.cat([self.code.filled.pop(name) for name in order])
-        return codes, Scales(torch.cat(rows).contiguous(), 1)
+        return codes, torch.cat(rows)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Yield what a checkpoint fills; see `Matrix`."""
