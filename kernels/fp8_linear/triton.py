@@ -160,7 +160,7 @@ def _round_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _block_kernel(
-    x_ptr,
+    x_code_ptr,
     x_scale_ptr,
     code_ptr,
     scale_ptr,
@@ -188,7 +188,7 @@ def _block_kernel(
     wait_for_inputs(PDL)
     num_scales = tl.cdiv(in_features, 128)
     is_token, is_row = token < num_tokens, feature < out_features
-    x_row = x_ptr + token.to(tl.int64)[:, None] * in_features
+    x_row = x_code_ptr + token.to(tl.int64)[:, None] * in_features
     code_row = code_ptr + feature.to(tl.int64)[None, :] * in_features
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for block in tl.range(0, num_scales, num_stages=STAGES):

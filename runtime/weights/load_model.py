@@ -69,6 +69,7 @@ def build_model(spec: ModelSpec, context: BuildContext) -> Model:
         return model
     method = device_method(spec.quantization)
     method.implementation = context.linear
+    method.experts_implementation = context.experts
     weights: dict[str, dict[str, dict[str, WeightSpec]]] = {}
     for weight in spec.logical_weights:
         holder_name, _, parameter = weight.target.rpartition(".")

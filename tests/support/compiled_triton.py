@@ -26,6 +26,7 @@ from kernels.activation import triton as activation
 from kernels.decode_step import triton as decode_step
 from kernels.experts import triton as experts
 from kernels.experts.triton_kernels import choose_kernel, product_kernel, sort_kernel
+from kernels.fp8_linear import triton as fp8_linear
 from kernels.greedy import NAN_TOKEN
 from kernels.greedy import triton as greedy
 from kernels.linear import triton as linear
@@ -64,8 +65,9 @@ HALVES = {
 FLOATS = {
     *("partial_ptr", "state_ptr", "lse_ptr", "cos_sin_ptr", "wide_ptr", "values_ptr"),
     *("row_max_ptr", "normaliser_ptr", "top_p_ptr", "min_p_ptr", "temperature_ptr"),
-    *("block_max_ptr", "weights_ptr"),
+    *("block_max_ptr", "weights_ptr", "scale_ptr", "x_scale_ptr", "static_ptr"),
 }
+CODES = {"code_ptr", "x_code_ptr"}
 LONGS = {
     *("positions_ptr", "slots_ptr", "token_ids_ptr", "rows_ptr", "seq_lens_ptr", "new_pages_ptr"),
     *("last_token_ptr", "latest_input_ptr", "input_ids_ptr", "turn_ptr", "kept_ptr", "wanted_ptr"),
@@ -126,7 +128,7 @@ def compiled(
         elif name.endswith("_ptr"):
             halves, floats = name in HALVES, name in FLOATS
             kind = "bf16" if halves else "fp32" if floats else "i64" if name in LONGS else "i32"
-            types[name] = f"*{kind}"
+            types[name] = "*fp8e4nv" if name in CODES else f"*{kind}"
         else:
             types[name] = NUMBERS.get(name, "i32")
     aligned = {
@@ -274,6 +276,29 @@ def layer_ops(*, pdl: bool) -> Iterator[Kernel]:
     yield "greedy", greedy._greedy_kernel, constants, 4
 
 
+def fp8(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
+    """Products with codes, and what rounds activations to them."""
+    tile = fp8_linear.tile_of(6144, 4096, 64, has_blocks=True)
+    constants: dict[str, Any] = {
+        "ROUNDED": False,
+        "HAS_BIAS": True,
+        "BLOCKS": True,
+        "EVEN_K": True,
+        "BLOCK_M": 64,
+        "BLOCK_N": tile.rows,
+        "BLOCK_K": tile.columns,
+        "SPLIT_K": tile.split,
+        "STAGES": shared.stages(tile.num_stages, (tile.rows + 128) * tile.columns),
+        "PDL": pdl,
+    }
+    yield "fp8, few tokens", fp8_linear._few_kernel, constants, tile.num_warps
+    constants = {"EVEN_K": True, "BLOCK_M": 128, "BLOCK_N": 64, "GROUP_TOKENS": 8}
+    constants |= {"STAGES": shared.stages(4, 192 * 128), "PDL": pdl}
+    yield "fp8, blocks", fp8_linear._block_kernel, constants, 4
+    constants = {"GROUPS": 32, "SPACE": 128, "STATIC": False, "PDL": pdl}
+    yield "fp8, rounding", fp8_linear._round_kernel, constants, 8
+
+
 def sampling() -> Iterator[Kernel]:
     """Yield the kernels that compare all with all, sort, and hold the most of a row."""
     few = triton_rows.FEW_CANDIDATES
@@ -316,6 +341,7 @@ def dependent() -> Iterator[Kernel]:
         *attentions(shared, pdl=True),
         *shared_attentions(pdl=True),
         *layer_ops(pdl=True),
+        *fp8(shared, pdl=True),
     ):
         if kernel[1] not in seen:
             seen.add(kernel[1])

@@ -21,9 +21,11 @@ class DeviceMethod(ABC):
     Attributes:
         implementation: name of the linear implementation that products of widened numbers use;
             `None` for the device's best.
+        experts_implementation: likewise of experts.
     """
 
     implementation: str | None = None
+    experts_implementation: str | None = None
 
     @abstractmethod
     def parameter(self, plain: Parameter, weights: Mapping[str, WeightSpec]) -> Parameter:

@@ -59,7 +59,12 @@ class Device(DeviceMethod):
         if not any(codes.has_codes for codes in found.values()):
             return None
         self._num_widened += sum(parameter.device.type != "cpu" for parameter in plain.values())
-        return Fp8Experts(found["gate_up"], found["down"], mine, self.implementation)
+        return Fp8Experts(
+            found["gate_up"],
+            found["down"],
+            mine,
+            (self.implementation, self.experts_implementation),
+        )
 
     def _codes(
         self, name: str, plain: Parameter, weights: Mapping[str, WeightSpec]
@@ -324,10 +329,14 @@ class Fp8Experts(_Reading, ExpertsStore):
     """Codes and scales of each expert."""
 
     def __init__(
-        self, gate_up: Codes, down: Codes, mine: range, implementation: str | None
+        self,
+        gate_up: Codes,
+        down: Codes,
+        mine: range,
+        implementations: tuple[str | None, str | None],
     ) -> None:
         self._all = {"gate_up": gate_up, "down": down}
-        self._mine, self._implementation = mine, implementation
+        self._mine, self._implementations = mine, implementations
         self._packed: PackedExperts | None = None
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -359,7 +368,7 @@ class Fp8Experts(_Reading, ExpertsStore):
             torch.stack([down.take(str(i)).to(dtype) for i in self._mine]),
         )
         if self._packed is None:
-            self._packed = pack_experts(*stacked, self._implementation)
+            self._packed = pack_experts(*stacked, *self._implementations)
         else:
             self._packed.repack(*stacked)
         return self._packed
