@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from runtime.errors import StartupError
 from runtime.models.layers.build_context import BuildContext
+from runtime.models.quantization.fp8.scheme import Modules
 from runtime.models.registry import read_model_spec
 from runtime.weights.live_weights import LiveWeights
 from runtime.weights.load_model import load_model
 from tests.numerics.test_gguf import divergence, prompt, reference, variant
 from tests.support.driver import Driver, load
 from tests.support.fp8_models import LAYOUTS, Layout, is_linear, round_as, to_codes, write_fp8
+from tests.support.gguf_models import write_gguf
 
 # Rows and columns of several blocks, the last ones short.
 WIDE = {"hidden_size": 192, "intermediate_size": 320, "head_dim": 48, "num_key_value_heads": 2}
@@ -211,3 +213,29 @@ def test_what_is_not_supported_is_one_line(words: dict, said: str, tmp_path: Pat
     with pytest.raises(StartupError, match=said) as caught:
         read_model_spec(tmp_path / "m")
     assert "\n" not in caught.value.message
+
+
+def test_a_quantized_model_is_not_quantized_again(tmp_path: Path) -> None:
+    write_gguf(variant("llama", WIDE), tmp_path / "model.gguf")
+    with pytest.raises(StartupError, match="'gguf' already"):
+        read_model_spec(tmp_path / "model.gguf", {"quantization": "fp8"})
+    write_fp8(variant("llama", WIDE), tmp_path / "m", LAYOUTS["block"])
+    same = read_model_spec(tmp_path / "m").quantization
+    assert read_model_spec(tmp_path / "m", {"quantization": "fp8"}).quantization == same
+
+
+@pytest.mark.parametrize(
+    ("listed", "module", "is_in"),
+    [
+        ("lm_head", "lm_head", True),
+        ("gate", "model.layers.0.mlp.gate", True),
+        ("gate", "model.layers.0.mlp.gate_proj", False),
+        ("model.layers.1", "model.layers.1.mlp.up_proj", True),
+        ("model.layers.1", "model.layers.11.mlp.up_proj", False),
+        ("re:.*self_attn.*", "model.layers.0.self_attn.q_proj", True),
+        ("*.mlp.gate*", "model.layers.0.mlp.gate_proj", True),
+        ("*.mlp", "model.layers.0.mlp.gate_proj", False),
+    ],
+)
+def test_lists_of_modules(listed: str, module: str, is_in: bool) -> None:
+    assert (module in Modules((listed,))) is is_in

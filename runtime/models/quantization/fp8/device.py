@@ -78,7 +78,7 @@ class Device(DeviceMethod):
         if self._num_widened:
             logger.info(
                 "Widened to 16 bits while they load: %d parameters in fp8 (experts, or no kernel "
-                "fits the device, the type, the shape or --linear-backend)",
+                "fits the device, type or shape, or products must not vary)",
                 self._num_widened,
             )
 
