@@ -19,7 +19,7 @@ from runtime.checkpoint.vision_spec import VisionSpec
 
 # A model's output: logits of the next token, a vector for a text, a score for each class.
 Gives = Literal["tokens", "vectors", "scores"]
-# The kind of a weight; norms multiply by it, zero-centered norms by 1 plus it, codes by their scale.
+# The kind of a weight: norms multiply by it, zero-centered norms by 1 plus it, codes by their scale
 WeightKind = Literal["matrix", "bias", "norm", "zero_centered_norm", "scale"]
 # The plain types in which every weight may be stored, with safetensors' names.
 FLOATS = ("F32", "F64", "F16", "BF16")
