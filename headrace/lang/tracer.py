@@ -276,7 +276,10 @@ def trace(
 def constant_prefix(
     function: SglFunction[..., Any], arguments: Mapping[str, Any], backend: BaseBackend
 ) -> str:
-    """The constant text that the program begins with; an exception of the body ends it."""
+    """Return the constant text that the program begins with.
+
+    If the body raises, the exception is ignored, and only the text before it counts.
+    """
     state = TracerState(_template(backend))
     token = _scope.set(state)
     try:

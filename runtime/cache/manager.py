@@ -225,7 +225,8 @@ class CacheManager:
     def drop_behind(self, hold: BlockTable, first_seen: int) -> int:
         """Let go of the pages that lie wholly before token `first_seen`: no later query sees them.
 
-        The part shared with the tree is released at once when all of it is behind; it stays cached.
+        Pages shared with the tree are released together, once all of them are behind; until then
+        nothing is freed. They are unlocked, not freed: the tree keeps them cached.
 
         Returns:
             Number of pages that must be behind before another call can free more.

@@ -132,7 +132,13 @@ def _is_path(text: str) -> bool:
 
 
 def _inline(text: str, begin: int, param: str) -> InlineImage:
-    """The base64 from `begin` on; it may have tens of megabytes, so it is copied only once."""
+    """Return the image whose base64 is `text[begin:]`, not decoded yet.
+
+    The text may have tens of megabytes, so it is copied only once.
+
+    Raises:
+        InvalidRequest: it is too large, empty or not ASCII.
+    """
     if (len(text) - begin) * 3 // 4 > MAX_IMAGE_BYTES:
         raise too_many_bytes(param)
     try:

@@ -79,7 +79,10 @@ class PromptReport:
         return self.reported < self.end
 
     def plan(self, start: int, length: int) -> tuple[int, int]:
-        """Plan the positions `[begin, end)` of a chunk that it reports; none if they are equal."""
+        """Return which positions `[begin, end)` of a chunk to report, and mark them as planned.
+
+        `begin == end` means that nothing in the chunk is reported.
+        """
         begin, end = max(start, self.planned), min(start + length, self.end)
         if begin >= end:
             return begin, begin

@@ -1,4 +1,4 @@
-"""What computes the scheduler's steps and changes weights: the executor, or rank 0's wrapper."""
+"""Interfaces through which the scheduler computes steps and changes weights."""
 
 from __future__ import annotations
 

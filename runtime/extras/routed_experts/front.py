@@ -18,14 +18,17 @@ _HEAD = 4
 
 
 class RoutedFields(Protocol):
-    """Its fields of `/generate`; the second has no effect without the first."""
+    """The fields that this extra adds to `/generate`; the second needs the first."""
 
     return_routed_experts: bool | None
     routed_experts_start_len: int | None
 
 
 class RoutedMeta(TypedDict, total=False):
-    """Its key of `meta_info`: int32 in base64, `[positions, layers with experts, chosen]`."""
+    """The key that this extra adds to `meta_info`.
+
+    It holds int32 expert ids in base64, shaped `[positions, layers with experts, chosen experts]`.
+    """
 
     routed_experts: str
 

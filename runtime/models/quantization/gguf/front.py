@@ -30,7 +30,10 @@ class GgufQuantization(Quantization):
     method: str = "gguf"
 
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
-        """See `Quantization`: one tensor, in blocks or in floats, which are encoded as blocks."""
+        """See `Quantization`: always one tensor.
+
+        A matrix stored in blocks accepts these blocks, or floats, which are then encoded as blocks.
+        """
         stored = self.types.get(weight.name)
         if stored not in BLOCK_TYPES:
             return (weight,)
