@@ -309,10 +309,10 @@ def test_pooling_is_read_from_the_folder(tmp_path: Path) -> None:
     ("modules", "named"),
     [
         ([("Normalize", "2_Normalize"), ("Dense", "2_Dense")], "in this order"),
-        ([("Dense", "2_Dense"), ("Dense", "2_Dense")], "a folder of its own"),
-        ([("Dense", "../2_Dense")], "inside of this one"),
-        ([("Dense", "/2_Dense")], "inside of this one"),
-        ([("Dense", "")], "inside of this one"),
+        ([("Dense", "2_Dense"), ("Dense", "2_Dense")], "a separate folder"),
+        ([("Dense", "../2_Dense")], "inside this one"),
+        ([("Dense", "/2_Dense")], "inside this one"),
+        ([("Dense", "")], "inside this one"),
         ([("Dense", "3_Dense")], "takes 48 numbers, not 32"),
     ],
 )
