@@ -82,7 +82,7 @@ class _Text:
         self._at = 0
 
     def next(self) -> str:
-        """The next character that is no space; empty at the end."""
+        """The next character that is not a space; empty at the end."""
         while True:
             self._fill()
             found = _SPACES.match(self._window, self._at)

@@ -101,7 +101,7 @@ class Wake:
 
 @dataclass(slots=True)
 class StreamState:
-    """What a request in flight has brought and nobody has read yet; the client's own.
+    """Unread output of a request in flight; private to the client.
 
     Attributes:
         name: the tenant, and its `rid` for the request.

@@ -177,7 +177,7 @@ class Sessions:
             max_tokens: of all sessions together.
             clock: seconds since some moment.
             has_tenants: several tenants share this server, so an unknown session is `not found`
-                (404); without, it is the reference's bad request, and closing it is no error.
+                (404); without, it is the reference's bad request, and closing it is not an error.
         """
         self._has_tenants = has_tenants
         self._clock = clock

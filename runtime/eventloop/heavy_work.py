@@ -33,7 +33,7 @@ _LEAF_INFOS = (
     *(msgspec.inspect.NoneType, msgspec.inspect.BoolType, msgspec.inspect.IntType),
     *(msgspec.inspect.FloatType, msgspec.inspect.StrType, msgspec.inspect.LiteralType),
 )
-# References to a value that nobody else has: where it is held, and the argument of `getrefcount`.
+# References to a value that is held once: where it is held, and the argument of `getrefcount`.
 _OWN_REFERENCES = 2
 
 # One pool for reading and checking: each thread more that wants the GIL makes the loop wait longer.
@@ -87,7 +87,7 @@ def is_light(value: object, most: int = _LIGHT_VALUES) -> bool:
 
 
 def free_politely(value: object, after_s: float = _FREED_AFTER_S) -> None:
-    """Have a large value freed piece by piece on a thread, once nobody else refers to it.
+    """Have a large value freed piece by piece on a thread, once nothing else refers to it.
 
     Python frees what a request was made of at once, where its last reference goes: on the event
     loop, tens of milliseconds for some 100,000 objects. The memory goes back to the system: the C

@@ -122,7 +122,7 @@ class Choices:
 
     def pick(self, name: str, value: Any, reason: str) -> Any:
         """Return `value`; a line says why, where there is a reason."""
-        # What was asked for is no choice of ours.
+        # A value that was asked for is not a default.
         if reason:
             self.lines.append(f"{name}: {value} ({reason})")
         return value

@@ -83,7 +83,7 @@ class Scheduler:
         """Put the parts together.
 
         Without `grammars` there is no structured output, without `images` prompts hold none;
-        `execute` carries out what is no request.
+        `execute` handles every other message.
         """
         self._images = images
         self._runner = runner
