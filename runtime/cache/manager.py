@@ -2,14 +2,14 @@
 
 Every page is in exactly one place: free in the pool, cached in the tree, or held by one request:
 
-    hold.pages:  [ shared with the tree (locked by hold.node) | owned by the request ]
-                   0 ............................... num_shared ........ num_pages
+    block_table.pages:  [ shared with the tree (locked by block_table.node) | owned by the request ]
+                          0 ...................................... num_shared ........ num_pages
 
 Where no query sees all keys, pages behind every window are freed, from the front on. Then the
 request no longer shares pages with the tree:
 
-    hold.pages:  [ 0, 0, ... 0 | owned by the request ]
-                   num_dropped .......... num_pages
+    block_table.pages:  [ 0, 0, ... 0 | owned by the request ]
+                          num_dropped .......... num_pages
 """
 
 from __future__ import annotations
@@ -121,25 +121,28 @@ class CacheManager:
         """See `RadixTree.common_prefix`."""
         return self.tree.common_prefix(tokens, namespace)
 
-    def attach_prefix(self, hold: BlockTable, tokens: Tokens, namespace: str) -> int:
-        """Give an empty `hold` the longest cached prefix of `tokens`, locked; returns its tokens.
+    def attach_prefix(self, block_table: BlockTable, tokens: Tokens, namespace: str) -> int:
+        """Give an empty `block_table` the longest cached prefix of `tokens`, and lock it.
 
-        At least one token remains to be computed, because its logits are needed.
+        The prefix leaves out at least the last token: its logits must be computed.
+
+        Returns:
+            Number of tokens in that prefix.
         """
-        assert hold.num_pages == 0
+        assert block_table.num_pages == 0
         if not self.enable_prefix_cache:
             return 0
         match = self.tree.match(tokens[: len(tokens) - 1], namespace)
-        hold.append(match.pages)
-        hold.num_shared = len(match.pages)
-        hold.node = match.node
-        hold.version += 1
+        block_table.append(match.pages)
+        block_table.num_shared = len(match.pages)
+        block_table.node = match.node
+        block_table.version += 1
         self.tree.lock(match.node)
-        return hold.num_shared * self.page_size
+        return block_table.num_shared * self.page_size
 
     def allocate(
         self,
-        hold: BlockTable,
+        block_table: BlockTable,
         prefix: Tokens,
         namespace: str,
         num_tokens: int,
@@ -150,7 +153,7 @@ class CacheManager:
         """Give a new request the longest cached prefix and pages for all of its tokens.
 
         Args:
-            hold: the request's, empty.
+            block_table: the request's, empty.
             prefix: tokens that may come from the cache, as the tree knows them.
             namespace: prefixes are shared only inside one.
             num_tokens: number of tokens that need pages.
@@ -160,39 +163,39 @@ class CacheManager:
         Returns:
             Number of tokens from the cache; `None`, with nothing changed, if pages are missing.
         """
-        num_cached = self.attach_prefix(hold, prefix, namespace)
+        num_cached = self.attach_prefix(block_table, prefix, namespace)
         # One more than the tokens: the first generated token needs a slot.
-        needed = self.pages_for(num_tokens + 1) - hold.num_pages + num_reserved
+        needed = self.pages_for(num_tokens + 1) - block_table.num_pages + num_reserved
         if needed > self.num_available_pages:
             free_more()
         if needed > self.num_available_pages and num_reserved:
-            self.release(hold, prefix[:0], namespace)
+            self.release(block_table, prefix[:0], namespace)
             return None
-        extended = self.extend(hold, num_tokens)
+        extended = self.extend(block_table, num_tokens)
         assert extended, "pages were counted before"
         return num_cached
 
-    def extend(self, hold: BlockTable, num_tokens: int) -> bool:
+    def extend(self, block_table: BlockTable, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens in all; false, with nothing changed, when it cannot."""
-        missing = self.pages_for(num_tokens) - hold.num_pages
+        missing = self.pages_for(num_tokens) - block_table.num_pages
         if missing <= 0:
             return True
         if not self._make_free(missing):
             return False
-        hold.append(self.pool.take(missing))
+        block_table.append(self.pool.take(missing))
         return True
 
-    def extend_each(self, holds: list[BlockTable]) -> Pages | None:
-        """Give each of `holds` one more page; none, with nothing changed, when there are too few.
+    def extend_each(self, block_tables: list[BlockTable]) -> Pages | None:
+        """Give each of `block_tables` one more page, or change nothing if there are too few.
 
         Returns:
-            `[num_holds]`, the new pages.
+            `[num_block_tables]`, the new pages.
         """
-        if not self._make_free(len(holds)):
+        if not self._make_free(len(block_tables)):
             return None
-        pages = self.pool.take(len(holds))
-        for hold, page in zip(holds, pages.tolist(), strict=True):
-            hold.append_one(page)
+        pages = self.pool.take(len(block_tables))
+        for block_table, page in zip(block_tables, pages.tolist(), strict=True):
+            block_table.append_one(page)
         return pages
 
     def _make_free(self, count: int) -> bool:
@@ -206,23 +209,23 @@ class CacheManager:
             self.pool.give_back(evicted)
         return True
 
-    def share(self, hold: BlockTable, tokens: Tokens, namespace: str) -> None:
-        """Let other requests find what `hold` has computed of `tokens`; the request goes on."""
-        if not self.enable_prefix_cache or hold.num_dropped:
+    def share(self, block_table: BlockTable, tokens: Tokens, namespace: str) -> None:
+        """Let other requests find the computed pages of `tokens`; the request goes on."""
+        if not self.enable_prefix_cache or block_table.num_dropped:
             return
         num_full = len(tokens) // self.page_size
-        if num_full <= hold.num_shared:
+        if num_full <= block_table.num_shared:
             return
-        match = self._insert(hold, tokens, num_full, namespace)
+        match = self._insert(block_table, tokens, num_full, namespace)
         self.tree.lock(match.node)
-        if hold.node is not None:
-            self.tree.unlock(hold.node)
-        hold.pages[:num_full] = match.pages
-        hold.num_shared = num_full
-        hold.node = match.node
-        hold.version += 1
+        if block_table.node is not None:
+            self.tree.unlock(block_table.node)
+        block_table.pages[:num_full] = match.pages
+        block_table.num_shared = num_full
+        block_table.node = match.node
+        block_table.version += 1
 
-    def drop_behind(self, hold: BlockTable, first_seen: int) -> int:
+    def drop_behind(self, block_table: BlockTable, first_seen: int) -> int:
         """Let go of the pages that lie wholly before token `first_seen`: no later query sees them.
 
         Pages shared with the tree are released together, once all of them are behind; until then
@@ -231,41 +234,45 @@ class CacheManager:
         Returns:
             Number of pages that must be behind before another call can free more.
         """
-        num_behind = min(max(first_seen, 0) // self.page_size, hold.num_pages)
-        if num_behind < hold.num_shared:
-            return hold.num_shared
-        if hold.node is not None:
-            self.tree.unlock(hold.node)
-        first = max(hold.num_shared, hold.num_dropped)
+        num_behind = min(max(first_seen, 0) // self.page_size, block_table.num_pages)
+        if num_behind < block_table.num_shared:
+            return block_table.num_shared
+        if block_table.node is not None:
+            self.tree.unlock(block_table.node)
+        first = max(block_table.num_shared, block_table.num_dropped)
         if num_behind > first:
-            self.pool.give_back(hold.pages[first:num_behind])
-        hold.pages[:num_behind] = 0
-        hold.num_dropped, hold.num_shared, hold.node = max(num_behind, first), 0, None
-        return hold.num_dropped + 1
+            self.pool.give_back(block_table.pages[first:num_behind])
+        block_table.pages[:num_behind] = 0
+        block_table.num_dropped = max(num_behind, first)
+        block_table.num_shared, block_table.node = 0, None
+        return block_table.num_dropped + 1
 
-    def release(self, hold: BlockTable, tokens: Tokens, namespace: str) -> None:
-        """Free what `hold` has; full pages of `tokens`, all computed, stay cached in the tree."""
-        num_kept = hold.num_shared
-        if self.enable_prefix_cache and len(tokens) and not hold.num_dropped:
-            num_full = min(len(tokens) // self.page_size, hold.num_pages)
-            if num_full > hold.num_shared:
-                self._insert(hold, tokens, num_full, namespace)
+    def release(self, block_table: BlockTable, tokens: Tokens, namespace: str) -> None:
+        """Free the pages of `block_table`.
+
+        The tree keeps the full pages of `tokens`, all of which are computed.
+        """
+        num_kept = block_table.num_shared
+        if self.enable_prefix_cache and len(tokens) and not block_table.num_dropped:
+            num_full = min(len(tokens) // self.page_size, block_table.num_pages)
+            if num_full > block_table.num_shared:
+                self._insert(block_table, tokens, num_full, namespace)
                 num_kept = num_full
-        self.pool.give_back(hold.held()[max(num_kept, hold.num_dropped) :])
-        if hold.node is not None:
-            self.tree.unlock(hold.node)
-        hold.pages, hold.node = EMPTY_PAGES, None
-        hold.num_pages = hold.num_shared = hold.num_dropped = 0
-        hold.version += 1
+        self.pool.give_back(block_table.held()[max(num_kept, block_table.num_dropped) :])
+        if block_table.node is not None:
+            self.tree.unlock(block_table.node)
+        block_table.pages, block_table.node = EMPTY_PAGES, None
+        block_table.num_pages = block_table.num_shared = block_table.num_dropped = 0
+        block_table.version += 1
 
     def _insert(
-        self, hold: BlockTable, tokens: Tokens, num_full: int, namespace: str
+        self, block_table: BlockTable, tokens: Tokens, num_full: int, namespace: str
     ) -> PrefixMatch:
         known = tokens[: num_full * self.page_size]
-        match = self.tree.insert(known, hold.held()[:num_full], namespace)
+        match = self.tree.insert(known, block_table.held()[:num_full], namespace)
         # Another request computed part of the same prefix first: its pages stay, ours are freed.
-        ours = hold.held()[hold.num_shared : num_full]
-        theirs = match.pages[hold.num_shared :]
+        ours = block_table.held()[block_table.num_shared : num_full]
+        theirs = match.pages[block_table.num_shared :]
         self.pool.give_back(ours[ours != theirs])
         return match
 
@@ -273,23 +280,25 @@ class CacheManager:
         """Drop every cached prefix that no request holds."""
         self.pool.give_back(self.tree.evict(self.tree.num_pages))
 
-    def recover(self, holds: list[BlockTable]) -> None:
-        """Free every page that neither the tree nor one of `holds` has, and undo every other lock.
+    def recover(self, block_tables: list[BlockTable]) -> None:
+        """Free every page and undo every lock that belongs to none of `block_tables`.
 
-        After an exception: whatever was taken for a request that is not in `holds` is freed.
-        This checks every page, so it takes milliseconds.
+        The tree's pages stay. Call this after an exception: it frees what was taken for a request
+        that is not in `block_tables`. It checks every page, so it takes milliseconds.
         """
-        self.tree.lock_only([hold.node for hold in holds if hold.node is not None])
-        own = [hold.own() for hold in holds]
+        self.tree.lock_only(
+            [block_table.node for block_table in block_tables if block_table.node is not None]
+        )
+        own = [block_table.own() for block_table in block_tables]
         self.pool.reset(np.concatenate([self.tree.all_pages(), *own]))
 
-    def check_invariants(self, holds: list[BlockTable]) -> None:
+    def check_invariants(self, block_tables: list[BlockTable]) -> None:
         """Assert that every page is in exactly one place.
 
         Raises:
             AssertionError: a page is lost or owned twice.
         """
-        own = [hold.own() for hold in holds]
+        own = [block_table.own() for block_table in block_tables]
         everything = np.concatenate([self.pool.free_pages(), self.tree.all_pages(), *own])
         num_pages = self.pool.num_pages
         exists = (everything > 0) & (everything <= num_pages)
@@ -297,5 +306,5 @@ class CacheManager:
         is_known[everything[exists]] = True
         is_whole = len(everything) == num_pages and exists.all() and is_known[1:].all()
         assert is_whole, "pages were lost or doubled"
-        if not holds:
+        if not block_tables:
             assert self.tree.num_locked_pages == 0, "the tree is locked though nothing runs"

@@ -189,7 +189,7 @@ class Planner:
                 continue
             with self._faults.of(request):
                 behind = int(table.num_computed[row]) - cache.window
-                num_pages = cache.drop_behind(request.hold, behind)
+                num_pages = cache.drop_behind(request.block_table, behind)
                 table.drops_at[row] = num_pages * cache.page_size + cache.window
         return cache.num_available_pages > before
 
@@ -203,10 +203,10 @@ class Planner:
         full = rows[is_full]
         if not len(full):
             return rows, None
-        holds = [table.request(row).hold for row in full.tolist()]
-        pages = self._cache.extend_each(holds)
+        block_tables = [table.request(row).block_table for row in full.tolist()]
+        pages = self._cache.extend_each(block_tables)
         if pages is None and self._drop_behind_windows():
-            pages = self._cache.extend_each(holds)
+            pages = self._cache.extend_each(block_tables)
         if pages is not None:
             table.capacity[full] += self._cache.page_size
             new_pages: Int32Array = np.zeros(len(rows), dtype=np.int32)
@@ -230,12 +230,12 @@ class Planner:
                     return
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
-        hold = request.hold
-        before = hold.num_pages
-        if not self._cache.extend(hold, num_tokens):
+        block_table = request.block_table
+        before = block_table.num_pages
+        if not self._cache.extend(block_table, num_tokens):
             return False
-        self._table.capacity[request.row] = hold.num_pages * self._cache.page_size
-        added = hold.held()[before:].copy()
+        self._table.capacity[request.row] = block_table.num_pages * self._cache.page_size
+        added = block_table.held()[before:].copy()
         self._page_updates.append(PageUpdate(request.row, before, added))
         return True
 
@@ -254,7 +254,7 @@ class Planner:
         # The last known token is an input of the next step, so its key and value may not exist yet.
         num_valid = min(int(table.num_computed[row]), int(table.num_tokens[row]) - 1)
         known = table.known_tokens(row)[: max(num_valid, 0) if keep_cached else 0]
-        self._cache.release(request.hold, request.keys(known), request.namespace)
+        self._cache.release(request.block_table, request.keys(known), request.namespace)
         self.forget(request)
 
     def forget(self, request: Request) -> None:
@@ -347,7 +347,7 @@ class Planner:
 
     def _admit(self, request: Request) -> bool:
         """Give a waiting request a row and pages for its whole prompt; false if pages are short."""
-        cache, hold = self._cache, request.hold
+        cache, block_table = self._cache, request.block_table
         for report in request.reports:
             report.planned = report.reported
         prefix = request.keys(request.tokens)
@@ -356,7 +356,7 @@ class Planner:
             # Reported positions must be computed, so the cached prefix ends before them.
             prefix = prefix[: first + 1]
         matched = cache.allocate(
-            hold,
+            block_table,
             prefix,
             request.namespace,
             len(request.tokens),
@@ -386,8 +386,8 @@ class Planner:
                 ],
             )
         )
-        self._page_updates.append(PageUpdate(row, 0, hold.held().copy()))
-        self._table.capacity[row] = hold.num_pages * cache.page_size
+        self._page_updates.append(PageUpdate(row, 0, block_table.held().copy()))
+        self._table.capacity[row] = block_table.num_pages * cache.page_size
         self._unshared[request.request_id] = request
         self._computing.append(request)
         return True
@@ -415,13 +415,15 @@ class Planner:
         self._unshared.pop(request.request_id, None)
         if request.row < 0:
             return
-        hold, row = request.hold, request.row
-        version = hold.version
+        block_table, row = request.block_table, request.row
+        version = block_table.version
         num_computed = min(int(self._table.num_computed[row]), int(self._table.num_tokens[row]) - 1)
         known = request.keys(self._table.tokens[row, :num_computed])
-        self._cache.share(hold, known, request.namespace)
-        if hold.version != version:
-            self._page_updates.append(PageUpdate(row, 0, hold.held()[: hold.num_shared].copy()))
+        self._cache.share(block_table, known, request.namespace)
+        if block_table.version != version:
+            self._page_updates.append(
+                PageUpdate(row, 0, block_table.held()[: block_table.num_shared].copy())
+            )
 
 
 def _add_spans(plan: StepPlan, chunks: list[_Chunk]) -> list[tuple[Request, PromptReport]]:

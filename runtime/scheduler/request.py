@@ -113,10 +113,10 @@ class Request:
         "_prompt_keys",
         "admitted_at",
         "arrival",
+        "block_table",
         "cached_tokens",
         "embeds",
         "grammar",
-        "hold",
         "images",
         "max_new_tokens",
         "namespace",
@@ -149,7 +149,7 @@ class Request:
         self.namespace = spec.cache_namespace
         self.priority = spec.priority
         self.arrival = message.arrival
-        self.hold = BlockTable()
+        self.block_table = BlockTable()
         self.row = -1
         self.num_computed = 0
         self.admitted_at = 0.0

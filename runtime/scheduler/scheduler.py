@@ -274,7 +274,7 @@ class Scheduler:
             self._send_front(RequestError([request.request_id], why))
 
     def _recover_cache(self) -> None:
-        self._cache.recover([request.hold for request in self._requests.values()])
+        self._cache.recover([request.block_table for request in self._requests.values()])
 
     def _set_options(self, values: dict[str, int]) -> None:
         self._max_queued = values.get("max_queued_requests", self._max_queued)
@@ -483,7 +483,7 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Assert that no page is lost or owned twice, between two steps."""
-        self._cache.check_invariants([request.hold for request in self._table.running()])
+        self._cache.check_invariants([request.block_table for request in self._table.running()])
 
 
 def _refuse(command: WorkerCommand) -> ControlReply:

@@ -52,34 +52,37 @@ class FaultyCache(CacheManager):
             raise PlantedError(name)
         return result
 
-    def attach_prefix(self, hold: BlockTable, tokens: Tokens, namespace: str) -> int:
+    def attach_prefix(self, block_table: BlockTable, tokens: Tokens, namespace: str) -> int:
         def work() -> int:
-            return CacheManager.attach_prefix(self, hold, tokens, namespace)
+            return CacheManager.attach_prefix(self, block_table, tokens, namespace)
 
         found: int = self._around("attach_prefix", namespace == GUILTY, work)
         if namespace == GUILTY:
-            self.guilty = {*getattr(self, "guilty", set()), hold}
+            self.guilty = {*getattr(self, "guilty", set()), block_table}
         return found
 
-    def extend(self, hold: BlockTable, num_tokens: int) -> bool:
-        is_guilty = hold in getattr(self, "guilty", set()) and hold.num_pages >= self.from_page
+    def extend(self, block_table: BlockTable, num_tokens: int) -> bool:
+        is_guilty = (
+            block_table in getattr(self, "guilty", set())
+            and block_table.num_pages >= self.from_page
+        )
         done: bool = self._around(
-            "extend", is_guilty, lambda: CacheManager.extend(self, hold, num_tokens)
+            "extend", is_guilty, lambda: CacheManager.extend(self, block_table, num_tokens)
         )
         return done
 
-    def share(self, hold: BlockTable, tokens: Tokens, namespace: str) -> None:
+    def share(self, block_table: BlockTable, tokens: Tokens, namespace: str) -> None:
         self._around(
             "share",
             namespace == GUILTY,
-            lambda: CacheManager.share(self, hold, tokens, namespace),
+            lambda: CacheManager.share(self, block_table, tokens, namespace),
         )
 
-    def release(self, hold: BlockTable, tokens: Tokens, namespace: str) -> None:
+    def release(self, block_table: BlockTable, tokens: Tokens, namespace: str) -> None:
         self._around(
             "release",
             namespace == GUILTY,
-            lambda: CacheManager.release(self, hold, tokens, namespace),
+            lambda: CacheManager.release(self, block_table, tokens, namespace),
         )
 
 
@@ -260,11 +263,11 @@ class LeakyCache(CacheManager):
 
     fails = False
 
-    def extend_each(self, holds: list[BlockTable]) -> Pages | None:
+    def extend_each(self, block_tables: list[BlockTable]) -> Pages | None:
         if self.fails:
             self.pool.take(3)
             raise PlantedError("all")
-        return super().extend_each(holds)
+        return super().extend_each(block_tables)
 
 
 def test_a_failure_for_all_ends_all_requests_but_not_the_worker(tmp_path: Path) -> None:
