@@ -38,7 +38,7 @@ class DecodeInputs(NamedTuple):
 class DecodeStepKernels(Protocol):
     """The functions of an implementation of these ops."""
 
-    def fetch_inputs(self, lines: Tensor, turn: Tensor, inputs: Tensor) -> None:
+    def fetch_inputs(self, buffers: Tensor, turn: Tensor, inputs: Tensor) -> None:
         """See `kernels.decode_step.fetch_inputs`."""
 
     def decode_inputs(
@@ -78,16 +78,17 @@ def _kernels(device_type: str) -> DecodeStepKernels:
     return DECODE_STEP.choose(device_type).kernels
 
 
-def fetch_inputs(lines: Tensor, turn: Tensor, inputs: Tensor) -> None:
-    """Copy the next line to the device; never blocks, may be captured in a graph.
+def fetch_inputs(buffers: Tensor, turn: Tensor, inputs: Tensor) -> None:
+    """Copy the next buffer to the device; never blocks, may be captured in a graph.
 
     Args:
-        lines: `[num_turns, line_length]` int64, contiguous; may be pinned host memory. The host may
-            rewrite the line once an event recorded after this launch has completed.
-        turn: `[1]` int64, the line that was copied last; advanced cyclically to the next one.
-        inputs: `[count]` int64, contiguous; receives the first `count` numbers of the line.
+        buffers: `[num_buffers, buffer_length]` int64, contiguous; may be pinned host memory. The
+            host may rewrite a buffer once an event recorded after this launch has completed.
+        turn: `[1]` int64, index of the buffer that was copied last; advanced to the next one, and
+            from the last one to 0.
+        inputs: `[count]` int64, contiguous; receives the first `count` numbers of the buffer.
     """
-    _kernels(inputs.device.type).fetch_inputs(lines, turn, inputs)
+    _kernels(inputs.device.type).fetch_inputs(buffers, turn, inputs)
 
 
 def decode_inputs(
@@ -125,7 +126,7 @@ def decode_outputs(
     Args:
         token_ids: `[num_seqs]` int64; negative means no token, and the next input is then 0.
         rows: `[num_seqs]` int64, the rows that the tokens belong to.
-        turn: `[1]` int64, the line of `kept` to write.
+        turn: `[1]` int64, the row of `kept` to write.
         last_token: `[num_rows]` int64, changed.
         kept: `[num_turns, max_seqs]` int64, changed; may be pinned host memory. The host can read
             the tokens once an event recorded after this launch has completed.

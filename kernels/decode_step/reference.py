@@ -6,11 +6,11 @@ from torch import Tensor
 from kernels.decode_step import DecodeInputs
 
 
-def fetch_inputs(lines: Tensor, turn: Tensor, inputs: Tensor) -> None:
-    """Copy the next line; see `kernels.decode_step.fetch_inputs`."""
-    turn.copy_((turn + 1) % len(lines))
-    line = lines.index_select(0, turn.to(lines.device))
-    inputs.copy_(line[0, : len(inputs)])
+def fetch_inputs(buffers: Tensor, turn: Tensor, inputs: Tensor) -> None:
+    """Copy the next buffer; see `kernels.decode_step.fetch_inputs`."""
+    turn.copy_((turn + 1) % len(buffers))
+    buffer = buffers.index_select(0, turn.to(buffers.device))
+    inputs.copy_(buffer[0, : len(inputs)])
 
 
 def decode_inputs(
@@ -24,10 +24,10 @@ def decode_inputs(
 ) -> DecodeInputs:
     """Gather the inputs; see `kernels.decode_step.decode_inputs`."""
     positions = seq_lens - 1
-    places = rows * page_table.shape[1] + positions // page_size
-    known = page_table.view(-1).index_select(0, places)
+    entries = rows * page_table.shape[1] + positions // page_size
+    known = page_table.view(-1).index_select(0, entries)
     pages = torch.where(new_pages > 0, new_pages.to(torch.int32), known)
-    page_table.view(-1).index_copy_(0, places, pages)
+    page_table.view(-1).index_copy_(0, entries, pages)
     input_ids = last_token.index_select(0, rows)
     latest_input.index_copy_(0, rows, input_ids)
     return DecodeInputs(
@@ -44,5 +44,5 @@ def decode_outputs(
 ) -> None:
     """Keep the tokens; see `kernels.decode_step.decode_outputs`."""
     last_token.index_copy_(0, rows, token_ids.clamp(min=0))
-    places = turn * kept.shape[1] + torch.arange(len(token_ids), device=token_ids.device)
-    kept.view(-1).index_copy_(0, places.to(kept.device), token_ids.to(kept.device))
+    entries = turn * kept.shape[1] + torch.arange(len(token_ids), device=token_ids.device)
+    kept.view(-1).index_copy_(0, entries.to(kept.device), token_ids.to(kept.device))

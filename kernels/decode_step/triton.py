@@ -24,11 +24,11 @@ _SEQ_BLOCK = 128
 # Not specialized on the count, which depends on the batch size.
 @triton.jit(do_not_specialize=["count"])
 def _fetch_inputs_kernel(
-    lines_ptr,
+    buffers_ptr,
     turn_ptr,
     inputs_ptr,
     num_turns,
-    line_length,
+    buffer_length,
     count,
     BLOCK: tl.constexpr,
 ):
@@ -39,24 +39,24 @@ def _fetch_inputs_kernel(
     for first in range(0, count, BLOCK):
         at = first + tl.arange(0, BLOCK)
         inside = at < count
-        number = tl.load(lines_ptr + turn * line_length + at, mask=inside)
+        number = tl.load(buffers_ptr + turn * buffer_length + at, mask=inside)
         tl.store(inputs_ptr + at, number, mask=inside)
 
 
-def fetch_inputs(lines: Tensor, turn: Tensor, inputs: Tensor) -> None:
-    """Copy the next line; see `kernels.decode_step.fetch_inputs`."""
-    assert lines.is_contiguous()
+def fetch_inputs(buffers: Tensor, turn: Tensor, inputs: Tensor) -> None:
+    """Copy the next buffer; see `kernels.decode_step.fetch_inputs`."""
+    assert buffers.is_contiguous()
     assert inputs.is_contiguous()
     count = len(inputs)
-    assert count <= lines.shape[1]
-    # Host memory has a high latency: read a long line in few iterations.
+    assert count <= buffers.shape[1]
+    # Host memory has a high latency: read a long buffer in few iterations.
     is_long = count > _BLOCK
     _fetch_inputs_kernel[(1,)](
-        lines,
+        buffers,
         turn,
         inputs,
-        len(lines),
-        lines.shape[1],
+        len(buffers),
+        buffers.shape[1],
         count,
         BLOCK=8 * _BLOCK if is_long else _BLOCK,
         num_warps=16 if is_long else 4,
@@ -86,18 +86,18 @@ def _decode_inputs_kernel(
     row = tl.load(rows_ptr + seq)
     new_page = tl.load(new_pages_ptr + seq).to(tl.int32)
     position = tl.load(seq_lens_ptr + seq) - 1
-    place = position // page_size
+    entry = position // page_size
     pages_ptr = page_table_ptr + row * max_pages
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < max_pages
     pages = tl.load(pages_ptr + column, mask=inside, other=0)
-    is_new = column == tl.where(new_page > 0, place, -1)
+    is_new = column == tl.where(new_page > 0, entry, -1)
     pages = tl.where(is_new, new_page, pages)
     tl.store(pages_ptr + column, pages, mask=inside & is_new)
     tl.store(table_ptr + seq.to(tl.int64) * max_pages + column, pages, mask=inside)
     if tl.program_id(1) == 0:
         # The entry of a new page is being written, perhaps by another program.
-        page = tl.load(pages_ptr + place)
+        page = tl.load(pages_ptr + entry)
         page = tl.where(new_page > 0, new_page, page).to(tl.int64)
         token = tl.load(last_token_ptr + row)
         tl.store(input_ids_ptr + seq, token)
@@ -152,7 +152,7 @@ def _decode_outputs_kernel(
     last_token_ptr,
     kept_ptr,
     num_seqs,
-    line_length,
+    buffer_length,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -162,7 +162,7 @@ def _decode_outputs_kernel(
     token = tl.load(token_ids_ptr + seq, mask=inside, other=0)
     row = tl.load(rows_ptr + seq, mask=inside, other=0)
     tl.store(last_token_ptr + row, tl.maximum(token, 0), mask=inside)
-    tl.store(kept_ptr + tl.load(turn_ptr) * line_length + seq, token, mask=inside)
+    tl.store(kept_ptr + tl.load(turn_ptr) * buffer_length + seq, token, mask=inside)
 
 
 def decode_outputs(

@@ -26,7 +26,7 @@ def _greedy_kernel(
     wide_ptr,
     wanted_ptr,
     values_ptr,
-    places_ptr,
+    part_tokens_ptr,
     arrived_ptr,
     token_ids_ptr,
     vocab_size,
@@ -40,9 +40,9 @@ def _greedy_kernel(
     row = tl.program_id(0)
     part = tl.program_id(1)
     wait_for_inputs(PDL)
-    place = part * BLOCK + tl.arange(0, BLOCK)
-    inside = place < vocab_size
-    at = row.to(tl.int64) * vocab_size + place
+    token_id = part * BLOCK + tl.arange(0, BLOCK)
+    inside = token_id < vocab_size
+    at = row.to(tl.int64) * vocab_size + token_id
     value = tl.load(logits_ptr + at, mask=inside, other=float("-inf")).to(tl.float32)
     if HAS_WANTED:
         if tl.load(wanted_ptr) != 0:
@@ -52,10 +52,10 @@ def _greedy_kernel(
     is_nan = value != value
     # A row with a NaN has no token; its index is `NAN`, whatever the rest.
     best = tl.max(tl.where(is_nan, float("-inf"), value), axis=0)
-    first = tl.min(tl.where((value == best) & inside, place, vocab_size), axis=0)
+    first = tl.min(tl.where((value == best) & inside, token_id, vocab_size), axis=0)
     first = tl.where(tl.max(is_nan.to(tl.int32), axis=0) > 0, NAN, first)
     tl.store(values_ptr + row * num_parts + part, best)
-    tl.store(places_ptr + row * num_parts + part, first)
+    tl.store(part_tokens_ptr + row * num_parts + part, first)
     # This program's writes must be visible before it increments the count.
     tl.debug_barrier()
     before = tl.atomic_add(arrived_ptr + row, 1, sem="acq_rel", scope="gpu")
@@ -71,12 +71,15 @@ def _greedy_kernel(
         other=float("-inf"),
         cache_modifier=".cg",
     )
-    places = tl.load(
-        places_ptr + row * num_parts + other, mask=known, other=vocab_size, cache_modifier=".cg"
+    part_tokens = tl.load(
+        part_tokens_ptr + row * num_parts + other,
+        mask=known,
+        other=vocab_size,
+        cache_modifier=".cg",
     )
     best = tl.max(values, axis=0)
-    token = tl.min(tl.where(values == best, places, vocab_size), axis=0)
-    token = tl.where(tl.min(places, axis=0) == NAN, NAN, token)
+    token = tl.min(tl.where(values == best, part_tokens, vocab_size), axis=0)
+    token = tl.where(tl.min(part_tokens, axis=0) == NAN, NAN, token)
     tl.store(token_ids_ptr + row, token.to(tl.int64))
 
 
@@ -100,14 +103,14 @@ def greedy_tokens(logits: Tensor, wide: Tensor, wanted: Tensor | None = None) ->
         return token_ids
     num_parts = triton.cdiv(vocab_size, BLOCK_SIZE)
     values = wide.new_empty(num_rows, num_parts)
-    places = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
+    part_tokens = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
     (arrived,) = _ARRIVED.get(logits.device)
     _greedy_kernel[(num_rows, num_parts)](
         logits,
         wide,
         logits if wanted is None else wanted,
         values,
-        places,
+        part_tokens,
         arrived,
         token_ids,
         vocab_size,

@@ -47,9 +47,9 @@ def mass_kernel(
     block = tl.program_id(1)
     if tl.load(temperature_ptr + row) <= 0:
         return
-    place = row * tl.num_programs(1) + block
+    at_block = row * tl.num_programs(1) + block
     min_p = tl.load(min_p_ptr + row)
-    block_max = tl.load(block_max_ptr + place)
+    block_max = tl.load(block_max_ptr + at_block)
     row_max = tl.load(row_max_ptr + row)
     normaliser = tl.load(normaliser_ptr + row)
     cut = -2147483648
@@ -58,7 +58,7 @@ def mass_kernel(
     mass = tl.full([], 0, tl.int64)
     ties = 0
     if (cut == -2147483648) & (min_p <= 0):
-        share = tl.load(block_sum_ptr + place) * tl.exp(block_max - row_max) / normaliser
+        share = tl.load(block_sum_ptr + at_block) * tl.exp(block_max - row_max) / normaliser
         mass = (share * 274877906944.0).to(tl.int64)
     elif (sort_key(block_max) >= cut) & (tl.exp(block_max - row_max) >= min_p):
         at = block * BLOCK + tl.arange(0, BLOCK)
@@ -68,8 +68,8 @@ def mass_kernel(
         worth = fixed_mass(x, row_max, normaliser)
         mass = tl.sum(tl.where(kept & (key > cut), worth, 0), axis=0)
         ties = tl.sum((kept & (key == cut)).to(tl.int32), axis=0)
-    tl.store(mass_ptr + place, mass)
-    tl.store(ties_ptr + place, ties)
+    tl.store(mass_ptr + at_block, mass)
+    tl.store(ties_ptr + at_block, ties)
 
 
 @triton.jit
@@ -154,18 +154,18 @@ def count_kernel(
     """Count the values above the cut and equal to it in one block."""
     row = tl.program_id(0)
     block = tl.program_id(1)
-    place = row * tl.num_programs(1) + block
+    at_block = row * tl.num_programs(1) + block
     cut = tl.load(cut_key_ptr + row)
     above = 0
     ties = 0
-    if sort_key(tl.load(block_max_ptr + place)) >= cut:
+    if sort_key(tl.load(block_max_ptr + at_block)) >= cut:
         at = block * BLOCK + tl.arange(0, BLOCK)
         x = load_scaled(logits_ptr, logits_ptr, row, stride, at, vocab_size, False)
         key = sort_key(x)
         above = tl.sum(((key > cut) & (at < vocab_size)).to(tl.int32), axis=0)
         ties = tl.sum(((key == cut) & (at < vocab_size)).to(tl.int32), axis=0)
-    tl.store(above_ptr + place, above)
-    tl.store(ties_ptr + place, ties)
+    tl.store(above_ptr + at_block, above)
+    tl.store(ties_ptr + at_block, ties)
 
 
 # Not specialized on the requested count, which changes with the batch.

@@ -45,12 +45,12 @@ def _bitmask_kernel(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    line = tl.load(index_ptr + row) if INDEXED else row
+    logits_row = tl.load(index_ptr + row) if INDEXED else row
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < vocab_size
     word = tl.load(bitmask_ptr + row * mask_stride + at // 32, mask=inside, other=-1)
     forbidden = ((word >> (at % 32)) & 1) == 0
-    tl.store(logits_ptr + line * stride + at, float("-inf"), mask=inside & forbidden)
+    tl.store(logits_ptr + logits_row * stride + at, float("-inf"), mask=inside & forbidden)
 
 
 # Not specialized on the stride of outputs, which grow with every step.
@@ -80,7 +80,7 @@ def _penalty_kernel(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    line = tl.load(index_ptr + row) if INDEXED else row
+    logits_row = tl.load(index_ptr + row) if INDEXED else row
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < tl.load(lens_ptr + row)
     token = tl.load(ids_ptr + row * ids_stride + at, mask=inside, other=0)
@@ -90,12 +90,12 @@ def _penalty_kernel(
         counts_ptr + row * vocab_size + token, tl.zeros_like(at), mask=inside, sem="relaxed"
     )
     mine = inside & (count > 0)
-    place = logits_ptr + line * stride + token
-    old = tl.load(place, mask=mine, other=0.0)
+    address = logits_ptr + logits_row * stride + token
+    old = tl.load(address, mask=mine, other=0.0)
     factor = tl.load(repetition_ptr + row) + tl.zeros_like(old)
     repeated = tl.where(old >= 0, tl.div_rn(old, factor), old * factor)
     frequent = tl.load(frequency_ptr + row) * count.to(tl.float32)
-    tl.store(place, repeated - frequent - tl.load(presence_ptr + row), mask=mine)
+    tl.store(address, repeated - frequent - tl.load(presence_ptr + row), mask=mine)
 
 
 def apply_penalties(

@@ -91,12 +91,12 @@ def stats_kernel(
     block_max = tl.max(sub_max, axis=0)
     safe = tl.where(block_max == float("-inf"), 0.0, block_max)
     best = tl.min(tl.min(tl.where(x == block_max, at, vocab_size - 1), axis=1), axis=0)
-    place = row * num_blocks + block
-    tl.store(block_max_ptr + place, block_max)
-    tl.store(block_best_ptr + place, best)
-    tl.store(block_sum_ptr + place, tl.sum(tl.sum(tl.exp(x - safe), axis=1), axis=0))
+    at_block = row * num_blocks + block
+    tl.store(block_max_ptr + at_block, block_max)
+    tl.store(block_best_ptr + at_block, best)
+    tl.store(block_sum_ptr + at_block, tl.sum(tl.sum(tl.exp(x - safe), axis=1), axis=0))
     if RANKED:
-        tl.store(sub_max_ptr + place * SUBS + tl.arange(0, SUBS), sub_max)
+        tl.store(sub_max_ptr + at_block * SUBS + tl.arange(0, SUBS), sub_max)
         if block == 0:
             tl.store(count_ptr + row, 0)
 
@@ -204,11 +204,11 @@ def collect_kernel(
     key = sort_key(x)
     wanted = ((key >= bound) & (at < vocab_size)).to(tl.int32)
     first = tl.atomic_add(count_ptr + row, tl.sum(wanted, axis=0), sem="relaxed")
-    place = first + tl.cumsum(wanted, axis=0) - 1
+    kept_index = first + tl.cumsum(wanted, axis=0) - 1
     tl.store(
-        candidates_ptr + row * CANDIDATES + place,
+        candidates_ptr + row * CANDIDATES + kept_index,
         key,
-        mask=(wanted > 0) & (place < CANDIDATES),
+        mask=(wanted > 0) & (kept_index < CANDIDATES),
     )
 
 

@@ -20,8 +20,8 @@ from runtime.executor.staging import to_device
 from runtime.requests.sampling_params import SamplingParams
 from runtime.step.step_plan import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
 
-_NO_PLACES: Int64Array = np.zeros(0, dtype=np.int64)
-_NO_BIASES = (_NO_PLACES, np.zeros(0, dtype=np.float32))
+_NO_ENTRIES: Int64Array = np.zeros(0, dtype=np.int64)
+_NO_BIASES = (_NO_ENTRIES, np.zeros(0, dtype=np.float32))
 _NUM_PARAMS = 6
 
 
@@ -172,20 +172,20 @@ class BatchRows:
         grown = np.flatnonzero(plan.new_pages)
         rows, pages = plan.rows[grown], plan.new_pages[grown]
         # The first entry after the pages of the computed tokens.
-        places = -(-plan.start_lens[grown] // page_size)
-        self.page_table_host[rows, places] = pages
+        entries = -(-plan.start_lens[grown] // page_size)
+        self.page_table_host[rows, entries] = pages
         if not is_sent and not self._shares_memory:
-            self._unsent.append(rows * self.page_table_host.shape[1] + places)
+            self._unsent.append(rows * self.page_table_host.shape[1] + entries)
 
     def _update_pages(self, updates: list[PageUpdate]) -> None:
         width = self.page_table_host.shape[1]
-        places = np.concatenate(
+        entries = np.concatenate(
             [np.arange(len(u.pages), dtype=np.int64) + (u.row * width + u.start) for u in updates]
         )
         pages = np.concatenate([update.pages for update in updates])
-        self.page_table_host.reshape(-1)[places] = pages
+        self.page_table_host.reshape(-1)[entries] = pages
         if not self._shares_memory:
-            self._unsent.append(places)
+            self._unsent.append(entries)
 
     def unsent_pages(self) -> tuple[Int64Array, Int32Array]:
         """Return the entries of the page table that the device lacks.
@@ -193,8 +193,8 @@ class BatchRows:
         Returns:
             `[n]` int64 flat indices into the table, and `[n]` int32 page numbers.
         """
-        places = np.concatenate([_NO_PLACES, *self._unsent])
-        return places, self.page_table_host.reshape(-1)[places]
+        entries = np.concatenate([_NO_ENTRIES, *self._unsent])
+        return entries, self.page_table_host.reshape(-1)[entries]
 
     def forget_unsent(self) -> None:
         """Record that the device has all entries, or gets them with the step being launched."""

@@ -1,6 +1,6 @@
 """Builds the model's input from a step's plan: host arrays, then tensors, then the batch.
 
-Steps without a graph send the arrays as they are. A graph with prompts reads them from a line of
+Steps without a graph send the arrays as they are. A graph with prompts reads them from a buffer of
 host memory, padded to its size (`runtime.executor.graph_inputs`).
 """
 
@@ -26,14 +26,14 @@ def key_ends(plan: StepPlan, known: NDArray[np.intp], indptr: NDArray[Any]) -> I
 
     Args:
         plan: the step; of an image that it computes it has all tokens up to the last.
-        known: place in the step of each of `plan.chunk_tokens`.
+        known: index in the step of each of `plan.chunk_tokens`.
         indptr: `[num_seqs + 1]`, bounds of each sequence's tokens.
     """
     ahead = np.repeat(plan.start_lens - indptr[:-1], plan.query_lens)
     ends = (np.arange(1, plan.num_tokens + 1) + ahead).astype(np.int32)
     for span in plan.image_spans:
-        places = known[span.first : span.first + span.length]
-        ends[places] = ends[places[-1]]
+        token_indices = known[span.first : span.first + span.length]
+        ends[token_indices] = ends[token_indices[-1]]
     return ends
 
 
@@ -166,7 +166,7 @@ def build_batch(
         pages = rows.page_table_host[plan.rows]
         batch.host = HostLengths(flat.qo_indptr, flat.seq_lens, pages)
     if plan.embed_spans:
-        batch.embed_places, batch.embeds = _given_embeds(plan, flat, rows.device)
+        batch.embed_indices, batch.embeds = _given_embeds(plan, flat, rows.device)
     if plan.image_spans and images is not None:
         known = np.flatnonzero(flat.known_ids >= 0)
         batch.images = images.tokens_of(plan, known)
@@ -199,8 +199,8 @@ def _given_embeds(
     plan: StepPlan, flat: FlatStep[NDArray[Any]], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     known = np.flatnonzero(flat.known_ids >= 0)
-    places = [known[span.first : span.first + span.length] for span in plan.embed_spans]
-    index_host = np.concatenate(places)
+    token_indices = [known[span.first : span.first + span.length] for span in plan.embed_spans]
+    index_host = np.concatenate(token_indices)
     data = bytearray().join(span.values for span in plan.embed_spans)
     values = np.frombuffer(data, dtype=np.float32).reshape(len(index_host), -1)
     index, embeds = to_device(device, index_host, values)

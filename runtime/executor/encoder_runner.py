@@ -92,12 +92,14 @@ def pack_shared(plan: StepPlan, device: torch.device, grain: int) -> EncoderBatc
     lenders, lengths = shared_beginnings(np.split(plan.chunk_tokens, bounds[:-1]), grain)
     if not lengths.any():
         return None
-    places = np.arange(int(bounds[-1])) - np.repeat(bounds - plan.query_lens, plan.query_lens)
-    is_own = places >= np.repeat(lengths, plan.query_lens)
+    text_positions = np.arange(int(bounds[-1])) - np.repeat(
+        bounds - plan.query_lens, plan.query_lens
+    )
+    is_own = text_positions >= np.repeat(lengths, plan.query_lens)
     own = plan.query_lens - lengths
     indptr = np.concatenate([[0], np.cumsum(own)])
     tokens = plan.chunk_tokens[is_own].astype(np.int64)
-    ids, positions, own_bounds = to_device(device, tokens, places[is_own], indptr)
+    ids, positions, own_bounds = to_device(device, tokens, text_positions[is_own], indptr)
     shared = SharedBeginnings(lenders, lengths)
     return EncoderBatch(ids, positions, own.tolist(), own_bounds, shared=shared)
 
@@ -117,8 +119,10 @@ def pack_texts(
     indptr = np.zeros(len(plan.rows) + 1, dtype=np.int64)
     np.cumsum(plan.query_lens, out=indptr[1:])
     starts = np.repeat(indptr[:-1], plan.query_lens)
-    places = np.arange(int(indptr[-1]), dtype=np.int64) - starts
-    ids, positions, bounds = to_device(device, plan.chunk_tokens.astype(np.int64), places, indptr)
+    text_positions = np.arange(int(indptr[-1]), dtype=np.int64) - starts
+    ids, positions, bounds = to_device(
+        device, plan.chunk_tokens.astype(np.int64), text_positions, indptr
+    )
     batch = EncoderBatch(ids, positions, plan.query_lens.tolist(), bounds)
     if parts is None or not parts.any():
         return batch
@@ -127,6 +131,6 @@ def pack_texts(
         batch.prompt_lens = prompt_lens.tolist()
     if first_parts.any():
         borders = np.where(first_parts, first_parts, plan.query_lens)
-        is_second = places >= np.repeat(borders, plan.query_lens)
+        is_second = text_positions >= np.repeat(borders, plan.query_lens)
         (batch.second_parts,) = to_device(device, is_second.astype(np.int64))
     return batch

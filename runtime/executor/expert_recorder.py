@@ -90,9 +90,9 @@ class ExpertRecorder:
             tokens = {
                 "input_ids": plan.known_ids.tolist(),
                 "positions": [
-                    int(start) + place
+                    int(start) + offset
                     for start, length in zip(plan.start_lens, plan.query_lens, strict=True)
-                    for place in range(int(length))
+                    for offset in range(int(length))
                 ],
                 "extend_seq_lens": plan.query_lens.tolist(),
                 "forward_mode": "DECODE" if plan.num_decodes == len(plan.rows) else "EXTEND",
@@ -157,8 +157,8 @@ class ExpertRecorder:
                 record["input_ids"] = [one if one >= 0 else next(decoded) for one in known]
                 record["topk_ids_of_layer"] = record["topk_ids_of_layer"].cpu()
             records.append(record)
-        places = torch.arange(num_experts).expand(num_layers, -1).clone()
-        torch.save({"records": records, "last_physical_to_logical_map": places}, path)
+        identity = torch.arange(num_experts).expand(num_layers, -1).clone()
+        torch.save({"records": records, "last_physical_to_logical_map": identity}, path)
         total = torch.zeros(self._counts.shape, dtype=torch.int64)
         _write_csv(path, sum((record["global_physical_count"] for record in records), total))
         logger.info("Experts of %d steps written: %s", len(passes), path)

@@ -109,8 +109,8 @@ class Buckets:
 
     def of_decodes(self, num_seqs: int) -> Bucket | None:
         """The smallest bucket for this many rows that decode one token each."""
-        place = bisect.bisect_left(self._sizes, num_seqs)
-        return self.decode[place] if place < len(self.decode) else None
+        index = bisect.bisect_left(self._sizes, num_seqs)
+        return self.decode[index] if index < len(self.decode) else None
 
     def of_prompts(self, plan: StepPlan) -> Bucket | None:
         """The smallest bucket for a step with prompts, or with rows that decode several tokens."""

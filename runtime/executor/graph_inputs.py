@@ -1,7 +1,7 @@
-"""The inputs of a graph for each step: a line of numbers in host memory, which the graph reads.
+"""The inputs of a graph for each step: a buffer of numbers in host memory, which the graph reads.
 
-There are two kinds of lines. If each row decodes one token, the line names rows and lengths, and
-the device gathers the rest. With prompts the line describes every token.
+If each row decodes one token, the buffer names rows and lengths, and the device gathers the rest.
+If a step has prompts, the buffer describes every token.
 """
 
 from __future__ import annotations
@@ -22,53 +22,53 @@ from runtime.models.attention.backend import AttentionBackend
 from runtime.models.attention.forward_batch import ForwardBatch, KVCache
 from runtime.step.step_plan import Int64Array, StepPlan
 
-# Lines are used in turn: with two steps in flight, the third oldest is no longer being read.
-NUM_LINES = 4
+# Buffers are used in turn: with two steps in flight, the third oldest is no longer being read.
+NUM_BUFFERS = 4
 # In units of 8 bytes: 128 bytes, which a GPU reads at once, and two cache lines of the host.
-_LINE_GRAIN = 16
+_BUFFER_GRAIN = 16
 
 
-class HostLines:
-    """Lines of pinned int64 numbers, used in turn for the steps of one runner.
+class HostBuffers:
+    """Buffers of pinned int64 numbers, used in turn for the steps of one runner.
 
     Attributes:
-        lines: `[NUM_LINES, size]`.
-        numbers: each line, for the host to write.
-        turn: the line of the latest step.
+        buffers: `[NUM_BUFFERS, size]`.
+        numbers: each buffer, for the host to write.
+        turn: index of the buffer of the latest step.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        """Allocate the lines for graphs on `device`, each of at least `size` numbers."""
-        self.lines = host_lines(device, size)
-        self.numbers: list[Int64Array] = list(self.lines.numpy())
+        """Allocate the buffers for graphs on `device`, each of at least `size` numbers."""
+        self.buffers = host_buffers(device, size)
+        self.numbers: list[Int64Array] = list(self.buffers.numpy())
         self.turn = 0
 
     @property
     def following(self) -> int:
-        """The line that was read the longest ago; the next step uses it."""
-        return (self.turn + 1) % NUM_LINES
+        """Index of the buffer that was read the longest ago; the next step uses it."""
+        return (self.turn + 1) % NUM_BUFFERS
 
     def free(self) -> list[Int64Array]:
-        """The lines that no step in flight uses: all but the latest two."""
-        return [self.numbers[(self.turn + i) % NUM_LINES] for i in range(1, NUM_LINES - 1)]
+        """The buffers that no step in flight uses: all but the latest two."""
+        return [self.numbers[(self.turn + i) % NUM_BUFFERS] for i in range(1, NUM_BUFFERS - 1)]
 
 
-def host_lines(device: torch.device, size: int) -> Tensor:
-    """Return `[NUM_LINES, at least size]` int64 zeros in host memory that `device` can read.
+def host_buffers(device: torch.device, size: int) -> Tensor:
+    """Return `[NUM_BUFFERS, at least size]` int64 zeros in host memory that `device` can read.
 
-    On a GPU they are pinned. A line begins at a multiple of what kernels are compiled for, and
+    On a GPU they are pinned. A buffer begins at a multiple of what kernels are compiled for, and
     fills whole cache lines, so that device and host never write to the same one.
     """
-    width = -(-size // _LINE_GRAIN) * _LINE_GRAIN
-    return torch.zeros(NUM_LINES, width, dtype=torch.int64, pin_memory=device.type == "cuda")
+    width = -(-size // _BUFFER_GRAIN) * _BUFFER_GRAIN
+    return torch.zeros(NUM_BUFFERS, width, dtype=torch.int64, pin_memory=device.type == "cuda")
 
 
 class GraphInputs(ABC):
-    """Where each input of a bucket's graph is in a line.
+    """Where each input of a bucket's graph is in its buffer.
 
     Attributes:
         parts: by name; `rows` and `wants_logits` are among them.
-        padding: the content of a line without any sequence.
+        padding: the content of a buffer without any sequence.
     """
 
     def __init__(
@@ -89,46 +89,46 @@ class GraphInputs(ABC):
         for name, (_, value) in named.items():
             self.padding[self.parts[name]] = value
 
-    def pad(self, line: Int64Array) -> None:
-        """Fill a line with padding, so that it describes no sequence."""
-        line[: len(self.padding)] = self.padding
+    def pad(self, buffer: Int64Array) -> None:
+        """Fill a buffer with padding, so that it describes no sequence."""
+        buffer[: len(self.padding)] = self.padding
 
     @abstractmethod
-    def put(self, line: Int64Array, plan: StepPlan) -> None:
-        """Write a step that fits the bucket to a padded line."""
+    def put(self, buffer: Int64Array, plan: StepPlan) -> None:
+        """Write a step that fits the bucket to a padded buffer."""
 
     @abstractmethod
     def batch(
         self, numbers: Tensor, kv: list[KVCache], attention: AttentionBackend
     ) -> ForwardBatch:
-        """Build the model's input from a line on the device; captured in the graph."""
+        """Build the model's input from a buffer on the device; captured in the graph."""
 
     def _read(self, numbers: Tensor, *names: str) -> list[Tensor]:
         return [numbers[self.parts[name]] for name in names]
 
-    def _write(self, line: Int64Array, name: str, numbers: NDArray[Any]) -> None:
+    def _write(self, buffer: Int64Array, name: str, numbers: NDArray[Any]) -> None:
         start = self.parts[name].start
-        line[start : start + len(numbers)] = numbers
+        buffer[start : start + len(numbers)] = numbers
 
 
 class DecodeGraphInputs(GraphInputs):
     """Rows that decode one token each; tokens and pages are on the device."""
 
     def __init__(self, bucket: Bucket, rows: BatchRows, page_size: int) -> None:
-        """Lay out a line."""
+        """Lay out a buffer."""
         length = bucket.num_seqs
         super().__init__(bucket, rows, page_size, seq_lens=(length, 1), new_pages=(length, 0))
         # These bounds are the same in every step.
         self._indptr = torch.arange(length + 1, dtype=torch.int32, device=rows.device)
 
-    def put(self, line: Int64Array, plan: StepPlan) -> None:
+    def put(self, buffer: Int64Array, plan: StepPlan) -> None:
         """Write rows, lengths, and the pages that rows begin."""
         self._rows.grow(plan, self._page_size, is_sent=True)
         self._rows.send_pages()
-        self._write(line, "rows", plan.rows)
-        self._write(line, "seq_lens", plan.start_lens + 1)
+        self._write(buffer, "rows", plan.rows)
+        self._write(buffer, "seq_lens", plan.start_lens + 1)
         if plan.new_pages is not None:
-            self._write(line, "new_pages", plan.new_pages)
+            self._write(buffer, "new_pages", plan.new_pages)
 
     def batch(
         self, numbers: Tensor, kv: list[KVCache], attention: AttentionBackend
@@ -157,11 +157,11 @@ class PromptGraphInputs(GraphInputs):
     """Prompt chunks, possibly beside decoding rows; page table updates travel with the step."""
 
     def __init__(self, bucket: Bucket, rows: BatchRows, page_size: int) -> None:
-        """Lay out a line."""
+        """Lay out a buffer."""
         tokens, seqs = bucket.num_tokens, bucket.num_seqs
         self._has_decodes = bucket.kind == "mixed"
         # Page table entries that travel with the step: enough for the pages of its own tokens.
-        self._num_places = tokens // page_size + 2 * seqs
+        self._num_entries = tokens // page_size + 2 * seqs
         super().__init__(
             bucket,
             rows,
@@ -175,32 +175,32 @@ class PromptGraphInputs(GraphInputs):
             qo_indptr=(seqs + 1, 0),
             last=(seqs, 0),
             # The first page of the padding row, which is always 0: any write leaves it unchanged.
-            places=(self._num_places, rows.padding_row * rows.page_table.shape[1]),
-            pages=(self._num_places, 0),
+            entries=(self._num_entries, rows.padding_row * rows.page_table.shape[1]),
+            pages=(self._num_entries, 0),
         )
 
-    def put(self, line: Int64Array, plan: StepPlan) -> None:
+    def put(self, buffer: Int64Array, plan: StepPlan) -> None:
         """Write the description of every token, and the pages that the device lacks."""
         rows = self._rows
         rows.grow(plan, self._page_size)
         flat = flatten(plan, rows, self._page_size)
-        line[self.parts["qo_indptr"]] = plan.num_tokens
+        buffer[self.parts["qo_indptr"]] = plan.num_tokens
         for name, numbers in zip(FlatStep._fields, flat, strict=True):
-            self._write(line, name, numbers)
-        places, pages = rows.unsent_pages()
-        if len(places) > self._num_places:
+            self._write(buffer, name, numbers)
+        entries, pages = rows.unsent_pages()
+        if len(entries) > self._num_entries:
             # More than fit, as with a long cached prefix: send them separately.
             rows.send_pages()
         else:
-            self._write(line, "places", places)
-            self._write(line, "pages", pages)
+            self._write(buffer, "entries", entries)
+            self._write(buffer, "pages", pages)
 
     def batch(
         self, numbers: Tensor, kv: list[KVCache], attention: AttentionBackend
     ) -> ForwardBatch:
         """Write the pages, then gather the inputs."""
-        places, pages = self._read(numbers, "places", "pages")
-        self._rows.page_table.view(-1).index_copy_(0, places, pages.to(torch.int32))
+        entries, pages = self._read(numbers, "entries", "pages")
+        self._rows.page_table.view(-1).index_copy_(0, entries, pages.to(torch.int32))
         step, mixed = FlatStep(*self._read(numbers, *FlatStep._fields)), self._has_decodes
         # Only the device knows which rows decode.
         num_decodes = None if mixed else 0
@@ -208,6 +208,6 @@ class PromptGraphInputs(GraphInputs):
 
 
 def inputs_of(bucket: Bucket, rows: BatchRows, page_size: int) -> GraphInputs:
-    """Return the layout of a bucket's line."""
+    """Return the layout of a bucket's buffer."""
     kind = DecodeGraphInputs if bucket.decodes else PromptGraphInputs
     return kind(bucket, rows, page_size)

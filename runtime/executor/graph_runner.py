@@ -1,9 +1,9 @@
 """Steps as CUDA graphs: one graph for each bucket of sequences and tokens.
 
-A graph first reads the step's description from a line of host memory, a different line each time.
-Everything else (input tokens, page table, KV pages) is in device memory at fixed addresses. A
-smaller step is padded; the padding's keys and values are never read by a request. The step's tokens
-are written directly to host memory, to a different line each time.
+A graph first reads the step's description from a buffer in host memory. Everything else (input
+tokens, page table, KV pages) is in device memory at fixed addresses. A smaller step is padded; no
+request reads the padding's keys and values. The device writes the step's tokens directly to another
+buffer in host memory. Successive steps use different buffers of both kinds.
 
 A model of a few hundred million parameters computes even a short prompt faster than Python can
 launch its kernels one by one.
@@ -25,8 +25,8 @@ from runtime.executor.graph_buckets import Bucket, Buckets, GraphLimits
 from runtime.executor.graph_capture import Graph
 from runtime.executor.graph_inputs import (
     GraphInputs,
-    HostLines,
-    host_lines,
+    HostBuffers,
+    host_buffers,
     inputs_of,
 )
 from runtime.executor.memory import GIB
@@ -61,7 +61,7 @@ class GraphRunner:
         limits: GraphLimits,
         share: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Allocate the host's lines; capture nothing yet. See `ModelRunner`."""
+        """Allocate the host's buffers; capture nothing yet. See `ModelRunner`."""
         self._model = model
         self._attention = attention
         self._kv = kv
@@ -85,12 +85,12 @@ class GraphRunner:
         self._refused: set[Bucket] = set()
         device = rows.device
         most = max(len(each.padding) for each in self._inputs.values())
-        self._host = HostLines(most, device)
+        self._host = HostBuffers(most, device)
         self._numbers = torch.zeros(most, dtype=torch.int64, device=device)
-        # The device's count of the host's lines: the line that it read last.
+        # The device's count of the host's buffers: the index of the one that it read last.
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
-        self._kept = host_lines(device, limits.max_batch)
-        self._kept_lines = list(self._kept.numpy())
+        self._kept = host_buffers(device, limits.max_batch)
+        self._kept_buffers = list(self._kept.numpy())
         self.logits = torch.empty(0)
         self.hidden: Tensor | None = None
 
@@ -146,10 +146,10 @@ class GraphRunner:
         return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
     def _capture(self, bucket: Bucket) -> None:
-        # The work also runs once before the capture. It gets padded lines that no step in flight
-        # uses: the lines of earlier steps may name rows that belong to other requests by now.
-        for line in self._host.free():
-            self._inputs[bucket].pad(line)
+        # The work also runs once before the capture. It gets padded buffers that no step in flight
+        # uses: the buffers of earlier steps may name rows that belong to other requests by now.
+        for buffer in self._host.free():
+            self._inputs[bucket].pad(buffer)
         if bucket.shares_prefixes and self._prefixes is not None:
             self._prefixes.clear()
         try:
@@ -166,7 +166,7 @@ class GraphRunner:
             # every step would be worse than running without the graph.
             self._refused.add(bucket)
             if self._turn.is_cuda:
-                # The work already launched reads a line that the next step writes.
+                # The work already launched reads a buffer that the next step writes.
                 torch.cuda.synchronize()
             shared = bucket.shares_prefixes
             instead = "reads shared prefixes row by row" if shared else "runs without"
@@ -220,10 +220,10 @@ class GraphRunner:
             valid once the device has run the step, and until the fourth run from now.
         """
         inputs, turn = self._inputs[bucket], self._host.following
-        line = self._host.numbers[turn]
-        inputs.pad(line)
-        inputs.put(line, plan)
-        line[inputs.parts["wants_logits"]] = wants_logits
+        buffer = self._host.numbers[turn]
+        inputs.pad(buffer)
+        inputs.put(buffer, plan)
+        buffer[inputs.parts["wants_logits"]] = wants_logits
         if bucket.shares_prefixes and self._prefixes is not None:
             self._prefixes.send()
         self._graphs[bucket].replay()
@@ -231,13 +231,13 @@ class GraphRunner:
         self._host.turn = turn
         self._rows.forget_unsent()
         self._rows.has_inputs = True
-        return self._kept_lines[turn][: len(plan.rows)]
+        return self._kept_buffers[turn][: len(plan.rows)]
 
     @torch.inference_mode()
     def _work(self, bucket: Bucket) -> None:
         inputs, state = self._inputs[bucket], self._rows
         numbers = self._numbers[: len(inputs.padding)]
-        fetch_inputs(self._host.lines, self._turn, numbers)
+        fetch_inputs(self._host.buffers, self._turn, numbers)
         batch = inputs.batch(numbers, self._kv, self._attention)
         self._attention.plan(batch)
         hidden = self._model.forward(batch)

@@ -123,11 +123,11 @@ class ImageStore:
             known: index in the step of each of `plan.chunk_tokens`.
         """
         spans = plan.image_spans
-        places = [known[span.first : span.first + span.length] for span in spans]
+        token_indices = [known[span.first : span.first + span.length] for span in spans]
         vectors = [
             self._vectors[span.digest][:, span.offset : span.offset + span.length] for span in spans
         ]
-        (index,) = to_device(self._device, np.concatenate(places).astype(np.int64))
+        (index,) = to_device(self._device, np.concatenate(token_indices).astype(np.int64))
         return ImageTokens(index, list(torch.cat(vectors, dim=1)))
 
     def clear(self) -> None:

@@ -54,14 +54,15 @@ class Computed:
     Attributes:
         token_ids: `[num_samples]` int64; `None` if no token is sampled.
         host_tokens: used instead of `token_ids`: on the host once the device has run the step.
-        host_places: `[num_samples]`, indices in `host_tokens` of the step's samples; all if absent.
+        sample_indices: `[num_samples]`, indices in `host_tokens` of the step's samples; absent if
+            every token is a sample.
         outputs: what rows requested about their new tokens.
         inputs: what rows requested about the step's spans of their prompts.
     """
 
     token_ids: Tensor | None = None
     host_tokens: Int64Array | None = None
-    host_places: Int64Array | None = None
+    sample_indices: Int64Array | None = None
     outputs: list[Named] = field(default_factory=list)
     inputs: list[Named] = field(default_factory=list)
 
@@ -87,7 +88,7 @@ class PendingStep:
         self._was_retried = was_retried
         self._failed = failed
         self._event = torch.cuda.Event() if device.type == "cuda" else None
-        self._tokens, self._places = computed.host_tokens, computed.host_places
+        self._tokens, self._sample_indices = computed.host_tokens, computed.sample_indices
         if computed.token_ids is not None:
             self._tokens = self._copy(computed.token_ids).numpy()
         self._outputs = [(name, each.to_host(self._copy)) for name, each in computed.outputs]
@@ -121,7 +122,9 @@ class PendingStep:
     def _tokens_of_rows(self) -> StepResult:
         if self._tokens is None:
             return StepResult(_NO_TOKENS, self._failed)
-        tokens = self._tokens if self._places is None else self._tokens[self._places]
+        tokens = (
+            self._tokens if self._sample_indices is None else self._tokens[self._sample_indices]
+        )
         # A copy: later steps write to the same memory.
         token_ids = tokens.astype(np.int32)
         bad = token_ids == NAN_TOKEN
@@ -363,7 +366,7 @@ class ModelRunner(StepRunner):
             plan, self._rows, self._page_size, self._kv, self._attention, self._images
         )
         self._attention.plan(batch)
-        places = batch.logits_indices
+        logits_indices = batch.logits_indices
         # The last layer's experts must be recorded for every token, too.
         if plan.report_spans or watches:
             batch.logits_indices = None
@@ -375,9 +378,9 @@ class ModelRunner(StepRunner):
         rows = plan.sample_rows
         if not len(rows):
             return Computed(inputs=inputs)
-        if places is not None and len(rows) != len(hidden):
-            hidden = hidden.index_select(0, places)
-            chosen = None if chosen is None else chosen.index_select(0, places)
+        if logits_indices is not None and len(rows) != len(hidden):
+            hidden = hidden.index_select(0, logits_indices)
+            chosen = None if chosen is None else chosen.index_select(0, logits_indices)
         logits = self._model.compute_logits(hidden)
         outputs = self._of_hidden(rows, hidden) + self._of_experts(rows, chosen)
         return self._sample(plan, logits, masks, Computed(outputs=outputs, inputs=inputs))
@@ -390,7 +393,7 @@ class ModelRunner(StepRunner):
         is_plain = self._sampler.is_plain(rows)
         found = Computed(host_tokens=graphs.run(bucket, plan, wants_logits=not is_plain))
         if len(rows) < len(plan.rows):
-            found.host_places = np.flatnonzero(plan.samples)
+            found.sample_indices = np.flatnonzero(plan.samples)
         if self._experts is not None and bucket.decodes:
             # The layers set this only while the graph was captured.
             self._experts.num_tokens = plan.num_tokens
@@ -398,8 +401,8 @@ class ModelRunner(StepRunner):
         if is_plain and graphs.hidden is None:
             return found
         wanted: slice | Tensor = slice(len(rows))
-        if found.host_places is not None:
-            (wanted,) = to_device(self._rows.device, found.host_places)
+        if found.sample_indices is not None:
+            (wanted,) = to_device(self._rows.device, found.sample_indices)
         if graphs.hidden is not None:
             found.outputs += self._of_hidden(rows, graphs.hidden[wanted])
         if is_plain:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from runtime.step.step_plan import Int64Array, RowImage, StepPlan
 
-_NO_PLACES: Int64Array = np.zeros((3, 0), dtype=np.int64)
+_NO_POSITIONS: Int64Array = np.zeros((3, 0), dtype=np.int64)
 
 
 class RopeRows:
@@ -34,7 +34,7 @@ class RopeRows:
         self._cell = cell
         self._delta: Int64Array = np.zeros(num_rows, dtype=np.int64)
         # For each row `[3, n]`: positions of its tokens up to the end of the last image.
-        self._places = [_NO_PLACES] * num_rows
+        self._positions_of_rows = [_NO_POSITIONS] * num_rows
         self._ends: Int64Array = np.zeros(num_rows, dtype=np.int64)
         self.delta = torch.from_numpy(self._delta)
         if device.type != "cpu":
@@ -46,8 +46,8 @@ class RopeRows:
         Raises:
             ValueError: an image's size and its number of tokens do not match.
         """
-        places, delta = _positions(images, self._cell)
-        self._places[row], self._ends[row] = places, places.shape[1]
+        positions, delta = _positions(images, self._cell)
+        self._positions_of_rows[row], self._ends[row] = positions, positions.shape[1]
         if delta != self._delta[row]:
             self._delta[row] = delta
             self.delta[row] = delta
@@ -66,15 +66,15 @@ class RopeRows:
             indptr: `[num_seqs + 1]`, bounds of each sequence's tokens.
         """
         shifted = positions + self._delta[token_rows]
-        for tokens, places in self._before_the_end(plan, indptr):
-            shifted[tokens] = places[0]
+        for tokens, part in self._before_the_end(plan, indptr):
+            shifted[tokens] = part[0]
         return shifted
 
     def axes(self, plan: StepPlan, shifted: Int64Array, indptr: NDArray[Any]) -> Int64Array:
         """Return `[3, num_tokens]`: all positions of a step's tokens; `shifted` is from `shift`."""
         axes = np.repeat(shifted[None], 3, axis=0)
-        for tokens, places in self._before_the_end(plan, indptr):
-            axes[:, tokens] = places
+        for tokens, part in self._before_the_end(plan, indptr):
+            axes[:, tokens] = part
         return axes
 
     def _before_the_end(
@@ -83,7 +83,7 @@ class RopeRows:
         """For rows that still have images ahead: the tokens up to their end, and the positions."""
         for index in np.flatnonzero(plan.start_lens < self._ends[plan.rows]).tolist():
             start, length = int(plan.start_lens[index]), int(plan.query_lens[index])
-            part = self._places[plan.rows[index]][:, start : start + length]
+            part = self._positions_of_rows[plan.rows[index]][:, start : start + length]
             first = int(indptr[index])
             yield slice(first, first + part.shape[1]), part
 
@@ -91,7 +91,7 @@ class RopeRows:
 def _positions(images: list[RowImage], cell: int) -> tuple[Int64Array, int]:
     """`[3, n]` for the tokens up to the end of the last image, and the delta after it."""
     if not images:
-        return _NO_PLACES, 0
+        return _NO_POSITIONS, 0
     parts: list[Int64Array] = []
     token = position = 0
     for image in images:

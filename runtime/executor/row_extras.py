@@ -100,15 +100,15 @@ class RowExtras:
         for name, extra in self._loaded.items():
             if extra.reads != reads:
                 continue
-            lines = np.flatnonzero(self._asking[name][rows])
-            if not len(lines):
+            sample_indices = np.flatnonzero(self._asking[name][rows])
+            if not len(sample_indices):
                 continue
-            (index,) = self._send(lines)
+            (index,) = self._send(sample_indices)
             samples = Samples(
-                rows[lines],
+                rows[sample_indices],
                 values.index_select(0, index),
                 None if token_ids is None else token_ids.index_select(0, index),
-                np.broadcast_to(temperature, len(rows))[lines],
+                np.broadcast_to(temperature, len(rows))[sample_indices],
                 self._send,
             )
             found.append((name, extra.of_samples(samples)))

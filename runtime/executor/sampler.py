@@ -59,9 +59,9 @@ class Sampler:
 
         Args:
             logits: `[num_samples, vocab_size]` float32, changed in place.
-            rows: `[num_samples]`, the row of each line of `logits`.
+            rows: `[num_samples]`, the row of each sample.
             positions: `[num_samples]`, index in its sequence of each token to be sampled.
-            masks: for the lines of `logits` that follow a grammar.
+            masks: for the samples whose output follows a grammar.
         """
         state = self._rows
         is_greedy = state.is_greedy[rows].all()
@@ -138,51 +138,55 @@ class Sampler:
         too_early: list[tuple[int, int]] = []
         biased: list[tuple[int, int]] = []
         num_outputs = positions - state.num_prompt[rows]
-        masked: frozenset[int] = frozenset() if masks is None else frozenset(masks.lines.tolist())
-        for line in np.flatnonzero(state.has_token_rules[rows]).tolist():
-            row = int(rows[line])
+        masked: frozenset[int] = (
+            frozenset() if masks is None else frozenset(masks.sample_indices.tolist())
+        )
+        for sample_index in np.flatnonzero(state.has_token_rules[rows]).tolist():
+            row = int(rows[sample_index])
             sampling = state.sampling[row]
             assert sampling is not None
             # A grammar's mask covers that rule: the grammar knows when only the end is possible.
-            if num_outputs[line] < sampling.min_new_tokens and line not in masked:
-                too_early += [(line, token_id) for token_id in state.stop_ids[row]]
+            if num_outputs[sample_index] < sampling.min_new_tokens and sample_index not in masked:
+                too_early += [(sample_index, token_id) for token_id in state.stop_ids[row]]
             if sampling.logit_bias:
-                biased.append((line, row))
+                biased.append((sample_index, row))
         penalised = np.flatnonzero(state.has_penalties[rows])
         if len(penalised):
             self._penalise(logits, rows, index, num_outputs, penalised)
         if too_early:
             pairs = np.array(too_early, dtype=np.int64)
-            lines, ids = to_device(state.device, pairs[:, 0].copy(), pairs[:, 1].copy())
-            mask_tokens(logits, lines, ids)
+            sample_indices, ids = to_device(state.device, pairs[:, 0].copy(), pairs[:, 1].copy())
+            mask_tokens(logits, sample_indices, ids)
         if masks is not None:
-            words, of_lines = self._on_device(logits, masks)
+            words, masked_samples = self._on_device(logits, masks)
             assert words is not None
-            apply_token_bitmask(logits, words, of_lines)
+            apply_token_bitmask(logits, words, masked_samples)
         # After the masks: a bias added to a forbidden token's minus infinity leaves it unchanged.
         if biased:
             ids_of, values_of = zip(*(state.biases[row] for _, row in biased), strict=True)
             counts = [len(ids) for ids in ids_of]
-            lines, ids, added = to_device(
+            sample_indices, ids, added = to_device(
                 state.device,
-                np.repeat(np.array([line for line, _ in biased], dtype=np.int64), counts),
+                np.repeat(
+                    np.array([sample_index for sample_index, _ in biased], dtype=np.int64), counts
+                ),
                 np.concatenate(ids_of),
                 np.concatenate(values_of),
             )
-            apply_logit_bias(logits, lines, ids, added)
+            apply_logit_bias(logits, sample_indices, ids, added)
 
     def _on_device(
         self, logits: Tensor, masks: TokenMasks | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Masks, and the lines they are for; no lines if the masks are for every line."""
+        """Return masks and the indices of their samples; no indices if every sample has a mask."""
         if masks is None:
             return None, None
         device = self._rows.device
-        if len(masks.lines) == len(logits):
+        if len(masks.sample_indices) == len(logits):
             (words,) = to_device(device, masks.words)
             return words, None
-        words, lines = to_device(device, masks.words, masks.lines)
-        return words, lines
+        words, sample_indices = to_device(device, masks.words, masks.sample_indices)
+        return words, sample_indices
 
     def _penalise(
         self,
@@ -198,14 +202,14 @@ class Sampler:
             return
         params = state.params[rows[penalised]]
         columns = (state.FREQUENCY, state.PRESENCE, state.REPETITION)
-        lines, lengths, frequency, presence, repetition = to_device(
+        sample_indices, lengths, frequency, presence, repetition = to_device(
             state.device,
             penalised,
             num_outputs[penalised],
             *(params[:, which].copy() for which in columns),
         )
-        history = state.history()[:, :most].index_select(0, index.index_select(0, lines))
-        apply_penalties(logits, history, lengths, frequency, presence, repetition, lines)
+        history = state.history()[:, :most].index_select(0, index.index_select(0, sample_indices))
+        apply_penalties(logits, history, lengths, frequency, presence, repetition, sample_indices)
 
     def _remember(
         self, token_ids: Tensor, rows: Int64Array, index: Tensor, positions: Int64Array
@@ -213,9 +217,9 @@ class Sampler:
         state = self._rows
         valid = token_ids.clamp(min=0)
         state.last_token.index_copy_(0, index, valid)
-        lines = np.flatnonzero(state.has_penalties[rows])
-        if len(lines):
-            places = (positions - state.num_prompt[rows])[lines]
-            line_index, place_index = to_device(state.device, lines, places)
-            row_index = index.index_select(0, line_index)
-            state.history()[row_index, place_index] = valid.index_select(0, line_index)
+        sample_indices = np.flatnonzero(state.has_penalties[rows])
+        if len(sample_indices):
+            output_positions = (positions - state.num_prompt[rows])[sample_indices]
+            sample_index, position_index = to_device(state.device, sample_indices, output_positions)
+            row_index = index.index_select(0, sample_index)
+            state.history()[row_index, position_index] = valid.index_select(0, sample_index)

@@ -67,9 +67,9 @@ def warm_up_sampling(vocab_size: int, device: torch.device) -> None:
     for top_k in _TOP_LOGPROBS:
         gather_logprobs(logits, ids, top_k)
     mask = torch.full((num_rows, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
-    for lines in (None, index):
-        apply_token_bitmask(logits, mask, lines)
-        best_tokens(logits, mask, lines)
+    for sample_indices in (None, index):
+        apply_token_bitmask(logits, mask, sample_indices)
+        best_tokens(logits, mask, sample_indices)
     apply_penalties(logits, ids, index, frequency, presence, repetition, index)
     apply_logit_bias(logits, index, index, values)
     mask_tokens(logits, index, index)

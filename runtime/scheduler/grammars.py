@@ -174,12 +174,12 @@ class Grammars:
         Returns:
             The masks of the constrained rows, and by row why some of them cannot go on.
         """
-        lines = np.flatnonzero(table.is_masked[rows])
-        if not len(lines):
+        sample_indices = np.flatnonzero(table.is_masked[rows])
+        if not len(sample_indices):
             return None, {}
-        masked = rows[lines]
+        masked = rows[sample_indices]
         failed = self._make_missing(table, masked, table.num_tokens[masked])
-        return TokenMasks(lines, self._words[masked]), failed
+        return TokenMasks(sample_indices, self._words[masked]), failed
 
     def accept(
         self, table: RequestTable, rows: Int64Array, token_ids: Int32Array
@@ -187,18 +187,18 @@ class Grammars:
         """Advance each row's grammar by a token; return why rows end with theirs, by index."""
         ends: dict[int, FinishReason] = {}
         thinks = table.thinks[rows]
-        for place in np.flatnonzero(thinks).tolist():
-            end = self._think(table, int(rows[place]), int(token_ids[place]))
+        for index in np.flatnonzero(thinks).tolist():
+            end = self._think(table, int(rows[index]), int(token_ids[index]))
             if end is not None:
-                ends[place] = end
-        places, masked = np.flatnonzero(~thinks).tolist(), rows[~thinks]
+                ends[index] = end
+        indices, masked = np.flatnonzero(~thinks).tolist(), rows[~thinks]
         tokens = token_ids[~thinks].tolist()
         table.knows_mask[masked] = False
         matchers, began = table.matchers, time.thread_time()
-        for place, row, token_id in zip(places, masked.tolist(), tokens, strict=True):
+        for index, row, token_id in zip(indices, masked.tolist(), tokens, strict=True):
             end = self._move(matchers[row], token_id)
             if end is not None:
-                ends[place] = end
+                ends[index] = end
             if self._num_watched:
                 now = time.thread_time()
                 _state(table, row).spent_s += now - began
@@ -207,10 +207,10 @@ class Grammars:
             self._watch_if_slow(time.thread_time() - began, len(tokens))
         # Most steps end no output: one check covers all rows.
         if not self._eos_ids or not self._eos_ids.isdisjoint(tokens):
-            for place, row, token_id in zip(places, masked.tolist(), tokens, strict=True):
+            for index, row, token_id in zip(indices, masked.tolist(), tokens, strict=True):
                 end = self._end(matchers[row], token_id)
                 if end is not None:
-                    ends.setdefault(place, end)
+                    ends.setdefault(index, end)
         return ends
 
     def _think(self, table: RequestTable, row: int, token_id: int) -> FinishReason | None:
@@ -288,10 +288,10 @@ class Grammars:
             # They fail again when the next step is planned, and end with it.
             table.knows_mask[list(failed)] = False
             goes_on = (self._num_allowed[rows] == 1) & (lengths < most)
-            for place in np.flatnonzero(goes_on).tolist():
-                row = int(rows[place])
+            for index in np.flatnonzero(goes_on).tolist():
+                row = int(rows[index])
                 if row in failed:
-                    goes_on[place] = False
+                    goes_on[index] = False
                     continue
                 jump = jumps.setdefault(row, Jump(table.request(row)))
                 token_id, matcher = _single(self._words[row]), table.matchers[row]
@@ -301,7 +301,7 @@ class Grammars:
                     jump.end = self._think(table, row, token_id)
                 else:
                     jump.end = self._follow(matcher, token_id)
-                goes_on[place] = jump.end is None and table.is_masked[row]
+                goes_on[index] = jump.end is None and table.is_masked[row]
             rows, lengths, most = rows[goes_on], lengths[goes_on] + 1, most[goes_on]
         return list(jumps.values())
 
@@ -330,10 +330,10 @@ class Grammars:
             self._ban_ends(words, np.flatnonzero(is_early))
         num_allowed = np.bitwise_count(words).sum(axis=1, dtype=np.int64)
         if not num_allowed.all():
-            for place in np.flatnonzero(num_allowed == 0).tolist():
-                failed.setdefault(int(rows[place]), _refused(_STUCK))
+            for index in np.flatnonzero(num_allowed == 0).tolist():
+                failed.setdefault(int(rows[index]), _refused(_STUCK))
                 # Something must be sampled, but it is never reported.
-                words[place] = -1
+                words[index] = -1
         if len(self._words) < table.max_rows:
             self._words = np.empty((table.max_rows, self._num_words), dtype=np.int32)
             self._num_allowed = np.empty(table.max_rows, dtype=np.int64)
@@ -342,11 +342,11 @@ class Grammars:
         table.knows_mask[rows] = True
         return failed
 
-    def _ban_ends(self, words: Int32Array, lines: Int64Array) -> None:
-        """Forbid end-of-sequence ids in some lines of `words`, unless nothing else is allowed."""
-        longer = words[lines] & ~self._eos
+    def _ban_ends(self, words: Int32Array, early: Int64Array) -> None:
+        """Forbid end-of-sequence ids in the masks at `early`, unless nothing else is allowed."""
+        longer = words[early] & ~self._eos
         can_wait = longer.any(axis=1)
-        words[lines[can_wait]] = longer[can_wait]
+        words[early[can_wait]] = longer[can_wait]
 
     def _made_with_thoughts(
         self,
@@ -361,9 +361,9 @@ class Grammars:
         answers = np.array([each is None or each.may_answer for each in thoughts])
         if answers.any():
             words[answers] = self._made(table, rows[answers], lengths[answers], failed)
-        for line, thinking in enumerate(thoughts):
+        for index, thinking in enumerate(thoughts):
             for token_id in () if thinking is None else thinking.next_ids:
-                words.view(np.uint32)[line, token_id // 32] |= np.uint32(1 << token_id % 32)
+                words.view(np.uint32)[index, token_id // 32] |= np.uint32(1 << token_id % 32)
         return words
 
     def _made(
@@ -387,20 +387,20 @@ class Grammars:
                 self._watch_if_slow(time.thread_time() - began, len(rows))
                 return words
         self._num_watched = max(self._num_watched - 1, 0)
-        for place, row in enumerate(rows.tolist()):
+        for index, row in enumerate(rows.tolist()):
             state = _state(table, row)
             began = time.thread_time()
             try:
-                backend.fill(matchers[place : place + 1], words[place : place + 1])
+                backend.fill(matchers[index : index + 1], words[index : index + 1])
             except GrammarError as error:
                 failed[row] = _beyond_limit(error)
-                words[place] = -1
+                words[index] = -1
             except Exception:
                 logger.exception("A grammar failed; its request ends")
                 failed[row] = internal_error(_FAILED)
-                words[place] = -1
+                words[index] = -1
             state.spent_s += time.thread_time() - began
-            num_outputs = int(lengths[place]) - table.request(row).num_prompt
+            num_outputs = int(lengths[index]) - table.request(row).num_prompt
             if state.spent_s > FREE_TIME_S + TIME_PER_TOKEN_S * num_outputs:
                 failed[row] = _refused(_TOO_SLOW)
         return words

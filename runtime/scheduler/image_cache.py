@@ -36,8 +36,8 @@ def cache_keys(tokens: Tokens, images: Sequence[ImageInput]) -> Tokens:
     for image in images:
         hashed = blake2b(image.image.digest, digest_size=16, key=_SECRET).digest()
         numbers = np.frombuffer(hashed, dtype=np.int32) | _SIGN
-        place = keys[image.start : image.start + image.image.num_tokens]
-        place[:] = np.resize(numbers, len(place))
+        span = keys[image.start : image.start + image.image.num_tokens]
+        span[:] = np.resize(numbers, len(span))
     return keys
 
 

@@ -179,13 +179,13 @@ class OutputProcessor:
     def _report_outputs(self, step: PlannedStep, result: StepResult) -> None:
         rows = step.plan.sample_rows
         # Rows without outputs of extras cost no iteration of this loop.
-        for line in np.flatnonzero(np.isin(rows, list(result.outputs))).tolist():
-            row = int(rows[line])
-            request = self._requests.get(int(step.request_ids[line]))
+        for index in np.flatnonzero(np.isin(rows, list(result.outputs))).tolist():
+            row = int(rows[index])
+            request = self._requests.get(int(step.request_ids[index]))
             # It still has this row, or was retracted: `process` takes its token in both cases.
             if request is None or request.row not in (row, -1):
                 continue
-            unsent_ids = b"" if request.max_new_tokens else result.token_ids[line].tobytes()
+            unsent_ids = b"" if request.max_new_tokens else result.token_ids[index].tobytes()
             with self._faults.of(request):
                 for found in result.outputs[row]:
                     self._buffer.report(request, found, is_input=False, unsent_ids=unsent_ids)
@@ -242,7 +242,7 @@ class OutputProcessor:
         """
         following = rows[indices]
         ends = self._grammars.accept(self._table, following, token_ids[indices])
-        reasons.update({int(indices[place]): reason for place, reason in ends.items()})
+        reasons.update({int(indices[index]): reason for index, reason in ends.items()})
         jumped = np.zeros(len(rows), dtype=bool)
         if not self._jump_ahead:
             return jumped

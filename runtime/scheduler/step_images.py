@@ -46,8 +46,8 @@ def add_images(
     for request, start, length in parts:
         for image, begin, stop in _between(request, start, start + length):
             digest = image.image.digest
-            place = first + begin - start
-            plan.image_spans.append(ImageSpan(place, stop - begin, begin - image.start, digest))
+            index = first + begin - start
+            plan.image_spans.append(ImageSpan(index, stop - begin, begin - image.start, digest))
             # An image that is cut into parts counts in the first one.
             is_first_part = begin in (image.start, request.num_computed)
             if is_first_part:

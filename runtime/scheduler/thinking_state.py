@@ -45,8 +45,8 @@ class Thinking:
             return self._forced[:1]
         if not self._has_grammar:
             return []
-        place = len(self._begun)
-        return [each[place] for each in self._openings if each[:place] == self._begun]
+        num_begun = len(self._begun)
+        return [each[num_begun] for each in self._openings if each[:num_begun] == self._begun]
 
     @property
     def may_answer(self) -> bool:

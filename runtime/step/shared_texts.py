@@ -47,6 +47,6 @@ def shared_beginnings(texts: Sequence[Int32Array], grain: int) -> tuple[Int64Arr
     """
     known = SharedTexts(grain)
     lengths = np.array([known.add(text) for text in texts], dtype=np.int64)
-    places = np.arange(len(texts), dtype=np.int64)
-    lenders = np.maximum.accumulate(np.where(lengths == 0, places, 0))
+    indices = np.arange(len(texts), dtype=np.int64)
+    lenders = np.maximum.accumulate(np.where(lengths == 0, indices, 0))
     return lenders, lengths

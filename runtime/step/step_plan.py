@@ -117,16 +117,16 @@ class TokenMasks:
     """Which tokens may be sampled, for the sequences whose output follows a grammar.
 
     Attributes:
-        lines: `[num_masks]` int64, indices in `StepPlan.sample_rows`, ascending.
+        sample_indices: `[num_masks]` int64, indices in `StepPlan.sample_rows`, ascending.
         words: `[num_masks, ceil(vocab_size / 32)]` int32; a set bit allows its token.
     """
 
-    lines: Int64Array
+    sample_indices: Int64Array
     words: Int32Array
 
-    def only(self, line: int) -> TokenMasks | None:
-        """The mask of one line, as line 0."""
-        found = np.flatnonzero(self.lines == line)
+    def only(self, sample_index: int) -> TokenMasks | None:
+        """Return the mask of one sample, with index 0; `None` if the sample has no mask."""
+        found = np.flatnonzero(self.sample_indices == sample_index)
         return TokenMasks(np.zeros(1, dtype=np.int64), self.words[found]) if len(found) else None
 
     def make(self) -> TokenMasks:

@@ -16,12 +16,12 @@ NAMES = ["reference", "triton"] if os.environ.get("TRITON_INTERPRET") == "1" els
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("count", [1, 5, 1024, 2500, 9000])
 def test_lines_are_fetched_in_a_circle(name, count):
-    lines = torch.arange(3 * 9100).view(3, 9100)
+    buffers = torch.arange(3 * 9100).view(3, 9100)
     turn, inputs = torch.tensor([1]), torch.full((9100,), -7)
-    for line in (2, 0, 1, 2):
-        DECODE_STEP.load(name).fetch_inputs(lines, turn, inputs[:count])
-        assert turn.tolist() == [line]
-        assert torch.equal(inputs[:count], lines[line, :count])
+    for buffer in (2, 0, 1, 2):
+        DECODE_STEP.load(name).fetch_inputs(buffers, turn, inputs[:count])
+        assert turn.tolist() == [buffer]
+        assert torch.equal(inputs[:count], buffers[buffer, :count])
         assert (inputs[count:] == -7).all()
 
 

@@ -85,8 +85,8 @@ def _look_up(
     looked_up = token_ids.unsqueeze(1)
     if num_ids:
         wanted = np.zeros((len(specs), num_ids), dtype=np.int64)
-        for line, spec in enumerate(specs):
-            wanted[line, : len(spec.token_ids)] = spec.token_ids
+        for index, spec in enumerate(specs):
+            wanted[index, : len(spec.token_ids)] = spec.token_ids
         (ids,) = send(wanted)
         looked_up = torch.cat([looked_up, ids], dim=1)
     values, top_values, top_ids = gather_logprobs(logits, looked_up, top_num)

@@ -41,13 +41,13 @@ class ImageTokens:
     """Tokens that stand for images.
 
     Attributes:
-        places: `[n]` int64, indices of these tokens in the step.
+        token_indices: `[n]` int64, indices of these tokens in the step.
         vectors: `[n, hidden_size]` each, of the model's dtype. The first one replaces their
             embeddings; each further one is added to the stream after one of the first layers, in
             order.
     """
 
-    places: Tensor
+    token_indices: Tensor
     vectors: list[Tensor]
 
 
@@ -75,7 +75,7 @@ class ForwardBatch:
             output for these only. `None`: every token.
         kv: one entry per layer.
         attention: planned for this batch.
-        embed_places, embeds: `[n]` int64 and `[n, hidden_size]` float32: tokens with a given
+        embed_indices, embeds: `[n]` int64 and `[n, hidden_size]` float32: tokens with a given
             embedding, and these embeddings.
         key_ends: `[num_tokens]` int32, how many of its sequence's keys each token may see, if
             some see later tokens, as the tokens of an image do; `None`: up to itself.
@@ -103,7 +103,7 @@ class ForwardBatch:
     whole_prompts: Sequence[int] = ()
     shares_prefixes: bool = False
     host: HostLengths | None = None
-    embed_places: Tensor | None = None
+    embed_indices: Tensor | None = None
     embeds: Tensor | None = None
     key_ends: Tensor | None = None
     images: ImageTokens | None = None
@@ -112,12 +112,12 @@ class ForwardBatch:
 
     def put_embeds(self, embedded: Tensor) -> None:
         """Overwrite rows of `embedded`, `[num_tokens, hidden_size]`, with given embeddings."""
-        if self.embed_places is not None and self.embeds is not None:
-            embedded.index_copy_(0, self.embed_places, self.embeds.to(embedded.dtype))
+        if self.embed_indices is not None and self.embeds is not None:
+            embedded.index_copy_(0, self.embed_indices, self.embeds.to(embedded.dtype))
         if self.images is not None:
-            embedded.index_copy_(0, self.images.places, self.images.vectors[0])
+            embedded.index_copy_(0, self.images.token_indices, self.images.vectors[0])
 
     @property
     def deep_vectors(self) -> Sequence[Tensor]:
-        """The vectors that are added to the stream after the first layers, at `images.places`."""
+        """Vectors that the first layers add to the stream, at `images.token_indices`."""
         return () if self.images is None else self.images.vectors[1:]

@@ -204,7 +204,7 @@ def run_layers(
     for index, layer in enumerate(layers if wanted is None else layers[:-1]):
         hidden = layer.finish(layer.attend(hidden, residual, batch), residual)
         if index < len(deep) and batch.images is not None:
-            residual.index_add_(0, batch.images.places, deep[index])
+            residual.index_add_(0, batch.images.token_indices, deep[index])
     if wanted is not None:
         last = layers[-1]
         attended = last.attend(hidden, residual, batch).index_select(0, wanted)

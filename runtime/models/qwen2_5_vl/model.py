@@ -19,7 +19,7 @@ from runtime.models.vision.qwen_tower import (
     Run,
     TowerAttention,
     one_thread,
-    patch_places,
+    patch_positions,
     start_run,
 )
 from runtime.models.vision.tower import Tower
@@ -89,8 +89,8 @@ class Qwen2_5_VLTower(Tower):
             order, windows = windowed(grids, vision.merge_size, vision.window)
             order = order.to(device)
             patches = (order[:, None] * joined + torch.arange(joined, device=device)).flatten()
-            places = patch_places(grids, vision.merge_size, device).index_select(1, patches)
-            run = start_run(vision, self._context, grids, places)
+            positions = patch_positions(grids, vision.merge_size, device).index_select(1, patches)
+            run = start_run(vision, self._context, grids, positions)
             pixels = self.patches.cut(images).index_select(0, patches)
         of_windows = [count * joined for count in windows]
         stream = self.patches.proj.apply(pixels)

@@ -20,7 +20,7 @@ from runtime.models.vision.qwen_tower import (
     Run,
     TowerAttention,
     one_thread,
-    patch_places,
+    patch_positions,
     start_run,
 )
 from runtime.models.vision.tower import Tower
@@ -104,9 +104,9 @@ class Qwen3VLTower(Tower):
         vision, device = self._vision, self._context.device
         with one_thread(device):
             grids = [self.patches.grid(image) for image in images]
-            places = patch_places(grids, vision.merge_size, device)
-            run = start_run(vision, self._context, grids, places)
-            pixels, learned = self.patches.cut(images), self._learned(grids, places)
+            positions = patch_positions(grids, vision.merge_size, device)
+            run = start_run(vision, self._context, grids, positions)
+            pixels, learned = self.patches.cut(images), self._learned(grids, positions)
         stream = self.patches.proj.apply(pixels)
         hidden: Tensor | None = learned
         deep: list[Tensor] = []
@@ -124,11 +124,11 @@ class Qwen3VLTower(Tower):
             split = [each.split(counts) for each in vectors]
             return [torch.stack(parts) for parts in zip(*split, strict=True)]
 
-    def _learned(self, grids: Sequence[Grid], places: Tensor) -> Tensor:
+    def _learned(self, grids: Sequence[Grid], positions: Tensor) -> Tensor:
         """Return `[num_patches, width]`: learned positions, stretched over each image."""
-        indices, weights = stretched(grids, places, self._vision.grid_side)
+        indices, weights = stretched(grids, positions, self._vision.grid_side)
         # One corner at a time: all at once would take four times the memory.
-        total = torch.zeros(places.shape[1], self._vision.width, device=places.device)
+        total = torch.zeros(positions.shape[1], self._vision.width, device=positions.device)
         for index, weight in zip(indices, weights, strict=True):
             total += self.pos_embed.forward(index).float() * weight[:, None]
         return total.to(self._context.dtype)
@@ -150,22 +150,22 @@ class Qwen3VL(SeeingDecoder):
         super().__init__(spec, context, Qwen3VLTower(spec, context))
 
 
-def stretched(grids: Sequence[Grid], places: Tensor, side: int) -> tuple[Tensor, Tensor]:
+def stretched(grids: Sequence[Grid], positions: Tensor, side: int) -> tuple[Tensor, Tensor]:
     """Stretch a square over images of any shape, corner on corner.
 
     Args:
         grids: rows and columns of patches of each image.
-        places: `[2, num_patches]` int64, row and column of each patch.
+        positions: `[2, num_patches]` int64, row and column of each patch.
         side: points of a side of the square.
 
     Returns:
         For the four points of the square around each patch: their indices, `[4, num_patches]`
     int64, and their weights by distance, `[4, num_patches]` float32.
     """
-    device = places.device
+    device = positions.device
     counts = torch.tensor([rows * columns for rows, columns in grids])
     sizes = torch.tensor(grids).T.repeat_interleave(counts, dim=1).to(device)
-    at = places.float() * (side - 1) / (sizes - 1).clamp(min=1)
+    at = positions.float() * (side - 1) / (sizes - 1).clamp(min=1)
     low = at.long()
     high = (low + 1).clamp(max=side - 1)
     share = at - low

@@ -82,8 +82,8 @@ def read(config: Keys, generation: Keys) -> Qwen3VLSpec:
     if vision_config.values["hidden_act"] != "gelu_pytorch_tanh":
         raise vision_config.error("hidden_act", "'gelu_pytorch_tanh'")
     of_tower = tower_fields(config, vision_config, decoder)
-    places = vision_config.integer("num_position_embeddings", _MAX_POSITIONS)
-    if isqrt(places) ** 2 != places:
+    num_positions = vision_config.integer("num_position_embeddings", _MAX_POSITIONS)
+    if isqrt(num_positions) ** 2 != num_positions:
         raise vision_config.error("num_position_embeddings", "a square")
     deep = block_indices(vision_config, "deepstack_visual_indexes", of_tower["depth"])
     if len(deep) >= decoder.num_layers:
@@ -91,7 +91,7 @@ def read(config: Keys, generation: Keys) -> Qwen3VLSpec:
             "deepstack_visual_indexes", f"fewer than the decoder's {decoder.num_layers} layers"
         )
     vision = Qwen3VLVision(
-        **of_tower, num_outputs=1 + len(deep), grid_side=isqrt(places), deep_blocks=deep
+        **of_tower, num_outputs=1 + len(deep), grid_side=isqrt(num_positions), deep_blocks=deep
     )
     known = {field.name: getattr(decoder, field.name) for field in fields(decoder)}
     return Qwen3VLSpec(

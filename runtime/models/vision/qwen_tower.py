@@ -84,21 +84,21 @@ class Patches:
         return pixels.shape[1] // side, pixels.shape[2] // side
 
 
-def patch_places(grids: Sequence[Grid], merge: int, device: torch.device) -> Tensor:
+def patch_positions(grids: Sequence[Grid], merge: int, device: torch.device) -> Tensor:
     """Return `[2, num_patches]` int64: row and column of each patch in its image."""
     parts = []
     for rows, columns in grids:
-        places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).T
-        split = places.view(2, rows // merge, merge, columns // merge, merge)
+        positions = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).T
+        split = positions.view(2, rows // merge, merge, columns // merge, merge)
         parts.append(split.transpose(2, 3).reshape(2, -1))
     return torch.cat(parts, dim=1).to(device)
 
 
-def rotation(places: Tensor, head_dim: int, theta: float) -> Tensor:
+def rotation(positions: Tensor, head_dim: int, theta: float) -> Tensor:
     """Return the rotation of each patch, from its row and its column.
 
     Args:
-        places: `[2, num_patches]`, see `patch_places`.
+        positions: `[2, num_patches]`, see `patch_positions`.
         head_dim: elements of a head, a multiple of 4.
         theta: base of the frequencies.
 
@@ -106,8 +106,8 @@ def rotation(places: Tensor, head_dim: int, theta: float) -> Tensor:
         `[num_patches, head_dim]` float32: cosines, then sines; in each, first the row's angles,
         then as many of the column's.
     """
-    frequencies = _frequencies(head_dim, theta, places.device)
-    angles = (places.T[:, :, None].float() * frequencies).flatten(1)
+    frequencies = _frequencies(head_dim, theta, positions.device)
+    angles = (positions.T[:, :, None].float() * frequencies).flatten(1)
     return torch.cat((angles.cos(), angles.sin()), dim=1)
 
 
@@ -133,9 +133,9 @@ class Run:
 
 
 def start_run(
-    vision: QwenVision, context: BuildContext, grids: Sequence[Grid], places: Tensor
+    vision: QwenVision, context: BuildContext, grids: Sequence[Grid], positions: Tensor
 ) -> Run:
-    """Return the constants for images of these grids, whose patches have these `places`."""
+    """Return the constants for images of these grids, whose patches have these `positions`."""
     heads, head_dim = vision.num_heads, vision.head_dim
     layer = AttentionLayer(
         layer_idx=0,
@@ -143,10 +143,10 @@ def start_run(
         num_kv_heads=heads,
         head_dim=head_dim,
         scale=head_dim**-0.5,
-        cos_sin=rotation(places, head_dim, vision.theta),
+        cos_sin=rotation(positions, head_dim, vision.theta),
         is_rounded=context.rounds_products,
     )
-    rows = torch.arange(places.shape[1], device=places.device)
+    rows = torch.arange(positions.shape[1], device=positions.device)
     return Run(layer, rows, [height * width for height, width in grids])
 
 

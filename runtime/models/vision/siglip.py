@@ -95,16 +95,16 @@ class Siglip:
         """
         patches = torch.cat([self._patches(image) for image in images])
         residual = self.patch_embedding.apply(patches)
-        places = self.position_embedding.weight
-        residual.view(len(images), *places.shape).add_(places)
-        lengths = [len(places)] * len(images)
+        embedding = self.position_embedding.weight
+        residual.view(len(images), *embedding.shape).add_(embedding)
+        lengths = [len(embedding)] * len(images)
         hidden: Tensor | None = None
         for block in self.blocks:
             normed = _add_normed(hidden, residual, block.layer_norm1)
             normed = block.layer_norm2.add(block.attend(normed, lengths), residual)
             hidden = block.feed(normed)
         normed = _add_normed(hidden, residual, self.post_layernorm)
-        return normed.view(len(images), *places.shape)
+        return normed.view(len(images), *embedding.shape)
 
     def _patches(self, pixels: Tensor) -> Tensor:
         """Return `[num_patches, 3 * patch_size * patch_size]` of the model's dtype."""

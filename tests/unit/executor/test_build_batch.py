@@ -41,8 +41,8 @@ def test_decoding_rows_of_one_token_and_of_several_beside_prompts() -> None:
     # The number of sequences that a kernel for one query each may take.
     assert batch.num_decodes == 1
     assert batch.whole_prompts == [2]
-    assert batch.embed_places is not None
-    assert batch.embed_places.tolist() == [6, 7]
+    assert batch.embed_indices is not None
+    assert batch.embed_indices.tolist() == [6, 7]
     assert rows.latest_input[[3, 1]].tolist() == [33, 31]
 
 

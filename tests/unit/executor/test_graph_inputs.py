@@ -1,4 +1,4 @@
-"""Which graphs prompts have, and from which host lines they read their inputs."""
+"""Which graphs prompts have, and from which host buffers they read their inputs."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import pytest
 import torch
 
 from runtime.executor.graph_buckets import prompt_buckets
-from runtime.executor.graph_inputs import NUM_LINES, HostLines, host_lines
+from runtime.executor.graph_inputs import NUM_BUFFERS, HostBuffers, host_buffers
 
 
 @pytest.mark.parametrize("num_steps", range(9))
-def test_no_step_in_flight_reads_a_free_line(num_steps: int) -> None:
-    host = HostLines(16, torch.device("cpu"))
+def test_no_step_in_flight_reads_a_free_buffer(num_steps: int) -> None:
+    host = HostBuffers(16, torch.device("cpu"))
     read = []
     for _ in range(num_steps):
         host.turn = host.following
         read.append(host.turn)
-    host.lines.zero_()
-    for line in host.free():
-        line[:] = 1
-    free = {turn for turn, line in enumerate(host.lines.tolist()) if all(line)}
+    host.buffers.zero_()
+    for buffer in host.free():
+        buffer[:] = 1
+    free = {turn for turn, buffer in enumerate(host.buffers.tolist()) if all(buffer)}
     assert len(free) == 2
     assert not set(read[-2:]) & free
     assert host.following in free
 
 
 @pytest.mark.parametrize("size", [1, 5, 16, 17, 300])
-def test_no_two_lines_share_a_cache_line(size: int) -> None:
-    """Neither lines that the host writes nor lines that the device writes."""
-    for lines in (
-        host_lines(torch.device("cpu"), size),
-        HostLines(size, torch.device("cpu")).lines,
+def test_no_two_buffers_share_a_cache_line(size: int) -> None:
+    """Neither buffers that the host writes nor buffers that the device writes."""
+    for buffers in (
+        host_buffers(torch.device("cpu"), size),
+        HostBuffers(size, torch.device("cpu")).buffers,
     ):
-        assert lines.shape[0] == NUM_LINES
-        assert size <= lines.shape[1] < size + 16
-        assert lines.stride(0) * lines.element_size() % 128 == 0
+        assert buffers.shape[0] == NUM_BUFFERS
+        assert size <= buffers.shape[1] < size + 16
+        assert buffers.stride(0) * buffers.element_size() % 128 == 0
 
 
 @pytest.mark.parametrize(
