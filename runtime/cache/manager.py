@@ -5,8 +5,8 @@ Every page is in exactly one place: free in the pool, cached in the tree, or hel
     block_table.pages:  [ shared with the tree (locked by block_table.node) | owned by the request ]
                           0 ...................................... num_shared ........ num_pages
 
-Where no query sees all keys, pages behind every window are freed, from the front on. Then the
-request no longer shares pages with the tree:
+If no query sees all keys, pages behind every window are freed, from the front on. Then the request
+no longer shares pages with the tree:
 
     block_table.pages:  [ 0, 0, ... 0 | owned by the request ]
                           num_dropped .......... num_pages
@@ -31,7 +31,7 @@ class BlockTable:
         num_dropped: the first `num_dropped` were freed: their numbers are 0.
         node: where the shared part ends, locked; `None` when nothing is shared.
         version: grows when an entry of `pages` other than at the end changes, so that device copies
-            are renewed. Dropped pages do not count: no kernel reads what is behind a window.
+            are renewed. Dropped pages do not count: no kernel reads entries behind a window.
     """
 
     __slots__ = ("node", "num_dropped", "num_pages", "num_shared", "pages", "version")
@@ -104,15 +104,15 @@ class CacheManager:
 
     @property
     def num_held_pages(self) -> int:
-        """Pages that running requests need: their own, and the shared ones that they lock."""
+        """Number of pages that running requests need: their own and the shared ones they lock."""
         return self.pool.num_pages - self.num_available_pages
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that `num_tokens` tokens fill or begin."""
+        """Return the number of pages that `num_tokens` tokens fill or begin."""
         return -(-num_tokens // self.page_size)
 
     def match_length(self, tokens: Tokens, namespace: str) -> int:
-        """Tokens of the longest cached prefix, for policies that order requests by it."""
+        """Return the length of the longest cached prefix, by which policies order requests."""
         if not self.enable_prefix_cache:
             return 0
         return self.tree.count_pages(tokens, namespace) * self.page_size
@@ -154,8 +154,8 @@ class CacheManager:
 
         Args:
             block_table: the request's, empty.
-            prefix: tokens that may come from the cache, as the tree knows them.
-            namespace: prefixes are shared only inside one.
+            prefix: the tree's keys of the tokens that may come from the cache.
+            namespace: prefixes are shared only inside the same namespace.
             num_tokens: number of tokens that need pages.
             num_reserved: pages that must stay available for running requests.
             free_more: called once if pages are missing; it may free some.
@@ -176,7 +176,10 @@ class CacheManager:
         return num_cached
 
     def extend(self, block_table: BlockTable, num_tokens: int) -> bool:
-        """Make room for `num_tokens` tokens in all; false, with nothing changed, when it cannot."""
+        """Make room for `num_tokens` tokens in all.
+
+        Return false, with nothing changed, if pages are short.
+        """
         missing = self.pages_for(num_tokens) - block_table.num_pages
         if missing <= 0:
             return True
@@ -199,7 +202,10 @@ class CacheManager:
         return pages
 
     def _make_free(self, count: int) -> bool:
-        """Evict until `count` pages are free; false, with nothing changed, if it cannot."""
+        """Evict until `count` pages are free.
+
+        Return false, with nothing changed, if that is impossible.
+        """
         if count > self.num_available_pages:
             return False
         shortage = count - self.pool.num_free
@@ -226,13 +232,13 @@ class CacheManager:
         block_table.version += 1
 
     def drop_behind(self, block_table: BlockTable, first_seen: int) -> int:
-        """Let go of the pages that lie wholly before token `first_seen`: no later query sees them.
+        """Free the pages that lie wholly before token `first_seen`, which no later query sees.
 
-        Pages shared with the tree are released together, once all of them are behind; until then
-        nothing is freed. They are unlocked, not freed: the tree keeps them cached.
+        Pages shared with the tree are released together, once all of them lie before that token;
+        until then no page is freed. Shared pages are unlocked, and the tree keeps them cached.
 
         Returns:
-            Number of pages that must be behind before another call can free more.
+            Number of pages that must lie before `first_seen` so that another call can free more.
         """
         num_behind = min(max(first_seen, 0) // self.page_size, block_table.num_pages)
         if num_behind < block_table.num_shared:

@@ -1,4 +1,4 @@
-"""A radix tree from token ids to pages: which computed prefixes are still in the KV pool.
+"""A radix tree from token ids to pages. It finds computed prefixes that are still in the KV pool.
 
 Source: RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured Language Model
 Programs", 2024). Edges hold whole pages, so a child is found by the bytes of its first page and a
@@ -21,7 +21,7 @@ Tokens = NDArray[np.int32]
 
 
 class RadixNode:
-    """An edge and its end: `tokens` (whole pages), stored in `pages`, lead here from `parent`.
+    """A node and the edge from `parent` to it: `tokens` (whole pages), stored in `pages`.
 
     A root has no parent and no tokens; it is the root of `namespace`.
     """
@@ -41,7 +41,7 @@ class RadixNode:
         self.children: dict[bytes, RadixNode] = {}
         self.lock_count = 0
         self.last_access = 0
-        # Whether it has an entry in the list of leaves that may be evicted.
+        # Whether this node has an entry in the list of leaves that may be evicted.
         self.is_listed = False
 
 
@@ -55,7 +55,7 @@ class PrefixMatch:
 
 @dataclass(frozen=True)
 class CommonPrefix:
-    """What a sequence has in common with the most similar cached one.
+    """The common beginning of a sequence and the most similar cached sequence.
 
     Attributes:
         num_tokens: length of the common part.
@@ -72,7 +72,7 @@ class RadixTree:
 
     Attributes:
         num_pages: pages held by all nodes.
-        num_locked_pages: pages on the path of a running request, which cannot be evicted.
+        num_locked_pages: pages on the paths of running requests; they cannot be evicted.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -88,7 +88,7 @@ class RadixTree:
         self._serial = itertools.count()
 
     def count_pages(self, tokens: Tokens, namespace: str) -> int:
-        """Pages of the longest prefix of `tokens` that `match` would find; changes nothing."""
+        """Return the number of pages that `match` would find for `tokens`; change nothing."""
         return sum(num_pages for _, num_pages in self._path(tokens, namespace))
 
     def match(self, tokens: Tokens, namespace: str) -> PrefixMatch:
@@ -105,10 +105,10 @@ class RadixTree:
         return PrefixMatch(np.concatenate(found) if found else EMPTY_PAGES, node)
 
     def common_prefix(self, tokens: Tokens, namespace: str) -> CommonPrefix:
-        """How far `tokens` and the most similar cached sequence agree.
+        """Return how far `tokens` and the most similar cached sequence agree.
 
-        Counted in tokens, so it ends where the two differ and not at a page. No node is split, and
-        no node counts as used.
+        The length is counted in tokens, so it need not be a whole number of pages. No node is
+        split, and no node counts as used.
         """
         node, num_tokens = self._roots.get(namespace), 0
         while node is not None and node.children and num_tokens < len(tokens):
@@ -271,7 +271,7 @@ class RadixTree:
 
 
 def _longest_common(rows: Tokens, tokens: Tokens) -> int:
-    """The most tokens that one of `rows` shares with the beginning of `tokens`."""
+    """Return the most tokens that one of `rows` shares with the beginning of `tokens`."""
     width = min(rows.shape[1], len(tokens))
     same = rows[:, :width] == tokens[:width]
     return int(np.logical_and.accumulate(same, axis=1).sum(axis=1).max())

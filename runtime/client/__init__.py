@@ -1,1 +1,1 @@
-"""The front's side of the engine: streams, admission and the owner of the child processes."""
+"""The front's side of the engine: streams, admission, control calls and the choice of a replica."""

@@ -1,4 +1,7 @@
-"""Checks that need only lengths: a request that can never fit is refused here, never queued."""
+"""Checks that need only lengths.
+
+A request that can never fit is refused here, before it is queued.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from runtime.errors import InvalidRequest, TooLong
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 
-# A byte-level token rarely holds more than this, so longer texts cannot fit.
+# Byte-level tokens rarely have more characters than this, so longer texts cannot fit.
 MAX_CHARS_PER_TOKEN = 128
 
 
@@ -28,9 +31,9 @@ class EngineLimits:
         allow_auto_truncate: shorten instead of refusing.
         hidden_size: numbers of a token's embedding and of its hidden state.
         token_size: numbers of a token's vector, for a model that gives vectors.
-        gives: what the model outputs.
+        gives: kind of the model's output.
         experts_per_token: experts that compute one token, summed over all layers.
-        vision: how the model takes images; `None` when it takes none.
+        vision: how the model takes images; `None` if it takes none.
     """
 
     context_len: int
@@ -50,15 +53,15 @@ class EngineLimits:
 
     @property
     def longest_kept(self) -> int | None:
-        """Length to which a longer text is cut, keeping its closing token; `None` for no such cut.
+        """Length to which a text is cut so that its closing token stays; `None` for a plain cut.
 
-        A vector may be that of the closing token; generation continues from the prompt's last one.
+        A model may compute a text's vector from its closing token. Generation has no closing token.
         """
         return self.context_len if self.allow_auto_truncate and self.gives != "tokens" else None
 
     @property
     def max_req_len(self) -> int:
-        """Longest prompt plus output that the context and an otherwise empty pool both hold."""
+        """The longest prompt plus output that fits the context and an otherwise empty pool."""
         return min(self.context_len, self.max_total_num_tokens)
 
 
@@ -99,7 +102,8 @@ def pack_token_ids(input_ids: list[int], limits: EngineLimits) -> bytes:
 def check_images(input_ids: list[int], spec: RequestSpec, limits: EngineLimits) -> None:
     """Check that the placeholders of a prompt match its images.
 
-    Prompts of every route are checked: a placeholder without an image would be read as one.
+    Prompts of every route are checked: the model would read a placeholder without an image as an
+    image.
 
     Raises:
         InvalidRequest: a placeholder without an image, or an image without its placeholders.
@@ -108,7 +112,7 @@ def check_images(input_ids: list[int], spec: RequestSpec, limits: EngineLimits) 
     vision, images = limits.vision, spec.images
     if vision is None or spec.input_embeds:
         if images:
-            raise InvalidRequest("Images need a model that sees, and a prompt of tokens.")
+            raise InvalidRequest("Images need a model that takes images, and a prompt of tokens.")
         return
     if images:
         check_prompt_length(len(input_ids), dataclasses.replace(limits, allow_auto_truncate=False))
@@ -120,7 +124,7 @@ def check_images(input_ids: list[int], spec: RequestSpec, limits: EngineLimits) 
     ):
         raise InvalidRequest(
             f"The prompt holds {num_placeholders} placeholder tokens for images "
-            f"({vision.image_token}), and {len(images)} images came with it. An image takes its "
+            f"({vision.image_token}), and {len(images)} images came with it. Each image has its "
             "own placeholders; text that only spells one is told apart in chats with "
             "split_special_tokens.",
             param="input_ids",
@@ -153,9 +157,9 @@ class Admitted(NamedTuple):
     """A request that fits.
 
     Attributes:
-        input_ids: the prompt, cut where that is allowed.
+        input_ids: the prompt, cut if that is allowed.
         packed: the same as int32 bytes.
-        max_new_tokens: as many as were requested, or as fit.
+        max_new_tokens: the requested number, or as many as fit.
     """
 
     input_ids: list[int]
@@ -181,9 +185,9 @@ def admit(
 
     Raises:
         TooLong: the request can never fit.
-        InvalidRequest: no such token id, or `min_new_tokens` that cannot fit.
+        InvalidRequest: an unknown token id, or `min_new_tokens` that cannot fit.
     """
-    # Before the ids are checked, which would be slow for a list that is far too long.
+    # The length is checked before the ids, because checking the ids of a far too long list is slow.
     check_prompt_length(len(input_ids), limits)
     input_ids = input_ids[: limits.max_req_len - limits.num_least_output]
     packed = pack_token_ids(input_ids, limits)

@@ -1,7 +1,8 @@
 """Bounds the size of the answer to one request, before any of it is computed.
 
-Computing a token limits how many of them an answer has. This counts what multiplies that size: a
-thousand log-probabilities per token, a hidden state per token, a prompt once for each sample.
+The time to compute a token limits the number of tokens in an answer. This module counts what
+multiplies an answer's size: a thousand log-probabilities per token, a hidden state per token, a
+prompt once for each sample.
 
 An HTTP request is counted as a whole, with all its prompts and samples. In the offline engine each
 sample is counted separately: the lists lie in the caller's own memory.
@@ -19,9 +20,10 @@ from runtime.errors import InvalidRequest
 
 # Numbers of four bytes, 128 MiB: 65,536 tokens with 20 log-probabilities each are 2.6 million.
 MAX_NUMBERS = 2**25
-# Tokens of a request's prompts, each prompt counted once for each of its samples, 256 MiB.
+# Tokens of a request's prompts, each prompt counted once for each of its samples; 256 MiB.
 MAX_PROMPT_TOKENS = 2**26
-# Bytes of a request's images, each counted once for each sample that uses it: it is sent with each.
+# Bytes of a request's images. An image counts once for each sample that uses it, because it is sent
+# with each.
 MAX_PIXEL_BYTES = 2**29
 
 _EMBEDS = "input_embeds"

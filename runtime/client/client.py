@@ -1,4 +1,4 @@
-"""The client: opens a stream per request, routes deltas to it, aborts requests no longer read.
+"""The client opens a stream per request, routes deltas to it, and aborts requests no longer read.
 
 The HTTP front and the offline engine both use this object, on their own event loop.
 """
@@ -56,17 +56,17 @@ class EngineClient:
     """Requests in, chunks out; independent of HTTP.
 
     Attributes:
-        limits: what every worker can hold; final once the workers are ready.
+        limits: bounds that every worker can meet; final once the workers are ready.
         accepting: false while draining.
         links: the replicas, in the order of their ranks.
-        grammars: compiles constraints; `None` where structured output is off.
-        why_no_grammars: why it is off and how to turn it on; empty when it is on.
-        gate: holds new requests back while weights change or generation is paused.
+        grammars: compiles constraints; `None` if structured output is off.
+        why_no_grammars: why structured output is off and how to turn it on; empty if it is on.
+        gate: keeps new requests back while weights change or generation is paused.
         loaded: which weights the replicas have.
-        sinks: get a record of every request that ended; without sinks nothing is recorded.
-        keeps_text: whether records hold what was generated.
-        max_pixel_bytes: bound on the images of all requests in flight; `None` (no bound) where
-            the memory is the caller's own.
+        sinks: receivers of a record of every request that ended; may be empty.
+        keeps_text: whether records contain the generated text.
+        max_pixel_bytes: bound on the images of all requests in flight; `None` (no bound) if the
+            memory is the caller's own.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class EngineClient:
             limits: used until the workers report theirs.
             random_seed: seeds the generator of seeds for requests without one.
             dp_size: number of replicas.
-            load_balance_method: how requests are shared out among them; see `Router`.
+            load_balance_method: how requests are distributed over the replicas; see `Router`.
         """
         self.limits = limits
         self.accepting = True
@@ -96,7 +96,7 @@ class EngineClient:
         # Requests whose grammar is being compiled.
         self._compiling: set[int] = set()
         self._streams: dict[int, StreamState] = {}
-        self._rids: dict[tuple[str, str], int] = {}  # By the tenant and its name for the request.
+        self._rids: dict[tuple[str, str], int] = {}  # By tenant and `rid`.
         self._ids = itertools.count(1)
         self._calls = ControlCalls(self.links)
         self._options: dict[str, int] = {}
@@ -132,7 +132,7 @@ class EngineClient:
         return sum(self._streams[each].link is link for each in self._compiling)
 
     def num_held_for(self, rank: int) -> int:
-        """Requests for one replica that are held back: generation is paused, or weights change."""
+        """Number of requests for a replica that wait at the gate."""
         link = self.links[rank]
         return sum(self._streams[each].link is link for each in self.gate.held())
 
@@ -144,7 +144,8 @@ class EngineClient:
             is_recorded: false for probes, which must not show in metrics and logs.
 
         Raises:
-            InvalidRequest: it can never fit, its `rid` is in flight already, or no such `dp_rank`.
+            InvalidRequest: the request cannot fit, `rid` is in flight already, or no such
+                `dp_rank`.
             EngineNotReady: the worker is loading.
             Overloaded: the server is draining.
         """
@@ -244,10 +245,10 @@ class EngineClient:
         return self.require_grammars(spec.kind, spec.kind).compile(spec)
 
     def require_grammars(self, what: str, param: str) -> GrammarCompiler:
-        """The compiler of constraints, for a feature that needs it.
+        """Return the compiler of constraints, for a feature that needs it.
 
         Args:
-            what: the feature, as the error calls it.
+            what: the feature's name in the error.
             param: the request field that uses the feature.
 
         Raises:
@@ -292,7 +293,7 @@ class EngineClient:
         return self._compiling | self.gate.held()
 
     def num_at_schedulers(self) -> int:
-        """Requests that were sent and have not ended."""
+        """Number of requests that were sent and have not ended."""
         unsent = self._unsent
         return sum(
             stream.finish_reason is None and stream.error is None
@@ -310,13 +311,13 @@ class EngineClient:
                 stream.wake.set()
 
     def is_running(self, rid: str) -> bool:
-        """Whether the tenant's request of that name has not had its final chunk yet."""
+        """Whether the tenant's request of that name is still waiting for its final chunk."""
         return (TENANT.get(), rid) in self._rids
 
     def abort(self, rid: str, *, of_all_tenants: bool = False) -> int:
-        """Abort the request called `rid`, or the batch `rid_0`, `rid_1`, ...; how many matched.
+        """Abort the request `rid`, or the batch `rid_0`, `rid_1`, ...; return how many matched.
 
-        Those of the current tenant, or `of_all_tenants`.
+        Only requests of the current tenant match, unless `of_all_tenants` is set.
         """
         tenants = {each for each, _ in self._rids} if of_all_tenants else {TENANT.get()}
         ids = [
@@ -333,7 +334,7 @@ class EngineClient:
         self.abort_sent(message)
 
     def abort_sent(self, message: str = "Aborted") -> None:
-        """Abort the requests that the schedulers have; those held back stay."""
+        """Abort the requests that were sent to schedulers; requests held back by the gate stay."""
         if self._streams:
             self._broadcast(AbortAll(message))
 
@@ -364,7 +365,7 @@ class EngineClient:
         return reply
 
     def forget_prefixes(self) -> None:
-        """Forget which prompts may be cached: the caches were dropped."""
+        """Forget which prompts may be cached, because the caches were dropped."""
         for link in self.links:
             link.prefixes.clear()
 
@@ -399,12 +400,12 @@ class EngineClient:
     async def match_prefix(
         self, input_ids: list[int], namespace: str, images: Sequence[ImageInput] = ()
     ) -> PrefixReport:
-        """How much of a prompt is cached, in the replica that has the most of it.
+        """Return how much of a prompt is cached in the replica that has the most of it.
 
         Args:
             input_ids: the prompt.
             namespace: as in a request; only the tenant's own prefixes are matched.
-            images: of the prompt.
+            images: the prompt's images.
 
         Raises:
             EngineNotReady: no worker takes requests, or none answers.
@@ -467,11 +468,11 @@ class EngineClient:
         self._calls.on_reply(rank, message)
 
     def stop_orphans(self, rank: int) -> None:
-        """Stop whatever a replica still runs after `fail_replica`: its output is not read."""
+        """Stop what a replica still runs after `fail_replica`; the output would not be read."""
         self.links[rank].send(AbortAll())
 
     def fail_replica(self, rank: int, message: str) -> None:
-        """A process of a replica died: its requests in flight get a final error."""
+        """End the in-flight requests of a replica, one of whose processes died, with an error."""
         link = self.links[rank]
         for stream in self._streams.values():
             if stream.link is link:
@@ -482,7 +483,7 @@ class EngineClient:
         self._calls.fail(rank, message)
 
     def fail_all(self, message: str) -> None:
-        """The engine ends: every request in flight gets a final error."""
+        """End every request in flight with an error, because the engine ends."""
         for link in self.links:
             self.fail_replica(link.rank, message)
 

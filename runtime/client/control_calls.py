@@ -28,7 +28,7 @@ class ControlCalls:
     """Control calls that wait for their answers, by id."""
 
     def __init__(self, links: Sequence[ReplicaLink]) -> None:
-        """Call the replicas behind `links`."""
+        """Send calls to the replicas of `links`."""
         self._links = links
         self._calls: dict[int, _Call] = {}
 
@@ -37,13 +37,13 @@ class ControlCalls:
     ) -> ControlReply:
         """Send `message`, which carries `call_id`, to every replica and wait for all answers.
 
-        With `timeout_s=None` it waits for as long as they live.
+        With `timeout_s=None` the call waits for as long as the replicas live.
 
         Returns:
             One reply for all; see `merge_replies`.
 
         Raises:
-            EngineNotReady: a replica is loading; then the message goes to none of them, so that
+            EngineNotReady: a replica is loading. Then the message is sent to no replica, so that
                 all keep the same state.
         """
         if not all(link.ready for link in self._links):
@@ -57,7 +57,7 @@ class ControlCalls:
         links: Sequence[ReplicaLink],
         timeout_s: float | None,
     ) -> dict[int, ControlReply]:
-        """`call` for some of the replicas, at least one.
+        """Do what `call` does, for some of the replicas, at least one.
 
         Returns:
             The replies, by rank.
@@ -86,11 +86,11 @@ class ControlCalls:
         Args:
             call_id: id of this call.
             input_ids: the prompt.
-            namespace: with the tenant's own part.
-            images: of the prompt; their pixels stay here.
+            namespace: namespace of the prefix cache, which includes the tenant's part.
+            images: the prompt's images; their pixels are not sent.
 
         Returns:
-            The answer of the replica that has the most of it.
+            The answer of the replica that has the most of the prompt.
 
         Raises:
             EngineNotReady: no worker takes requests, or none answers.
@@ -119,13 +119,13 @@ class ControlCalls:
             call.done.set_result(None)
 
     def fail(self, rank: int, message: str) -> None:
-        """A replica died: count its missing answers as failures."""
+        """Count the missing answers of a replica that died as failures."""
         for call_id in list(self._calls):
             self.on_reply(rank, ControlReply(call_id, False, message))
 
 
 def merge_replies(replies: dict[int, ControlReply]) -> ControlReply:
-    """One reply for all replicas: success if all succeeded, else the first failure."""
+    """Return one reply for all replicas: success if all succeeded, else the first failure."""
     ordered = [replies[rank] for rank in sorted(replies)]
     failure = next((each for each in ordered if not each.success), None)
     if failure is None:

@@ -1,4 +1,4 @@
-"""The front half of an extra: how it is requested, how large it may be, how it is answered."""
+"""The front half of an extra: reads its request fields, bounds its size, formats its answer."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from runtime.requests.extra_spec import EXTRAS, ExtraSpec, load_half
 _OTHER_KIND: dict[Gives, str] = {
     "tokens": "This server's model generates text; that needs a model that gives vectors.",
     "vectors": (
-        "This server's model gives vectors of texts and generates none: use /encode or "
+        "This server's model gives vectors of texts and cannot generate text: use /encode or "
         "/v1/embeddings."
     ),
     "scores": (
-        "This server's model scores texts and generates none: use /classify, /v1/classify or "
+        "This server's model scores texts and cannot generate text: use /classify, /v1/classify or "
         "/v1/rerank."
     ),
 }
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """What an extra needs of a native request besides its own fields.
+    """The parts of a native request that an extra reads besides its own fields.
 
     Attributes:
         num_prompts: prompts of the request.
         vocab_size: the logits' width.
-        n: samples of each.
+        n: samples of each prompt.
         has_tokens: whether the prompts have tokens, not embeddings.
-        offered: extras that an option of the server has enabled, of those that need one.
+        offered: extras that a server option has enabled, among those that need an option.
     """
 
     num_prompts: int
@@ -46,12 +46,12 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnsweredSample(msgspec.Struct, frozen=True, gc=False):
-    """What an extra's answer may need of its sample.
+    """The facts about a sample that an extra's answer may need.
 
     Attributes:
-        prompt_ids: as admitted.
-        hidden_size: the model's.
-        token_text: gives a token's text.
+        prompt_ids: the prompt's token ids, as admitted.
+        hidden_size: the model's hidden size.
+        token_text: returns a token's text.
         as_json: whether the answer will be encoded as JSON; else its lists are Python lists.
         is_shown_again: whether a later answer may repeat this one.
     """
@@ -64,21 +64,21 @@ class AnsweredSample(msgspec.Struct, frozen=True, gc=False):
 
 
 class ExtraAnswer:
-    """One sample's answer in the format of the native API, growing with its chunks.
+    """One sample's answer in the native API's format; it grows with the sample's chunks.
 
     In an answer that becomes JSON, a list that may be large is a `Pieces`.
     """
 
     def add(self, chunk: GenerationChunk, *, incremental: bool) -> None:
-        """Add a chunk; `incremental` drops the output that was shown before."""
+        """Add a chunk. With `incremental`, drop the output that was shown before."""
         raise NotImplementedError
 
     def meta_info(self) -> dict[str, Any]:
-        """Keys of every answer's `meta_info`; the lists are new ones."""
+        """Return keys for every answer's `meta_info`; its lists are new objects."""
         return {}
 
     def at_end(self) -> dict[str, Any]:
-        """Additional keys of the last answer's `meta_info`."""
+        """Return additional keys for the last answer's `meta_info`."""
         return {}
 
 
@@ -86,8 +86,8 @@ class FrontExtra:
     """`EXTRA` of an extra's `front` module, which must not import torch or numpy.
 
     Attributes:
-        needs: what the model must give for this extra.
-        field: the field that a refusal names, as the native API calls it.
+        needs: kind of output that the model must have for this extra.
+        field: name in the native API of the field that a refusal names.
         advice: what to do about an answer that would be too large.
     """
 
@@ -96,7 +96,7 @@ class FrontExtra:
     advice: str
 
     def plan(self, body: Any, asked: Asked) -> Sequence[ExtraSpec | None] | None:
-        """What each prompt's samples request, from the extra's fields of a `/generate` body.
+        """Read what each prompt's samples request from the extra's fields of a `/generate` body.
 
         Returns:
             One entry for each prompt, or `None` when no prompt requests the extra.
@@ -110,7 +110,7 @@ class FrontExtra:
         """Make the checks that need the prompt's length.
 
         Raises:
-            InvalidRequest: outside the prompt.
+            InvalidRequest: a position outside the prompt.
         """
 
     def num_numbers(
@@ -120,23 +120,23 @@ class FrontExtra:
         num_output: int,  # noqa: ARG002
         limits: EngineLimits,  # noqa: ARG002
     ) -> int:
-        """Four-byte numbers that the answer may hold, besides one per output token."""
+        """Return how many four-byte numbers the answer may have, besides one per output token."""
         return 0
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> ExtraAnswer:
-        """An empty answer."""
+        """Return an empty answer."""
         raise NotImplementedError
 
 
 @cache
 def front_extras() -> list[FrontExtra]:
-    """Every extra's front half, in the order of the table."""
+    """Return every extra's front half, in the order of the table."""
     return [front_extra(name) for name in EXTRAS]
 
 
 @cache
 def front_extra(name: str) -> FrontExtra:
-    """One extra's front half."""
+    """Return one extra's front half."""
     return cast("FrontExtra", load_half(name, "front"))
 
 
@@ -153,11 +153,11 @@ def check_kind(extras: Sequence[ExtraSpec], limits: EngineLimits) -> None:
         InvalidRequest: the request is for another kind of model.
     """
     wanted = {front_extra(spec.name).needs for spec in extras} or {"tokens"}
-    # Scores are requested in the same way as vectors.
+    # Scores are requested in the same way as vectors are.
     if wanted != {"tokens" if limits.gives == "tokens" else "vectors"}:
         raise InvalidRequest(_OTHER_KIND[limits.gives])
 
 
 def answers_of(extras: Sequence[ExtraSpec], sample: AnsweredSample) -> list[ExtraAnswer]:
-    """An empty answer for each extra of a sample."""
+    """Return an empty answer for each extra of a sample."""
     return [front_extra(spec.name).answer(spec, sample) for spec in extras]

@@ -20,11 +20,11 @@ Outcome = Literal["stop", "length", "abort", "error", "disconnect"]
 
 @dataclass
 class GenerationInput:
-    """One sample to generate, as the endpoints hand it over.
+    """One sample to generate, as endpoints pass it to the client.
 
     Attributes:
         input_ids: the prompt's token ids.
-        spec: everything else.
+        spec: all other data of the request.
     """
 
     input_ids: list[int]
@@ -33,7 +33,7 @@ class GenerationInput:
 
 @dataclass(slots=True)
 class GenerationChunk:
-    """What is new since the chunk before.
+    """The new output since the previous chunk.
 
     Attributes:
         text: new characters.
@@ -41,8 +41,8 @@ class GenerationChunk:
         finish_reason: set on the last chunk.
         prompt_tokens, cached_tokens: of the whole request, the same in every chunk.
         num_retractions: times the request was retracted and recomputed, known with the last chunk.
-        extras: what was requested besides tokens, in order, for each extra's own reader; after a
-            stop string some of it may belong to tokens after the last of `token_ids`.
+        extras: reports of extras, in order, which each extra's own code reads. After a stop string,
+            some may be about tokens after the last of `token_ids`.
         weight_version: label of the weights that were loaded when the newest token was sampled.
         times: when the request left the queue and when it had its first token.
     """
@@ -58,22 +58,22 @@ class GenerationChunk:
     times: BeginTimes | None = None
 
     def blocks(self, extra: str, *, is_input: bool) -> list[ExtraBlock]:
-        """One extra's blocks about the prompt, or about the output."""
+        """Return one extra's blocks about the prompt, or about the output."""
         return [
             block for block in self.extras if block.extra == extra and block.is_input == is_input
         ]
 
     def unsent_ids(self, extra: str) -> list[int]:
-        """The token that an extra's output is about, when the request generates no token."""
+        """Return the token that an extra reports about if the request generates no token."""
         blocks = self.blocks(extra, is_input=False)
         return [each for block in blocks for each in memoryview(block.unsent_ids).cast("i")]
 
 
 class Wake:
-    """An event for the one reader of a stream, set when there is something to read.
+    """An event for the one reader of a stream. It is set while there is unread output.
 
     Attributes:
-        is_set: whether there is something to read.
+        is_set: whether there is unread output.
         listener: called whenever the event is set.
     """
 
@@ -104,7 +104,7 @@ class StreamState:
     """Unread output of a request in flight; private to the client.
 
     Attributes:
-        name: the tenant, and its `rid` for the request.
+        name: the tenant, and the request's `rid`.
     """
 
     request_id: int
@@ -115,8 +115,8 @@ class StreamState:
     num_pixel_bytes: int = 0
     cached_tokens: int = 0
     num_retractions: int = 0
-    # Deltas that wait to be read; a reader that falls behind gets them joined, so memory stays
-    # bounded by the text itself.
+    # Unread deltas. A reader that falls behind gets them joined, so memory is bounded by the size
+    # of the text.
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     extras: list[ExtraBlock] = field(default_factory=list)
@@ -128,7 +128,7 @@ class StreamState:
 
 
 class StreamOwner(Protocol):
-    """The client that made a stream, as the stream needs it."""
+    """The interface of the client that a stream uses."""
 
     def abort_ids(self, request_ids: list[int]) -> None:
         """Abort by internal id."""
@@ -140,14 +140,14 @@ class StreamOwner(Protocol):
 
 
 class StreamReader(Protocol):
-    """Observes what is read of a stream."""
+    """An observer of the chunks that are read from a stream."""
 
     def add(self, chunk: GenerationChunk) -> None:
-        """A chunk was read."""
+        """Note that a chunk was read."""
         ...
 
     def end(self, outcome: Outcome) -> None:
-        """It is over; called once."""
+        """Note that the stream has ended; called once."""
         ...
 
 
@@ -155,15 +155,15 @@ class GenerationStream:
     """An async iterator of chunks; leaving it early aborts the request.
 
     Attributes:
-        turn: its place in a session, to which the tokens read here are added.
-        recording: records what the request cost; `None` when it is not recorded.
+        turn: the request's turn in a session; tokens read here are added to it.
+        recording: the record of the request's costs; `None` if the request is not recorded.
     """
 
     turn: Turn | None = None
     recording: StreamReader | None = None
 
     def __init__(self, client: StreamOwner, stream: StreamState) -> None:
-        """Made by `EngineClient.generate` only."""
+        """Only `EngineClient.generate` makes streams."""
         self._client = client
         self._stream = stream
         self._done = False
@@ -180,7 +180,7 @@ class GenerationStream:
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt as it was admitted."""
+        """Length of the prompt, as admitted."""
         return self._stream.prompt_tokens
 
     @property
@@ -189,7 +189,7 @@ class GenerationStream:
         return self._stream.link.rank
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called whenever a chunk can be read, now if there is one already."""
+        """Call `listener` whenever a chunk can be read, and at once if one is unread already."""
         self._stream.wake.listener = listener
         if self._stream.wake.is_set:
             listener()
@@ -249,14 +249,15 @@ class GenerationStream:
             self.recording.end(outcome)
 
     def take_back(self) -> None:
-        """Close it and undo the request: its session forgets it too."""
+        """Close the stream and remove the request from its session."""
         self.close()
         if self.turn is not None:
             self.turn.session.forget(self.turn)
 
 
 def _refusal(reason: FinishReason) -> HeadraceError | None:
-    # The scheduler's refusals have a status code. A caller's own abort has none and keeps its text.
+    # Refusals by the scheduler have a status code. An abort by a caller has none, and its text is
+    # kept.
     if reason.status_code is None:
         return None
     message = reason.message or "The request was refused."

@@ -1,4 +1,4 @@
-"""The front's side of structured output: checks grammars, has them compiled, caches the results."""
+"""The front's side of structured output: checks grammars and caches their compiled forms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KILLED_WITH_IT = "The process that compiles grammars died; please send the requ
 
 
 def grammar_key(spec: GrammarSpec) -> bytes:
-    """Key of a constraint: a digest of its content."""
+    """Return the key of a constraint: a digest of its content."""
     text = spec.text.encode("utf-8", "surrogatepass")
     form = f"{spec.kind}\0{spec.shows_special:d}"
     return hashlib.sha256(form.encode() + text).digest()
@@ -51,16 +51,17 @@ class _Call:
 
 
 class GrammarCompiler:
-    """Compiles constraints in a child process, each at most once at a time.
+    """Compiles constraints in a child process. Equal constraints are compiled once.
 
     The child starts with `start`, or with the first constraint after it has died.
     """
 
     def __init__(self, config: GrammarConfig, context: zmq.Context[Any]) -> None:
-        """Prepare; nothing starts yet."""
+        """Prepare; the child is not started yet."""
         self._config = config
         self._context = context
-        # The child's reply per constraint, refusals included: a hostile one costs its time once.
+        # The child's reply for each constraint. Refusals are kept too, so a costly constraint costs
+        # its time only once.
         self._known: ByteCache[GrammarReply] = ByteCache(config.cache_bytes)
         self._calls: dict[int, _Call] = {}
         self._by_key: dict[bytes, asyncio.Future[bytes]] = {}
@@ -69,13 +70,13 @@ class GrammarCompiler:
         self._outbox: Outbox | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
-        # Why no constraint at all can be compiled.
+        # The reason why no constraint can be compiled; empty if they can.
         self._unavailable = ""
         self.num_restarts = 0
 
     @property
     def num_waiting(self) -> int:
-        """Constraints that are being compiled."""
+        """Number of constraints that are being compiled."""
         return len(self._calls)
 
     @property
@@ -94,7 +95,7 @@ class GrammarCompiler:
         self._child = Child("grammar", self._config, self._exited_on_thread, environment)
 
     def compile(self, spec: GrammarSpec) -> tuple[bytes, asyncio.Future[bytes]]:
-        """The key of a constraint and, in time, its compiled form.
+        """Return the key of a constraint and a future of its compiled form.
 
         The future fails with `InvalidRequest` when the constraint cannot be used, and with
         `Overloaded` when the machine was too busy to find out.
@@ -168,7 +169,8 @@ class GrammarCompiler:
             self._outbox.close()
         self._child = None
         if code == 0:
-            # The child found that no constraint can be compiled; its message may not be here yet.
+            # The child found that it cannot compile any constraint. Its message may not have
+            # arrived yet.
             return
         logger.error("The grammar process ended with code %d; starting it again.", code)
         self.num_restarts += 1
@@ -179,8 +181,8 @@ class GrammarCompiler:
                 del self._calls[call_id]
                 self._by_key.pop(call.key, None)
                 _fail(call.future, EngineDead(_KILLED_WITH_IT))
-        # When no request waits, the next constraint starts it: a child that cannot start is not
-        # retried forever.
+        # If no request waits, the next constraint starts the child. So a child that cannot start is
+        # not retried forever.
         if self._calls:
             self.start()
             for call in self._calls.values():
@@ -215,5 +217,5 @@ def _settle(future: asyncio.Future[bytes], reply: GrammarReply) -> None:
 def _fail(future: asyncio.Future[bytes], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        # Marks it as retrieved: the waiting request may have left.
+        # This marks the exception as retrieved: the request that waited may be gone.
         future.exception()

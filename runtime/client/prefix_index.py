@@ -1,8 +1,8 @@
-"""Which prefixes a replica's cache probably holds: hashes of what was sent there, bounded.
+"""Estimates which prefixes a replica has cached, from hashes of the prompts that were sent there.
 
-It is an estimate for routing only: a wrong one costs recomputing a prompt. So hashes may collide,
-and the replica does not report evictions. The index evicts by the same rule as the replica, least
-recently used first, once it covers as many tokens as the replica's pool holds.
+The estimate is used only for routing: if it is wrong, a prompt is computed again. So hashes may
+collide, and the replica does not report evictions. The index evicts by the same rule as the
+replica, least recently used first, once it covers as many tokens as the replica's pool holds.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from collections.abc import Sequence
 from runtime.requests.image_input import ImageInput
 
 _BYTES_PER_ID = 4
-# Fine at the start, where short prompts differ; coarse after it, so that hashing 100,000 tokens is
-# cheap.
+# Blocks are small at the start, where short prompts differ. They are large after it, so that
+# hashing 100,000 tokens is cheap.
 _FINE_BLOCK, _NUM_FINE, _COARSE_BLOCK = 16, 32, 128
 # 64 Ki entries or less: about 8 MB.
 MAX_TOKENS = 1 << 20
 
 
 def block_len(index: int) -> int:
-    """Tokens of a prompt's block number `index`."""
+    """Return the length of a prompt's block number `index`, tokens."""
     return _FINE_BLOCK if index < _NUM_FINE else _COARSE_BLOCK
 
 
 def prefix_hashes(input_ids: bytes, namespace: str, images: Sequence[ImageInput] = ()) -> list[int]:
-    """A hash for each whole block of a prompt, over everything up to the block's end.
+    """Return a hash for each whole block of a prompt, over all tokens up to the block's end.
 
     Args:
         input_ids: int32 bytes. The last token is not hashed: it is always computed.
         namespace: prompts of different namespaces share no hash.
-        images: of the prompt; hashed because the placeholder tokens of all images are equal.
+        images: the prompt's images. They are hashed because the placeholder tokens of all images
+            are equal.
     """
     if images:
         input_ids = _with_digests(input_ids, images)
@@ -46,7 +47,7 @@ def prefix_hashes(input_ids: bytes, namespace: str, images: Sequence[ImageInput]
 
 
 def _with_digests(input_ids: bytes, images: Sequence[ImageInput]) -> bytes:
-    """Token ids with each image's digest written over its placeholders, cut to their length."""
+    """Return token ids in which each image's digest, cut to length, replaces its placeholders."""
     known = bytearray(input_ids)
     for each in images:
         start = _BYTES_PER_ID * each.start
@@ -68,7 +69,7 @@ class PrefixIndex:
         return len(self._blocks)
 
     def matched_tokens(self, hashes: list[int]) -> int:
-        """Tokens at the start of the prompt of these `hashes` that the replica probably holds."""
+        """Return how many first tokens of a prompt with these `hashes` are probably cached."""
         matched = 0
         for value in hashes:
             size = self._blocks.get(value)
@@ -79,7 +80,7 @@ class PrefixIndex:
 
     def add(self, hashes: list[int]) -> None:
         """Add a prompt that was sent, and evict the least recently used ends of prompts."""
-        # The start is added last, as the most recent: ends are evicted before it.
+        # The start is added last, as the most recent, so ends are evicted before it.
         for index in range(len(hashes) - 1, -1, -1):
             value = hashes[index]
             self._num_tokens -= self._blocks.pop(value, 0)
@@ -89,6 +90,6 @@ class PrefixIndex:
             self._num_tokens -= self._blocks.popitem(last=False)[1]
 
     def clear(self) -> None:
-        """Forget everything: the replica's cache was dropped."""
+        """Forget all prefixes, because the replica's cache was dropped."""
         self._blocks.clear()
         self._num_tokens = 0

@@ -1,4 +1,4 @@
-"""What each request cost, as the client sees it: one record per request, passed to sinks.
+"""Records the times and tokens of each request as the client sees them, for sinks.
 
 While the client has sinks it records every request, so endpoints need no code for metrics or for
 the request log.
@@ -19,13 +19,13 @@ class RequestRecord:
     """One request, from its arrival to its last chunk; times are `time.monotonic()`.
 
     Attributes:
-        input_ids, sampling: as requested; no ids when embeddings were sent.
-        admitted_at: when it left the queue; `None` when it never did.
-        first_token_at: when the first token was read here; when the answer is not streamed, when
-        it was generated.
-        outcome: how it ended; `disconnect` when it was not read to the end.
+        input_ids, sampling: as requested; without ids if embeddings were sent.
+        admitted_at: when the request left the queue; `None` if it never did.
+        first_token_at: when the first token was read here, or, if the answer is not streamed, when
+            it was generated.
+        outcome: how the request ended; `disconnect` if it was not read to the end.
         token_gaps: (seconds, tokens) for each chunk after the first.
-        text: pieces of the output, where the client keeps them.
+        text: pieces of the output, if the client keeps them.
     """
 
     rid: str
@@ -51,11 +51,11 @@ class RequestRecord:
 
     @property
     def ttft_s(self) -> float | None:
-        """Seconds from arrival to the first token; `None` when there was none."""
+        """Seconds from arrival to the first token; `None` without a token."""
         return None if self.first_token_at is None else self.first_token_at - self.started_at
 
     def stages(self) -> dict[str, float]:
-        """Seconds of each completed stage, by the reference's names."""
+        """Seconds of each completed stage, under SGLang's names."""
         seconds = {}
         if self.admitted_at is not None:
             seconds["prefill_waiting"] = self.admitted_at - self.started_at
@@ -65,7 +65,7 @@ class RequestRecord:
         return seconds
 
     def add(self, chunk: GenerationChunk) -> None:
-        """Count a chunk's tokens and note when they came."""
+        """Count a chunk's tokens and note when they arrived."""
         now = time.monotonic()
         num_tokens = len(chunk.token_ids)
         self.prompt_tokens = chunk.prompt_tokens
@@ -78,7 +78,7 @@ class RequestRecord:
         if self.first_token_at is None:
             self.first_token_at = now
             if times is not None and not self.is_streaming:
-                # This is the only chunk; the first token was generated long before.
+                # This is the only chunk, and its first token was generated long before.
                 self.first_token_at = times.first_token_at
         else:
             self.token_gaps.append((now - self.last_token_at, num_tokens))

@@ -1,4 +1,4 @@
-"""One replica as the client sees it: where to send requests, and how many are in flight."""
+"""The client's view of one replica: how to send to it, and how many requests are in flight."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class ReplicaLink:
     """The client's link to one replica.
 
     Attributes:
-        rank: which replica, from 0.
+        rank: the replica's number, from 0.
         ready: whether it takes requests.
         num_in_flight: requests sent there that have not had their final chunk yet.
         num_prompt_tokens: prompt tokens of those requests together.
-        prefixes: what its prefix cache probably holds.
-        num_rows: requests that it runs at a time.
-        max_queued: requests that may wait there; `None` for any number.
+        prefixes: estimate of the prefixes in its cache.
+        num_rows: number of requests that it runs at a time.
+        max_queued: number of requests that may wait there; `None` for any number.
         send: sends a message to its scheduler; before the first `connect` it drops the message.
     """
 
@@ -49,13 +49,13 @@ class ReplicaLink:
         return self.max_queued is None or self.num_in_flight < self.num_rows + self.max_queued
 
     def connect(self, send: Callable[[SchedulerInbound], None]) -> None:
-        """Use `send` from now on: the replica has a new scheduler."""
+        """Use `send` from now on, because the replica has a new scheduler."""
         self.send = send
         self._grammars.clear()
         self.prefixes.clear()
 
     def send_with_grammar(self, request: GenerateRequest, key: bytes, payload: bytes) -> None:
-        """Send a constrained request, with its compiled grammar unless the scheduler holds it."""
+        """Send a constrained request; add its compiled grammar unless the scheduler has it."""
         is_there = self._grammars.get(key) is not None
         if not is_there:
             self._grammars.put(key, True, loaded_size(payload))
@@ -63,5 +63,5 @@ class ReplicaLink:
         self.send(msgspec.structs.replace(request, grammar_key=key, grammar=grammar))
 
     def forget_grammars(self) -> None:
-        """Send every grammar again: the scheduler's cache was, or may have been, dropped."""
+        """Send every grammar again from now on: the scheduler's cache may have been dropped."""
         self._grammars.clear()

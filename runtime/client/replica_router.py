@@ -8,11 +8,11 @@ from runtime.client.prefix_index import prefix_hashes
 from runtime.client.replica_link import ReplicaLink
 from runtime.requests.image_input import ImageInput
 
-# Cost of one more request in flight, in prompt tokens to compute: about as many as a GPU computes
-# in the time in which it reads the weights once for a decode step.
+# Cost of one more request in flight, in prompt tokens. A GPU computes about as many tokens in the
+# time in which it reads the weights once for a decode step.
 TOKENS_PER_REQUEST = 128
 # A cached prefix of any length outweighs at most this many requests in flight, and at most half the
-# rows of the running batch: it must not route a request into a queue while another replica idles.
+# rows of the running batch. So it never sends a request to a queue while another replica is idle.
 MAX_SURPLUS = 32
 
 
@@ -22,10 +22,10 @@ class Router:
     - `cache_aware`: the cost of a replica is the prompt tokens that it would have to compute plus
       `TOKENS_PER_REQUEST` for each request in flight there; the lowest cost wins. So a longer
       cached prefix attracts a request and a higher load repels it. Replicas with too many more
-      requests than the least loaded one (`MAX_SURPLUS`) are excluded. What is cached is
-      estimated from what was sent (`PrefixIndex`).
-      Source: the cost is that of NVIDIA Dynamo's KV router (prefill blocks plus active blocks),
-      the bound on imbalance that of SGLang's router (`balance_abs_threshold`).
+      requests than the least loaded one (`MAX_SURPLUS`) are excluded. Cached prefixes are estimated
+      from the prompts that were sent (`PrefixIndex`). Source: the cost is that of NVIDIA Dynamo's
+      KV router (prefill blocks plus active blocks), the bound on imbalance that of SGLang's router
+      (`balance_abs_threshold`).
     - `total_requests`: the fewest requests in flight.
     - `total_tokens`: the fewest prompt tokens in flight.
     - `round_robin`: one after the other.
@@ -34,7 +34,7 @@ class Router:
     """
 
     def __init__(self, links: Sequence[ReplicaLink], method: str = "cache_aware") -> None:
-        """Choose among `links` by `method`, one of the names above.
+        """Choose among `links` by `method`, a name that the class describes.
 
         Raises:
             KeyError: no such method.
@@ -57,11 +57,11 @@ class Router:
         rank: int | None = None,
         images: Sequence[ImageInput] = (),
     ) -> ReplicaLink:
-        """The replica for a prompt: `rank`, or the best replica that is ready; one must be ready.
+        """Return `rank`, or the best replica that is ready; at least one must be ready.
 
         Args:
             input_ids: int32 bytes.
-            namespace: of the prefix cache.
+            namespace: namespace of the prefix cache.
             rank: the replica that the caller chose; `None` for any.
             images: of the prompt.
         """
@@ -96,5 +96,5 @@ class Router:
 
 
 def wanted_rank(*ranks: int | None) -> int | None:
-    """The replica that a request names in one of several fields; -1 names none."""
+    """Return the replica that a request names in one of several fields; -1 names none."""
     return next((rank for rank in ranks if rank is not None and rank != -1), None)

@@ -1,11 +1,12 @@
 """Sessions: a request's prompt can continue the context of an earlier request of its session.
 
-A session is a tree of requests. Each keeps its own new tokens and its output, and how much of its
-parent's context it goes on from; contexts are put together when a request comes. The prefix cache
-makes that cheap, so a session costs four bytes a token and nothing on the device.
+A session is a tree of requests. Each request keeps its own new tokens, its output, and the length
+of its parent's context from which it continues. A context is put together when a request arrives.
+The prefix cache makes that cheap, so a session costs four bytes a token, and no memory on the
+device.
 
-Each tenant (see `runtime.client.tenant`) has its own space of sessions: another one's session is
-to it as if it did not exist, and does not count against its bound.
+Each tenant (see `runtime.client.tenant`) has its own space of sessions. It cannot see the sessions
+of others, and they do not count against its bound.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from runtime.errors import InvalidRequest, Overloaded
 if TYPE_CHECKING:
     from runtime.client.generation_stream import GenerationInput, GenerationStream
 
-# Of each tenant.
+# Most sessions of one tenant.
 MAX_SESSIONS = 1024
 MAX_SESSION_TOKENS = 4 << 20
-# Of all sessions together: 256 MiB.
+# Most tokens of all sessions together; they take 256 MiB.
 MAX_TOKENS = 64 << 20
 MAX_TURNS = 4096
 MAX_ID_CHARS = 256
@@ -37,16 +38,16 @@ MAX_TIMEOUT_S = 7 * 24 * 3600.0
 
 
 class UnknownSession(InvalidRequest):
-    """No session of this id is open for the tenant that asks; it may be open for another one."""
+    """The tenant has no open session of this id; another tenant may have one."""
 
     status_code = 404
 
 
 class SessionParams(msgspec.Struct, kw_only=True):
-    """`session_params` as it arrives.
+    """The field `session_params` of a request.
 
     Attributes:
-        id: of the session.
+        id: the session's id.
         rid: the request to continue; null starts a new context (or, in a streaming session,
             continues the latest request).
         offset: cuts the old context, as `context[:offset]` does.
@@ -61,7 +62,7 @@ class SessionParams(msgspec.Struct, kw_only=True):
     drop_previous_output: bool | None = None
 
     def or_none(self) -> SessionParams | None:
-        """`self`, or `None` when no field is set: some clients send every field."""
+        """Return `self`, or `None` if no field is set, because some clients send every field."""
         return None if self == SessionParams() else self
 
 
@@ -84,7 +85,7 @@ class Turn:
     children: list[Turn] = field(default_factory=list)
 
     def prompt(self) -> array[int]:
-        """Its whole prompt."""
+        """Return the request's whole prompt."""
         turns: list[Turn] = []
         turn: Turn | None = self
         while turn is not None:
@@ -109,9 +110,9 @@ class Session:
     """One session; see `Sessions`.
 
     Attributes:
-        turns: its requests by name, in order.
+        turns: the session's requests by name, in order.
         num_tokens: tokens stored for all of them.
-        used_at: when it was last used, by `clock`.
+        used_at: when the session was last used, by `clock`.
     """
 
     def __init__(
@@ -173,11 +174,12 @@ class Sessions:
         Args:
             is_running: whether the current tenant has a request of that name in flight.
             abort: ends the current tenant's request of that name.
-            bos_token_id: dropped where it begins a text that goes on.
-            max_tokens: of all sessions together.
+            bos_token_id: removed from the start of a text that continues a context.
+            max_tokens: most tokens of all sessions together.
             clock: seconds since some moment.
-            has_tenants: several tenants share this server, so an unknown session is `not found`
-                (404); without, it is the reference's bad request, and closing it is not an error.
+            has_tenants: whether several tenants share this server. Then an unknown session is `not
+                found` (404). Otherwise it is a bad request, as in SGLang, and closing it is not an
+                error.
         """
         self._has_tenants = has_tenants
         self._clock = clock
@@ -185,7 +187,7 @@ class Sessions:
         self._bos_token_id = bos_token_id
         self._is_running = is_running
         self._abort = abort
-        # By tenant, then by id.
+        # The keys are the tenant, then the session's id.
         self._spaces: dict[str, dict[str, Session]] = {}
 
     def __len__(self) -> int:
@@ -205,9 +207,9 @@ class Sessions:
         """Open a session and return its id.
 
         Args:
-            capacity: how much it may hold. The API gives characters; tokens are counted, and a
-            token has at least one character.
-            session_id: chosen by the caller; random when absent.
+            capacity: most tokens of the session. The API gives a number of characters; a token has
+                at least one character.
+            session_id: id that the caller chose; random if absent.
             streaming: requests without `rid` continue the latest one.
             timeout_s: the session is closed after being unused for this long; default one hour.
 
@@ -242,10 +244,10 @@ class Sessions:
         return session_id
 
     def close(self, session_id: str) -> bool:
-        """Forget a session; what runs in it goes on. Whether it was open.
+        """Forget a session; its running requests go on. Return whether it was open.
 
         Raises:
-            UnknownSession: it was not, and several tenants share this server.
+            UnknownSession: it was not open, and several tenants share this server.
         """
         was_open = self._own().pop(session_id, None) is not None
         if self._has_tenants and not was_open:
@@ -263,10 +265,10 @@ class Sessions:
         Args:
             params: the request's session parameters.
             item: the request; its `input_ids` are the tokens that it adds.
-            generate: admits a request.
+            generate: function that admits a request.
 
         Raises:
-            InvalidRequest: as `add` and `generate`; the session is then unchanged.
+            InvalidRequest: for the reasons of `add` and `generate`; the session is then unchanged.
         """
         turn = self.add(params, item.spec.rid, item.input_ids)
         try:
@@ -282,12 +284,12 @@ class Sessions:
 
         Args:
             params: the request's session parameters.
-            rid: its own name, by which later requests may continue it.
+            rid: the request's name, by which later requests may continue it.
             input_ids: the tokens that it adds.
 
         Raises:
-            InvalidRequest: no such session or request, the continued request still runs, or the
-                session has no room.
+            InvalidRequest: the session or the continued request does not exist, that request still
+                runs, or the session has no room.
         """
         session = self._session(params.id)
         parent = self._parent(session, params)
@@ -355,10 +357,10 @@ class Sessions:
         }
         own, everyone = held.get(TENANT.get(), 0), sum(held.values())
         if not fits_beside_others(num_new, own=own, everyone=everyone, most=self._max_tokens):
-            raise Overloaded("The open sessions hold too much; close some first.")
+            raise Overloaded("The open sessions have too many tokens; close some first.")
 
     def _own(self) -> dict[str, Session]:
-        """The open sessions of the current tenant."""
+        """Return the open sessions of the current tenant."""
         self._close_old()
         return self._spaces.setdefault(TENANT.get(), {})
 

@@ -1,7 +1,7 @@
-"""Whose request is served: tenants share no name and no cached prefix.
+"""The tenant whose request is served. Tenants share no names and no cached prefixes.
 
-A tenant is the owner of one key of `--api-keys-file`. Each name that a request can choose or learn
-(sessions, `rid`s, stored responses, files, batches) is looked up in the tenant's own space.
+A tenant is the owner of one key of `--api-keys-file`. All names in requests (sessions, `rid`s,
+stored responses, files, batches) are looked up among the tenant's own objects.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-# Set by the HTTP entry for each request; empty for the server's operator and the offline engine.
+# The HTTP entry sets this for each request. It is empty for the server's operator and the offline
+# engine.
 TENANT: ContextVar[str] = ContextVar("tenant", default="")
 
 
 def tenants_namespace(namespace: str) -> str:
-    """The prefix-cache namespace in which a request for `namespace` runs."""
+    """Return the prefix-cache namespace for a tenant's request that names `namespace`."""
     tenant = TENANT.get()
-    # Namespaces named by requests begin with a digit, or are empty.
+    # Namespaces that requests name begin with a digit, or are empty.
     return f"tenant {tenant}:{namespace}" if tenant else namespace
 
 
@@ -32,7 +33,7 @@ def acting_for(tenant: str) -> Iterator[None]:
 
 
 def fits_beside_others(new: int, *, own: int, everyone: int, most: int) -> bool:
-    """Whether a store that all tenants share takes `new` units more from the current tenant.
+    """Whether a store that all tenants share accepts `new` more units from the current tenant.
 
     A tenant must leave at least as much room free as it takes, so that it cannot lock the others
     out. The operator's own requests may fill the store.
@@ -48,9 +49,9 @@ def fits_beside_others(new: int, *, own: int, everyone: int, most: int) -> bool:
 
 
 def next_to_yield(held: Mapping[str, int]) -> str:
-    """The tenant that makes room where a store forgets its oldest: the one that holds most.
+    """Return the tenant whose oldest object a full store forgets: the tenant with the most bytes.
 
-    A tenant can thus only push out its own things, or those of one that holds more.
+    So a tenant can displace only its own objects, or those of a tenant with more bytes.
 
     Args:
         held: bytes of each tenant.

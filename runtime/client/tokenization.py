@@ -9,29 +9,30 @@ from runtime.errors import InvalidRequest
 from runtime.eventloop.offload import OffloadPool
 from runtime.text.tokenizer import Tokenizer
 
-# Of all texts of a request together: some eight million tokens.
+# Most characters of all texts of a request together: about eight million tokens.
 MAX_TEXT_CHARS = 32 * 2**20
-# Encoding this much takes about a millisecond; a hop to a thread takes a twentieth of that.
+# Encoding this many characters takes about a millisecond; a hop to a thread takes a twentieth of
+# that.
 _INLINE_CHARS = 4 * 1024
 _INLINE_TEXTS = 64
 # Decoding this many ids takes about as long.
 _INLINE_IDS = 1024
-# Encoded at a time: the next request waits for some twenty milliseconds.
+# Characters encoded at a time: the next request waits for about twenty milliseconds.
 _GROUP_CHARS = 64 * 1024
 _GROUP_TEXTS = 1024
 
 # The library releases the GIL, so two threads leave a core to the event loop. Each request waits
-# for one job at a time; `max_queued` covers the requests that wait under a heavy, bearable load.
+# for one job at a time. `max_queued` is high enough for the requests that wait under a heavy load.
 _POOL = OffloadPool("tokenization", workers=2, max_queued=16_384, timeout_s=120.0)
 
 
 def check_texts(texts: Sequence[str], limits: EngineLimits, *, most: int = MAX_TEXT_CHARS) -> None:
-    """Refuse texts that are too long, each or together, before time is spent on them.
+    """Refuse texts that are too long, alone or together, before spending time on them.
 
     Args:
-        texts: of one request.
-        limits: the engine's.
-        most: characters of all texts together.
+        texts: texts of one request.
+        limits: the engine's limits.
+        most: most characters of all texts together.
 
     Raises:
         InvalidRequest: more characters than one request may have.
@@ -62,7 +63,7 @@ async def encode_prompts(
     *,
     add_special_tokens: bool = True,
 ) -> list[list[int]]:
-    """Token ids of the prompts of one request; prompts that are ids already stay as they are.
+    """Return token ids of one request's prompts; prompts that are ids already are not changed.
 
     Raises:
         InvalidRequest: the texts are too long together, or one holds half a surrogate pair.
@@ -92,7 +93,7 @@ async def encode_texts(
     check_length: Callable[[int], object] | None = None,
     most: int | None = None,
 ) -> list[list[int]]:
-    """Token ids of texts whose sizes are checked already; see `Tokenizer.encode_batch`."""
+    """Return token ids of texts whose sizes are checked already; see `Tokenizer.encode_batch`."""
     if sum(map(len, texts)) <= _INLINE_CHARS and len(texts) <= _INLINE_TEXTS:
         return tokenizer.encode_batch(texts, add_special_tokens, check_length, most)
     encoded: list[list[int]] = []
@@ -106,7 +107,7 @@ async def encode_texts(
 async def encode_pieces(
     tokenizer: Tokenizer, pieces: Sequence[str], limits: EngineLimits
 ) -> list[int]:
-    """Token ids of a prompt whose tokens must not cross from one piece into the next.
+    """Return token ids of a prompt whose tokens must not cross from one piece into the next.
 
     See `Tokenizer.encode_inner` for how the pieces after the first are encoded.
 
@@ -127,7 +128,7 @@ async def encode_pieces(
 async def encode_pairs(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], limits: EngineLimits
 ) -> list[tuple[list[int], int]]:
-    """Token ids of the pairs of texts of one request; see `Tokenizer.encode_pairs`.
+    """Return token ids of the pairs of texts of one request; see `Tokenizer.encode_pairs`.
 
     Raises:
         InvalidRequest: the texts are too long together, or one holds half a surrogate pair.
@@ -149,7 +150,7 @@ async def encode_pairs(
 async def decode_texts(
     tokenizer: Tokenizer, sequences: Sequence[list[int]], *, skip_special_tokens: bool = True
 ) -> list[str]:
-    """Text of each sequence of token ids; see `Tokenizer.decode_batch`."""
+    """Return the text of each sequence of token ids; see `Tokenizer.decode_batch`."""
     if sum(map(len, sequences)) + len(sequences) <= _INLINE_IDS:
         return tokenizer.decode_batch(sequences, skip_special_tokens)
     return await _POOL.run(tokenizer.decode_batch, sequences, skip_special_tokens)

@@ -1,4 +1,4 @@
-"""Holds new requests back, without an error, while weights change or generation is paused."""
+"""Keeps new requests waiting, without an error, while weights change or generation is paused."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class WeightState:
-    """Labels, and memory that was given back.
+    """Labels of the weights, and the memory that was released.
 
     Attributes:
         version: label of the weights that are loaded now.
-        restart_version: label of those that a worker which is started again loads.
-        released: memory that the workers gave back, by tag; no request can be served meanwhile.
+        restart_version: label of the weights that a restarted worker loads.
+        released: tags of the memory that the workers released; no request can be served meanwhile.
     """
 
     version: str = "default"
@@ -28,7 +28,7 @@ class WeightState:
 
     @property
     def why_refused(self) -> str | None:
-        """Why a request cannot be taken, `None` when it can."""
+        """Return why a request cannot be taken; `None` if it can."""
         if not self.released:
             return None
         return (
@@ -37,11 +37,11 @@ class WeightState:
         )
 
     def restarted(self) -> None:
-        """A worker was started again: it has its memory, and the weights that lie on disk."""
+        """Note that a worker was restarted: it has its memory, and the weights of its files."""
         self.released = frozenset()
         if self.version != self.restart_version:
             logger.error(
-                "The weights of version %r died with their worker; it loads those of %r.",
+                "The weights of version %r were lost with their worker; it loads version %r.",
                 self.version,
                 self.restart_version,
             )
@@ -60,17 +60,17 @@ class RequestGate:
 
     def __init__(self) -> None:
         """Start open."""
-        # Reason to the time at which it was given, `time.monotonic()`.
+        # By reason, the time at which it was given, by `time.monotonic()`.
         self._reasons: dict[str, float] = {}
         self._held: dict[int, Callable[[], None]] = {}
 
     @property
     def reasons(self) -> frozenset[str]:
-        """Why it is closed; empty when it is open."""
+        """Why the gate is closed; empty if it is open."""
         return frozenset(self._reasons)
 
     def closed_for_s(self, reason: str) -> float:
-        """Seconds since `reason` was given; 0 when it is not outstanding."""
+        """Return the seconds since `reason` was given; 0 if it is not outstanding."""
         since = self._reasons.get(reason)
         return 0.0 if since is None else time.monotonic() - since
 
@@ -89,19 +89,19 @@ class RequestGate:
         return set(self._held)
 
     def hold(self, request_id: int, send: Callable[[], None]) -> None:
-        """Call `send` when the gate opens; it must be closed."""
+        """Call `send` when the gate opens; the gate must be closed."""
         self._held[request_id] = send
 
     def drop(self, request_id: int) -> bool:
-        """Forget a request; returns whether it was held here."""
+        """Forget a request; return whether it waited here."""
         return self._held.pop(request_id, None) is not None
 
     def close(self, reason: str) -> None:
-        """Hold new requests back because of `reason`."""
+        """Keep new requests waiting because of `reason`."""
         self._reasons.setdefault(reason, time.monotonic())
 
     def open(self, reason: str) -> None:
-        """Withdraw a reason; without any left, all held requests are sent."""
+        """Withdraw a reason; if none is left, send all waiting requests."""
         self._reasons.pop(reason, None)
         while self._held and not self._reasons:
             request_id = next(iter(self._held))

@@ -1,1 +1,1 @@
-"""Runs the scheduler's steps: batches, the model, sampling; owns device memory."""
+"""Runs the scheduler's steps (batch, model, sampling) and owns device memory."""

@@ -1,8 +1,8 @@
-"""State of the running batch, one row per request, written only when something changes.
+"""State of the running batch, one row per request; rows are written only when they change.
 
-The device keeps what a step reads and writes: next inputs, pages, generated tokens. The host keeps
-what it decides by (which rows are greedy, which filters are on) and the sampling parameters. There
-is one extra row, for the padding of a graph's batch.
+The device keeps the data that steps read and write: next inputs, pages, generated tokens. The host
+keeps the data for its decisions (which rows are greedy, which filters are on) and the sampling
+parameters. One extra row is for the padding of a graph's batch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ class BatchRows:
         padding_row: the last row; all its pages are page 0.
         page_table: `[max_rows + 1, max_pages]` int32 on the device.
         last_token: `[max_rows + 1]` int64 on the device: each row's next input when it decodes.
-        latest_input: `[max_rows + 1]` int64 on the device: what the latest step read from
-            `last_token` for its decoding rows, which that step overwrites when it completes.
-        num_changes: how often rows joined, or got pages other than by decoding.
+        latest_input: `[max_rows + 1]` int64 on the device: the inputs that the latest step read
+            from `last_token` for its decoding rows. That step overwrites `last_token` when it
+            completes.
+        num_changes: how often a row joined, or got pages for another reason than decoding.
         has_inputs: whether the step being launched has read its inputs.
         params: `[max_rows + 1, 6]` float32 on the host: temperature, top_p, min_p, frequency,
-            presence, repetition. They travel with the step that samples, because most rows are
+            presence, repetition. They are sent with the step that samples, because most rows are
             greedy and never need them.
         seeds: `[max_rows + 1]` int64 on the host.
         top_k: `[max_rows + 1]` int32 on the host, the vocabulary's size when off.
@@ -46,8 +47,8 @@ class BatchRows:
         is_greedy, edits_logits, has_penalties, has_grammar, has_token_rules: `[max_rows + 1]` bool
             on the host. Rows edit logits by penalties or by token rules: biases, or the ban of an
             early end.
-        extras: what rows request beside tokens.
-        rope: positions for RoPE, if the index in the sequence is not enough.
+        extras: extras that rows request.
+        rope: positions for RoPE, if they can differ from the index in the sequence.
     """
 
     TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(_NUM_PARAMS)
@@ -114,7 +115,7 @@ class BatchRows:
 
     @torch.inference_mode()
     def take_back(self, rows: Int64Array) -> None:
-        """Restore the inputs of rows that the failed step had read, if it had."""
+        """Restore the inputs of rows if the failed step had read them."""
         if self.has_inputs and len(rows):
             (index,) = to_device(self.device, rows)
             self.last_token.index_copy_(0, index, self.latest_input.index_select(0, index))
@@ -138,7 +139,7 @@ class BatchRows:
         self.is_greedy[row] = greedy
         self.has_penalties[row] = sampling.has_penalties
         self.has_grammar[row] = join.has_grammar
-        # Convert to arrays once, not at each step: a bias may name the whole vocabulary.
+        # Biases become arrays once, not at each step: a request may bias the whole vocabulary.
         num_biases = len(sampling.logit_bias)
         self.biases[row] = (
             np.fromiter(sampling.logit_bias.keys(), dtype=np.int64, count=num_biases),

@@ -1,4 +1,4 @@
-"""Builds what a rank needs to compute steps: pool, rows, graphs and runner around a model."""
+"""Builds a rank's executor: pool, rows, graphs and runner around a model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Report(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Executor:
-    """What a rank computes with; the same on every rank except for its slice of the weights.
+    """The parts with which a rank computes steps. Ranks differ only in their slice of the weights.
 
     Attributes:
         allocate_kv: allocates the pool's tensors again after they were released.
@@ -82,7 +82,7 @@ def build_executor(
 ) -> Executor:
     """Give a loaded model its pool, rows and graphs, and run the first steps.
 
-    All ranks call this at the same time; each waits for the others where they compute together.
+    All ranks call this at the same time. They wait for each other where they compute together.
 
     Args:
         config: the worker's.
@@ -100,7 +100,8 @@ def build_executor(
     log_kernels(device.type, attention, backend, config)
     weight_bytes = sum(holder.size_bytes for _, holder in model.holders())
     if group is not None:
-        # Ranks may differ by a bias; decisions based on the size must not differ.
+        # Ranks' weights may differ in size by a bias, but decisions based on the size must not
+        # differ.
         (weight_bytes,) = group.minimum(weight_bytes)
     parts = _Parts(config, model, attention, group, weight_bytes)
     with memory_for("the largest step", f"lower {_OF_STEPS}", device):
@@ -137,9 +138,10 @@ def build_attention(config: WorkerConfig, backend: str, device_type: str) -> Att
 
 
 def with_images(budget: Budget, config: WorkerConfig, spec: ModelSpec) -> Budget:
-    """What remains of a budget after the vectors of images.
+    """Return the budget that remains after the vectors of images.
 
-    These are the kept vectors, or one large image's, and a copy of those that one step reads.
+    They are the kept vectors (or those of one large image) and a copy of the vectors that one step
+    reads.
     """
     if spec.vision is None:
         return budget
@@ -158,7 +160,7 @@ def image_token_bytes(config: WorkerConfig, spec: ModelSpec) -> int:
 def pool_of(
     config: WorkerConfig, spec: ModelSpec, context: BuildContext, budget: Budget
 ) -> PoolSize:
-    """How large this model's pool is if it may take `budget`.
+    """Return the size of this model's pool if it may take `budget`.
 
     Raises:
         StartupError: not even one page fits, or less than the user requested.
@@ -198,7 +200,7 @@ def _warm_up(
 
 
 def _step_limits(config: WorkerConfig) -> StepLimits:
-    """A full decode batch beside a full budget of prompt tokens."""
+    """Return the limits of the largest step: a full decode batch and a full prompt budget."""
     budget = chunk_tokens(config) or config.context_len * config.max_running_requests
     return StepLimits(
         max_seqs=config.max_running_requests + 1,
@@ -224,7 +226,7 @@ def _size_pool(parts: _Parts) -> PoolSize:
 
 
 def _activation_bytes(parts: _Parts) -> int:
-    """Measure what the largest prompt step needs besides weights and pool, on a GPU."""
+    """Measure the memory that the largest prompt step needs besides weights and pool, on a GPU."""
     config, model = parts.config, parts.model
     most = chunk_tokens(config) or config.context_len - 1
     length = min(config.context_len - 1, most)
@@ -234,10 +236,12 @@ def _activation_bytes(parts: _Parts) -> int:
     runner = _build_runner(parts, _allocate(parts, size), graphs=False)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    # A length just below the one that selects a kernel with less memory may need the most.
+    # A kernel with less memory is chosen from some length on, so a length just below may need the
+    # most.
     steps = [Prompts(min(length, GATED_TOKENS - 1)), Prompts(length, num_seqs)]
     if length > MIN_LENGTH:
-        # Attention copies prompts whose length is not round: a step as large, plus the copies.
+        # Attention copies prompts whose length is not round, so a step as large is measured with
+        # copies.
         steps.append(Prompts(length - 1, num_seqs))
     for step in dict.fromkeys(steps):
         compute_prompts(runner, step, model.spec.vocab_size, num_pages)
@@ -257,7 +261,7 @@ def _allocate(parts: _Parts, size: PoolSize) -> list[KVCache]:
 
 def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> ModelRunner:
     config, model = parts.config, parts.model
-    # One token more than the context: with overlap, a last dropped token is still written.
+    # One token more than the context: with overlap a last token is still written, then dropped.
     max_pages = -(-(config.context_len + 1) // config.page_size)
     rows = BatchRows(
         config.max_running_requests,

@@ -25,7 +25,7 @@ def key_ends(plan: StepPlan, known: NDArray[np.intp], indptr: NDArray[Any]) -> I
     """Return `[num_tokens]`, see `ForwardBatch.key_ends`.
 
     Args:
-        plan: the step; of an image that it computes it has all tokens up to the last.
+        plan: the step. If it has tokens of an image, it has all of that image's remaining tokens.
         known: index in the step of each of `plan.chunk_tokens`.
         indptr: `[num_seqs + 1]`, bounds of each sequence's tokens.
     """
@@ -108,9 +108,9 @@ def as_batch(
     """Build the model's input from a step that is on the device; does not wait.
 
     Args:
-        step: on the device, which has the pages of its rows.
-        rows: of the running batch.
-        kv: one entry per layer.
+        step: the step, on the device, which also has the pages of its rows.
+        rows: rows of the running batch.
+        kv: key and value pages, one entry per layer.
         attention: plans the batch later.
         has_decodes: whether any row may decode; if not, all tokens are known.
         num_decodes: see `ForwardBatch`.
@@ -180,7 +180,7 @@ def build_batch(
 
 
 def _num_single(plan: StepPlan) -> int:
-    """How many sequences, counted from the first, decode one token."""
+    """Return how many sequences, counted from the first, decode one token."""
     if plan.num_tokens == plan.num_decodes:
         return plan.num_decodes
     is_several = plan.query_lens[: plan.num_decodes] > 1
@@ -188,7 +188,7 @@ def _num_single(plan: StepPlan) -> int:
 
 
 def _whole_prompts(plan: StepPlan) -> list[int]:
-    """New tokens of the trailing sequences that have nothing cached; see `ForwardBatch`."""
+    """Return the lengths of the last sequences without cached tokens; see `ForwardBatch`."""
     with_prefix = np.flatnonzero(plan.start_lens)
     first = max(plan.num_decodes, int(with_prefix[-1]) + 1 if len(with_prefix) else 0)
     lengths: list[int] = plan.query_lens[first:].tolist()

@@ -1,4 +1,4 @@
-"""Builds what a rank needs to embed texts: rows and runner around a loaded model."""
+"""Builds a rank's executor for embedding texts: rows and runner around a loaded model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def build_encoder(
 ) -> Executor:
     """Give a loaded encoder its rows and run a first step.
 
-    Its pages take no memory. They only count what runs, because the scheduler counts pages.
+    Its pages take no memory. They exist because the scheduler bounds the running texts by pages.
 
     Raises:
         StartupError: there is too little memory; one line.

@@ -10,8 +10,8 @@ import torch
 from runtime.errors import DeviceLost
 from runtime.executor.out_of_memory import is_out_of_memory
 
-# CUDA errors that stay with the context, so that every later call fails too. The messages are
-# those of its driver and its runtime, as libraries print them.
+# CUDA errors after which every later call in the same context fails too. These are the messages of
+# CUDA's driver and runtime, as libraries print them.
 _STICKY = (
     "device-side assert triggered",
     "illegal memory access",
@@ -40,10 +40,10 @@ _COLLECTIVE = ("NCCL error", "NCCL communicator was aborted")
 
 
 def lost_device(error: BaseException) -> DeviceLost | None:
-    """What an error says about its device; `None` if the device still works.
+    """Return the error's message about its device; `None` if the device still works.
 
-    Running out of memory does not count. If the message is unknown, the device is tested, because
-    many CUDA errors concern one launch only.
+    Running out of memory does not make a device unusable. If the message is unknown, the device is
+    tested, because many CUDA errors concern only one launch.
     """
     if isinstance(error, RuntimeError) and not is_out_of_memory(error):
         text = str(error)
@@ -63,7 +63,7 @@ def lost_device(error: BaseException) -> DeviceLost | None:
 
 @contextmanager
 def losing_device() -> Iterator[None]:
-    """Turn the errors of a failed device into `DeviceLost`; others pass unchanged.
+    """Turn errors of a failed device into `DeviceLost`; other errors pass unchanged.
 
     Raises:
         DeviceLost: the device failed inside the block.
@@ -76,7 +76,7 @@ def losing_device() -> Iterator[None]:
 
 
 def raise_if_lost(error: Exception) -> None:
-    """Raise `DeviceLost` if an error means that.
+    """Raise `DeviceLost` if an error means that the device has failed.
 
     Raises:
         DeviceLost: the device no longer works.

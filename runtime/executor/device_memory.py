@@ -13,10 +13,10 @@ from runtime.models.attention.forward_batch import KVCache
 
 
 class DeviceMemory:
-    """What one rank's runner holds besides the weights.
+    """One rank's device memory besides the weights.
 
     Attributes:
-        kv_is_released: if so, no step may run until `restore_kv`.
+        kv_is_released: whether the pages are released; then no step may run until `restore_kv`.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class DeviceMemory:
         return self._had_graphs and not self._runner.has_graphs
 
     def release_kv(self) -> None:
-        """Release all pages and images; also graphs, because they contain pages' addresses."""
+        """Release all pages and images, and the graphs, because they contain addresses of pages."""
         self._kv.clear()
         self._runner.drop_images()
         self.kv_is_released = True
         self.release_graphs()
 
     def restore_kv(self) -> None:
-        """Allocate the pages' memory again, empty.
+        """Allocate the memory of the pages again; the pages are empty.
 
         Raises:
             MemoryError: too little memory; the pages stay released.
@@ -73,7 +73,7 @@ def give_back() -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         return
-    # The C library's allocator keeps freed memory.
+    # The C library's allocator would keep the freed memory.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""Steps of a model that outputs numbers for each text: no pages, no sampler."""
+"""Steps of a model that outputs numbers for each text; they need no pages and no sampler."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from runtime.step.step_plan import Int64Array, MaskSource, StepPlan
 
 
 class EncoderRunner(StepRunner):
-    """Computes whole texts, each in one step; the pooled output is an extra of its request.
+    """Computes whole texts, each in one step. A text's pooled output is an extra of its request.
 
-    The scheduler counts a sample for each text, as for requests that only report on a prompt. The
-    sampled token is meaningless and is not sent.
+    The scheduler counts a sample for each text, as it does for requests that only report on a
+    prompt. The sampled token has no meaning and is not sent.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class EncoderRunner(StepRunner):
         """Run `model`.
 
         Args:
-            model: loaded.
+            model: the loaded model.
             rows: of the running batch.
-            is_alone: whether this rank is the only one that computes the steps.
-            attention: for a causal model.
+            is_alone: whether no other rank computes the steps.
+            attention: attention back end, for a causal model.
         """
         super().__init__(rows, is_alone=is_alone)
         self._model = model
@@ -51,7 +51,7 @@ class EncoderRunner(StepRunner):
         *,
         with_graphs: bool = True,  # noqa: ARG002  # there are none
     ) -> Computed:
-        # Pages are unused, so the updates that the device lacks can be dropped.
+        # Pages are unused, so page updates need not be sent to the device.
         self._rows.forget_unsent()
         extras, device = self._rows.extras, self._rows.device
         reads_hidden = extras.reads_hidden[plan.rows].any()
@@ -78,7 +78,7 @@ class EncoderRunner(StepRunner):
 
 
 def pack_shared(plan: StepPlan, device: torch.device, grain: int) -> EncoderBatch | None:
-    """`pack_texts` for a causal model that reads each text's last token; shares common prefixes.
+    """Do what `pack_texts` does with shared prefixes, for a causal model that reads the last token.
 
     Args:
         plan: the step.
@@ -107,13 +107,13 @@ def pack_shared(plan: StepPlan, device: torch.device, grain: int) -> EncoderBatc
 def pack_texts(
     plan: StepPlan, device: torch.device, parts: Int64Array | None = None
 ) -> EncoderBatch:
-    """The texts of a step, concatenated; all of them are whole.
+    """Return the texts of a step, concatenated; all of them are whole.
 
     Args:
         plan: the step.
         device: where it is computed.
-        parts: `[num_texts, 2]`: tokens of the first text of each pair, and tokens of each text's
-            prompt that its vector excludes; 0 for none; absent if there are neither.
+        parts: `[num_texts, 2]`: number of tokens of the first text of each pair, and of the prompt
+            that each text's vector excludes; 0 for none. Absent if all are 0.
     """
     assert not plan.start_lens.any(), "texts are computed in one step"
     indptr = np.zeros(len(plan.rows) + 1, dtype=np.int64)

@@ -1,6 +1,6 @@
-"""How often each expert is chosen, counted on the device without waiting, and written to files.
+"""Counts how often each expert is chosen, on the device without waiting, and writes files.
 
-The file formats are the reference's, see `docs/experts.md`.
+The file formats are SGLang's; see `docs/experts.md`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _PREFIX = "expert_distribution_recorder"
 class _Pass:
     """One recorded step: its number, counts `[num_layers, num_experts]`, and tokens if kept.
 
-    Of the tokens' ids those that were sampled are on the device, in `decoded`, and -1 in the host's
-    `input_ids` until the record is written.
+    Ids of sampled tokens are on the device, in `decoded`. The host's `input_ids` have -1 for them
+    until the record is written.
     """
 
     number: int
@@ -43,7 +43,7 @@ class _Pass:
 
 
 class ExpertRecorder:
-    """Records of one rank's steps between a start and a stop.
+    """Records of one rank's steps between `start` and `stop`.
 
     All ranks that share layers choose the same experts for the same tokens, so one rank's counts
     are complete.
@@ -53,9 +53,9 @@ class ExpertRecorder:
         """Record nothing yet.
 
         Args:
-            mode: what is kept of a step.
+            mode: which data is kept of a step.
             size: how many of the latest steps are kept; -1 for all.
-            rank: of this process.
+            rank: rank of this process.
             counts: the counters that the model's layers write to.
         """
         self._mode, self._size, self._rank, self._counts = mode, size, rank, counts
@@ -109,7 +109,7 @@ class ExpertRecorder:
             del self._passes[0]
 
     def dump(self) -> Path | None:
-        """Write the record and clear it; returns the file if this rank writes one.
+        """Write the record and clear it; return the file if this rank writes one.
 
         Raises:
             InvalidRequest: the folder is not writable.

@@ -1,4 +1,4 @@
-"""Which steps have a CUDA graph: buckets of sequences and tokens to which steps are padded."""
+"""Decides which steps have a CUDA graph: steps are padded to buckets of sequences and tokens."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from runtime.executor.graph_capture import GraphPool
 from runtime.step.step_plan import StepPlan
 
 TOKEN_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-# A step of one prompt or a few.
+# Sequences of a step with one prompt or a few.
 FEW_PROMPTS = 4
-# New prompts beside a decoding batch: sequences in total.
+# Sequences of a step with new prompts beside a decoding batch.
 MIXED_SIZES = (96, 256)
 # Launching a step's kernels from Python takes 14 to 25 milliseconds for 32 layers, depending on the
 # host. A step that computes for longer hides this, and padding would only add work.
 _LAUNCH_BOUND_S = 15e-3
 _MATRIX_FLOPS = 600e12
-# In long prompts attention dominates, and without a graph whole prompts have a faster kernel. Up to
-# here that saves at most 4% of such a step, which a busy host loses again on launches.
+# Attention dominates long prompts, and without a graph whole prompts have a faster kernel. Up to
+# this many tokens that kernel saves at most 4% of a step, and a busy host loses that again on
+# launches.
 _MANY_TOKENS, _LONG_PROMPT = 2048, 4096
 
 
@@ -31,8 +32,9 @@ class GraphLimits:
     Attributes:
         max_batch: most sequences of a step.
         token_sizes: steps with prompt chunks up to these token counts.
-        keep_hidden: rows may request hidden states, so graphs keep them too.
-        shares_prefixes: some layer attends to all keys, so rows may share their first keys.
+        keep_hidden: whether graphs keep hidden states, because rows may request them.
+        shares_prefixes: whether rows may share their first keys, because some layer attends to all
+            keys.
         make_pool: makes the pool in which the graphs are captured.
     """
 
@@ -44,13 +46,13 @@ class GraphLimits:
 
 
 class Bucket(NamedTuple):
-    """The steps that a graph can run.
+    """The set of steps that one graph can run.
 
     Attributes:
         num_tokens: most tokens.
         num_seqs: most sequences; equal to `num_tokens` if all decode.
-        kind: rows that decode one token each; the same with shared prefixes; only prompts; or
-            prompts beside decoding rows. Attention needs different kernels for each.
+        kind: rows that decode one token each; such rows with shared prefixes; only prompts; or
+            prompts beside decoding rows. Attention needs different kernels for each kind.
     """
 
     num_tokens: int
@@ -69,13 +71,13 @@ class Bucket(NamedTuple):
 
 
 def graph_token_sizes(num_parameters: int, max_tokens: int) -> list[int]:
-    """Token counts up to `max_tokens` at which a model of this size is bound by launches."""
+    """Return token counts, up to `max_tokens`, whose steps take less time than their launches."""
     most = min(_LAUNCH_BOUND_S * _MATRIX_FLOPS / (2 * num_parameters), max_tokens)
     return [size for size in TOKEN_SIZES if size <= most]
 
 
 def decode_sizes(max_batch: int) -> list[int]:
-    """Batch sizes that get a graph: each is a quarter to a half larger than the one before."""
+    """Return batch sizes that get a graph, each a quarter to a half larger than the one before."""
     sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256]
     sizes += range(320, max_batch + 1, 64)
     return sorted({size for size in sizes if size <= max_batch} | {max_batch})
@@ -85,7 +87,7 @@ def prompt_buckets(token_sizes: list[int], max_seqs: int) -> list[Bucket]:
     """Return the buckets with prompts, ordered so that the first one that fits is the smallest."""
     kinds: list[tuple[int, Literal["prompts", "mixed"]]] = [(min(FEW_PROMPTS, max_seqs), "prompts")]
     if max_seqs > 1:
-        # Omit sizes for which the largest can be used instead.
+        # Sizes are omitted if the largest can be used instead.
         largest = min(MIXED_SIZES[-1], max_seqs)
         sizes = [size for size in MIXED_SIZES if 4 * size <= 3 * largest]
         kinds += [(size, "mixed") for size in [*sizes, largest]]
@@ -97,7 +99,7 @@ class Buckets:
     """All buckets of a runner, and the choice of one for a step.
 
     Attributes:
-        decode: by size, one token a row.
+        decode: buckets of rows that decode one token each, by size.
         prompts: see `prompt_buckets`.
     """
 
@@ -108,12 +110,12 @@ class Buckets:
         self.prompts = prompt_buckets(limits.token_sizes, limits.max_batch)
 
     def of_decodes(self, num_seqs: int) -> Bucket | None:
-        """The smallest bucket for this many rows that decode one token each."""
+        """Return the smallest bucket for this many rows that decode one token each."""
         index = bisect.bisect_left(self._sizes, num_seqs)
         return self.decode[index] if index < len(self.decode) else None
 
     def of_prompts(self, plan: StepPlan) -> Bucket | None:
-        """The smallest bucket for a step with prompts, or with rows that decode several tokens."""
+        """Return the smallest bucket for a step with prompts or rows that decode several tokens."""
         # A graph outputs only each sequence's last token, and embeds every token id.
         if plan.report_spans or plan.embed_spans or plan.image_spans:
             return None

@@ -13,14 +13,14 @@ class Graph(Protocol):
     """Captured work."""
 
     def replay(self) -> None:
-        """Launch it once more, without waiting."""
+        """Launch the work once more, without waiting."""
 
 
 class GraphPool:
     """The resources for one runner's graphs: a memory pool, and one stream for all.
 
-    cuBLAS has a workspace per stream, 32 MiB on a Hopper GPU. On one stream all graphs share it,
-    and it is not taken from the graphs' pool. The stream is not shared with other runners, because
+    cuBLAS has a workspace per stream, 32 MiB on a Hopper GPU. All graphs on one stream share it,
+    and it does not come from the graphs' pool. The stream is not shared with other runners, because
     newer versions of torch free the workspace when a graph captured there is destroyed.
     """
 
@@ -30,7 +30,7 @@ class GraphPool:
         self.renew()
 
     def renew(self) -> None:
-        """Start with an empty pool; every graph captured here before must be gone."""
+        """Start with an empty pool. All graphs captured here before must have been destroyed."""
         # torch does not export the type.
         self.handle: Any = torch.cuda.graph_pool_handle()
 
@@ -50,7 +50,7 @@ class GraphPool:
         collects = gc.isenabled()
         gc.disable()
         try:
-            # Meanwhile NCCL's watchdog queries events of the warm-up on another thread.
+            # During the capture, NCCL's watchdog queries events of the warm-up on another thread.
             with torch.cuda.graph(
                 graph, pool=self.handle, stream=self.stream, capture_error_mode="thread_local"
             ):

@@ -22,9 +22,10 @@ from runtime.models.attention.backend import AttentionBackend
 from runtime.models.attention.forward_batch import ForwardBatch, KVCache
 from runtime.step.step_plan import Int64Array, StepPlan
 
-# Buffers are used in turn: with two steps in flight, the third oldest is no longer being read.
+# Buffers are used in turn. Two steps may be in flight, so the buffer before theirs is no longer
+# read.
 NUM_BUFFERS = 4
-# In units of 8 bytes: 128 bytes, which a GPU reads at once, and two cache lines of the host.
+# Counted in numbers of 8 bytes: 128 bytes are two cache lines of the host, and one read of a GPU.
 _BUFFER_GRAIN = 16
 
 
@@ -56,18 +57,19 @@ class HostBuffers:
 def host_buffers(device: torch.device, size: int) -> Tensor:
     """Return `[NUM_BUFFERS, at least size]` int64 zeros in host memory that `device` can read.
 
-    On a GPU they are pinned. A buffer begins at a multiple of what kernels are compiled for, and
-    fills whole cache lines, so that device and host never write to the same one.
+    For a GPU the memory is pinned. A buffer begins at the alignment that kernels are compiled for.
+    It fills whole cache lines, so that device and host never write to the same cache line.
     """
     width = -(-size // _BUFFER_GRAIN) * _BUFFER_GRAIN
     return torch.zeros(NUM_BUFFERS, width, dtype=torch.int64, pin_memory=device.type == "cuda")
 
 
 class GraphInputs(ABC):
-    """Where each input of a bucket's graph is in its buffer.
+    """The layout of a buffer: where each input of a bucket's graph is.
 
     Attributes:
-        parts: by name; `rows` and `wants_logits` are among them.
+        parts: slice of the buffer for each input, by name; `rows` and `wants_logits` are among
+            them.
         padding: the content of a buffer without any sequence.
     """
 
@@ -189,7 +191,7 @@ class PromptGraphInputs(GraphInputs):
             self._write(buffer, name, numbers)
         entries, pages = rows.unsent_pages()
         if len(entries) > self._num_entries:
-            # More than fit, as with a long cached prefix: send them separately.
+            # More entries than fit, for example of a long cached prefix, are sent separately.
             rows.send_pages()
         else:
             self._write(buffer, "entries", entries)

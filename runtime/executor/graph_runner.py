@@ -38,7 +38,7 @@ from runtime.step.step_plan import Int64Array, StepPlan
 
 logger = logging.getLogger(__name__)
 
-# Larger batches are allowed but rare: their graphs are captured at first use.
+# Larger batches are rare, so their graphs are captured at first use.
 FIRST_BATCHES = 256
 
 
@@ -100,10 +100,10 @@ class GraphRunner:
         return sorted(self._graphs)
 
     def capture(self, progress: Callable[[float], None]) -> None:
-        """Capture the graphs, except decode batches above `FIRST_BATCHES`: those at first use.
+        """Capture the graphs; decode batches above `FIRST_BATCHES` get theirs at first use.
 
-        Ranks that share each layer capture all of them now: later a rank could not report that it
-        lacks the memory for one. If capturing fails, no graphs are kept.
+        Ranks that share each layer capture all graphs now, because later a rank could not report
+        that it lacks memory for one. If capturing fails, no graphs are kept.
         """
         started, free_before = time.perf_counter(), self._free_bytes()
         self._pool.renew()
@@ -162,8 +162,8 @@ class GraphRunner:
         try:
             self._capture(bucket)
         except Exception as error:
-            # A capture reports out of memory in many ways. Whatever the error, trying again at
-            # every step would be worse than running without the graph.
+            # A capture reports out of memory in many ways. Trying again at every step would be
+            # worse than running without the graph, whatever the error was.
             self._refused.add(bucket)
             if self._turn.is_cuda:
                 # The work already launched reads a buffer that the next step writes.
@@ -182,7 +182,7 @@ class GraphRunner:
         self.logits = torch.empty(0)
 
     def find(self, plan: StepPlan) -> Bucket | None:
-        """The smallest bucket with a graph that holds the step, if there is one.
+        """Return the smallest bucket that fits the step and has a graph, if there is one.
 
         A larger decode batch gets its graph at its first use.
         """
@@ -211,7 +211,7 @@ class GraphRunner:
         """Compute a step.
 
         Args:
-            bucket: what `find` returned for it.
+            bucket: the step's bucket, from `find`.
             plan: the step.
             wants_logits: whether `logits` is read afterwards.
 

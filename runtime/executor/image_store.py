@@ -1,4 +1,7 @@
-"""Vectors of images on the device, by digest; a step says which are computed and dropped."""
+"""Vectors of images on the device, by digest.
+
+A step's plan names the images to compute and drop.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ from runtime.step.step_plan import StepPlan
 
 # Pixels of the images that the tower processes together.
 PACK_PIXELS = 2**21
-# On a GPU a pack's vectors are rounded up to multiples of these, up to this many. For a number of
-# rows that it has not met, the matrix library searches for an algorithm for up to a millisecond: on
-# an H200 a picture of a new size took the demo model's tower 11 ms, the next of that size 3.
+# On a GPU a pack's number of vectors is rounded up to multiples of these, up to this many. For each
+# new number of rows, the matrix library searches for an algorithm for up to a millisecond. On an
+# H200, the first picture of a size took the demo model's tower 11 ms, and the next one of that size
+# 3 ms.
 _FINE_STEP, _FINE_MOST, _COARSE_STEP = 64, 1024, 256
 
 
@@ -46,10 +50,11 @@ class ImageStore:
 
         Args:
             tower: computes the vectors.
-            vision: what the tower takes.
+            vision: the form of the tower's input.
             device: where the tower is.
-            alone: compute each image separately.
-            pads: round packs up to a few sizes; `None` to do so where it helps, on a GPU.
+            alone: whether to compute each image separately.
+            pads: whether to round packs up to a few sizes; `None` to do so on a GPU only, where it
+                helps.
         """
         self.is_bidirectional = vision.is_bidirectional
         self._tower = tower
@@ -72,12 +77,12 @@ class ImageStore:
                 self._vectors[image.digest] = vectors
 
     def _padding(self, num_tokens: int) -> list[Tensor]:
-        """A blank image that fills a pack up to the next warmed-up size."""
+        """Return a blank image that fills a pack up to the next warmed-up size."""
         num_blank = self._padded_size(num_tokens) - num_tokens
         return [self._blank(num_blank)] if num_blank else []
 
     def _blank(self, num_tokens: int) -> Tensor:
-        """A black strip of this many vectors."""
+        """Return a black image that has this many vectors."""
         shape = (3, self._cell, num_tokens * self._cell)
         return torch.zeros(shape, dtype=torch.uint8, device=self._device)
 
@@ -88,7 +93,7 @@ class ImageStore:
 
     @property
     def _most_padded(self) -> int:
-        """Vectors of the largest pack; a single image may have more."""
+        """Number of vectors of the largest pack; a single image may have more."""
         return max(PACK_PIXELS // self._cell**2, 1)
 
     def _padded_size(self, num_tokens: int) -> int:
@@ -111,7 +116,7 @@ class ImageStore:
             self._tower.see([self._blank(num_tokens)])
 
     def pack_sizes(self) -> list[int]:
-        """Vector counts of the packs that occur, except single images larger than a pack."""
+        """Return the possible numbers of vectors of a pack, except of a single larger image."""
         most = self._most_padded
         return sorted({self._padded_size(each) for each in (*range(1, most, _FINE_STEP), most)})
 
@@ -136,7 +141,10 @@ class ImageStore:
 
 
 def packs(images: Sequence[PreparedImage], most_pixels: int) -> Iterator[list[PreparedImage]]:
-    """Group images into packs for the tower; one with more pixels gets its own pack."""
+    """Group images into packs for the tower.
+
+    An image with more pixels than a pack is a pack alone.
+    """
     pack: list[PreparedImage] = []
     total = 0
     for image in images:

@@ -1,4 +1,4 @@
-"""Deterministic inference: which kernels serve it, and which features exclude it.
+"""Deterministic inference: chooses batch-invariant kernels, and refuses to start without them.
 
 A request's tokens and log-probabilities then depend on the request alone: not on the other requests
 of its batch, on what is cached, on how its prompt is chunked, or on whether it is retracted and
@@ -27,7 +27,7 @@ from runtime.models.model import Model
 logger = logging.getLogger(__name__)
 
 OPTION = "--enable-deterministic-inference"
-# Chosen by device; the first choice must be batch-invariant.
+# Ops whose implementation depends on the device; the device's first choice must be batch-invariant.
 _FIXED_OPS = (NORM, ROPE, ACTIVATION, EMBEDDING, SAMPLING, DECODE_STEP, GREEDY)
 
 
@@ -35,7 +35,7 @@ def invariant_linear(device_type: str) -> str:
     """Return the name in `LINEAR` of the batch-invariant linear kernel on a device.
 
     Raises:
-        StartupError: this machine has none, or another op has no batch-invariant kernel.
+        StartupError: this machine has no such kernel, or another op has no batch-invariant kernel.
     """
     try:
         chosen = LINEAR.choose(device_type, invariant=True)
@@ -55,7 +55,7 @@ def invariant_attention(backend: str, device_type: str) -> str:
     """Return the batch-invariant form of the attention back end `backend`.
 
     Raises:
-        StartupError: it has none.
+        StartupError: the back end has no such form.
     """
     name = INVARIANT_ATTENTION.get(backend)
     if name is None:
@@ -72,12 +72,12 @@ def require_invariance(model: Model, linear: str, attention: str) -> None:
     """Check a loaded model: every linear layer and every head shape has an invariant kernel.
 
     Args:
-        model: loaded with `linear`.
-        linear: what `invariant_linear` returned.
-        attention: what `invariant_attention` returned.
+        model: the model, loaded with `linear`.
+        linear: the result of `invariant_linear`.
+        attention: the result of `invariant_attention`.
 
     Raises:
-        StartupError: names the first one without such a kernel.
+        StartupError: a layer or head shape has no such kernel; the message names the first one.
     """
     for name, holder in model.holders():
         packed: PackedLinear | None = None

@@ -1,4 +1,4 @@
-"""Which implementation computes each op, and why: one line of the log."""
+"""Chooses the implementation of each op, and logs the choices and their reasons in one line."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ _ROUNDED = "cpu_bf16"
 logger = logging.getLogger(__name__)
 
 _EXPERTS_BACKENDS = {"auto": None, "torch": "grouped", "triton": "triton"}
-# Chosen by device alone; the attention back end chooses its own parts.
+# Ops whose implementation depends on the device alone. Attention's parts are chosen by its back
+# end.
 _TABLES: tuple[Table[Any], ...] = (NORM, ACTIVATION, EMBEDDING, SAMPLING, GREEDY, DECODE_STEP)
 
 
 def choose_attention(config: WorkerConfig, device_type: str) -> tuple[str, str | None]:
-    """Pick the attention back end, and the linear kernels where they may not be the fastest.
+    """Pick the attention back end, and the linear kernels if they must not be the fastest ones.
 
     Returns:
         A name in `ATTENTION_BACKENDS`, and a name in `kernels.linear.LINEAR` or `None` for the
@@ -54,7 +55,7 @@ def choose_attention(config: WorkerConfig, device_type: str) -> tuple[str, str |
 
 
 def rounds_products(config: WorkerConfig, device_type: str) -> bool:
-    """Whether float32 is multiplied as bfloat16: requested, and kernels for it exist."""
+    """Whether float32 is multiplied as bfloat16: the user asked for it, and kernels exist."""
     asked = config.rounds_products and config.dtype == "float32" and device_type == "cpu"
     return asked and LINEAR.unavailable(_ROUNDED) is None
 
@@ -81,7 +82,7 @@ def attention_reason(config: WorkerConfig, device_type: str) -> str:
 def choose_kernels(
     device_type: str, attention: AttentionBackend, config: WorkerConfig
 ) -> list[Choice[Any]]:
-    """Which implementation computes each op on a device."""
+    """Return the implementation of each op on a device."""
     linear = LINEAR.choose(device_type, invariant=config.deterministic)
     if rounds_products(config, device_type):
         linear = LINEAR.choose(device_type, _ROUNDED)

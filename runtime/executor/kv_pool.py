@@ -1,4 +1,4 @@
-"""The pool's tensors, from what each layer of a model keeps between steps."""
+"""The pool's tensors, made for the state that each layer keeps between steps."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
     """Allocate a pair of page arrays for each layer that keeps keys and values, zeroed.
 
     Args:
-        size: of the pool; one more page is allocated, page 0, for padding.
-        spec: what the layers keep.
+        size: size of the pool; one more page is allocated, page 0, for padding.
+        spec: the state that the layers keep.
         context: type, device and rank.
 
     Returns:
-        One entry per layer; a layer that shares another's state has that one's entry, a layer that
-        keeps nothing an empty pair.
+        One entry per layer. A layer that shares another layer's state has that layer's entry. A
+        layer without state has an empty pair.
 
     Raises:
-        MemoryError: there is no room for it on a CPU; on a GPU torch raises its own error.
+        MemoryError: there is too little memory on a CPU; on a GPU torch raises its own error.
     """
     kv: list[KVCache] = []
     for state in spec.layer_states:
@@ -48,14 +48,15 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on the CPU a map, whose pages take memory once a token is written to them.
+    """Return zeros; on the CPU in a memory map, whose pages take memory when first written.
 
-    `torch.zeros` writes them all: a pool of 10 GiB took 10 GiB, and most of a start.
+    `torch.zeros` would write all pages: a pool of 10 GiB took 10 GiB at once, and most of the
+    start-up's time.
     """
     size_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size_bytes:
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Private: a fork of this process would not share what it writes.
+    # The map is private, so a fork of this process would not see its writes.
     try:
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""How many pages fit: the computation, and one log line that shows it."""
+"""Computes how many pages fit, and logs the computation in one line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PoolSize:
 
 
 def available_memory_bytes(*, with_swap: bool = False, control_group: Path = _CONTROL_GROUP) -> int:
-    """Memory this process may still allocate: the machine's, or its control group's if less."""
+    """Free memory for this process: the machine's, or its control group's if less."""
     available = 0
     counted = ("MemAvailable:", "SwapFree:") if with_swap else ("MemAvailable:",)
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -53,9 +53,9 @@ def available_memory_bytes(*, with_swap: bool = False, control_group: Path = _CO
 
 
 def _reclaimable_bytes(control_group: Path) -> int:
-    """File pages charged to the control group, for example of a checkpoint just downloaded.
+    """Size of file pages charged to the control group, such as those of a new checkpoint's files.
 
-    The kernel drops them when memory is needed, and counts them in `MemAvailable` too.
+    The kernel drops them when memory is needed, and its `MemAvailable` counts them as available.
     """
     try:
         lines = (control_group / "memory.stat").read_text(encoding="ascii").splitlines()
@@ -70,7 +70,8 @@ class Budget:
     """Memory for the KV pool.
 
     Attributes:
-        size_bytes: what the pool may take; negative if the rest needs more than there is.
+        size_bytes: memory that the pool may take; negative if everything else already needs too
+            much.
         available_bytes: free memory of the device.
         arithmetic: how `size_bytes` was computed, in GiB, for the log.
     """
@@ -80,13 +81,13 @@ class Budget:
     arithmetic: str
 
     def without(self, size_bytes: int, what: str) -> Budget:
-        """This budget minus `size_bytes` for something else; the log shows it."""
+        """Return this budget minus `size_bytes` for another use; the log shows the subtraction."""
         left = self.size_bytes - size_bytes
         arithmetic = f"{self.arithmetic} - {size_bytes / GIB:.2f} for {what} = {left / GIB:.2f}"
         return Budget(left, self.available_bytes, arithmetic)
 
     def limited(self, size_bytes: int, available_bytes: int) -> Budget:
-        """This budget limited to that of the rank with the least; the log shows it.
+        """Return this budget limited to that of the rank with the least; the log shows the limit.
 
         Args:
             size_bytes: the least that any rank may take, this one included.
@@ -107,7 +108,7 @@ def cpu_budget(
     unloaded_bytes: int = 0,
     available_bytes: int | None = None,
 ) -> Budget:
-    """What the pool may take on the CPU.
+    """Return the memory that the pool may take on the CPU.
 
     Args:
         fraction: share of memory for weights and pool together, or `None`.
@@ -134,12 +135,12 @@ def cpu_budget(
 def cuda_budget(
     fraction: float | None, weight_bytes: int, activation_bytes: int, *, unloaded_bytes: int = 0
 ) -> Budget:
-    """What the pool may take on the current GPU.
+    """Return the memory that the pool may take on the current GPU.
 
     Args:
         fraction: share of the GPU's memory for weights, pool and activations together.
         weight_bytes: memory that the weights take; only for the log.
-        activation_bytes: what the largest step needs besides weights and pool, measured.
+        activation_bytes: memory that the largest step needs besides weights and pool, measured.
         unloaded_bytes: the part of `weight_bytes` that is not allocated yet, for a forecast.
     """
     free, total = torch.cuda.mem_get_info()
@@ -169,9 +170,9 @@ def size_pool(
         per_token: bytes that a token takes in the pool.
         page_size: tokens per page.
         max_total_tokens: the user's limit, or `None` for as much as is useful and fits.
-        max_running_requests: the pool never needs more than all of them at full length.
+        max_running_requests: the pool never needs more than this many requests of full length.
         context_len: longest request, tokens.
-        budget: what the pool may take.
+        budget: memory that the pool may take.
 
     Raises:
         StartupError: not even one page fits, or less than the user requested.

@@ -1,6 +1,6 @@
 """Runs steps: applies row changes, builds the batch, runs the model, samples.
 
-A failing step is traced to the sequences that cause it; results are copied to the host unchanged.
+If a step fails, the runner finds the sequences that cause the failure.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ class Computed:
 
     Attributes:
         token_ids: `[num_samples]` int64; `None` if no token is sampled.
-        host_tokens: used instead of `token_ids`: on the host once the device has run the step.
+        host_tokens: used instead of `token_ids` if set; valid on the host once the device has run
+            the step.
         sample_indices: `[num_samples]`, indices in `host_tokens` of the step's samples; absent if
             every token is a sample.
-        outputs: what rows requested about their new tokens.
-        inputs: what rows requested about the step's spans of their prompts.
+        outputs: reports of extras about new tokens.
+        inputs: reports of extras about the step's spans of prompts.
     """
 
     token_ids: Tensor | None = None
@@ -70,7 +71,7 @@ class Computed:
 class PendingStep:
     """A launched step whose tokens may still be on the way to the host.
 
-    On a GPU even a step without samples is waited for: graphs read their inputs from a few host
+    On a GPU `wait` also waits for a step without samples. Graphs read their inputs from a few host
     buffers in turn, so only that many steps may be in flight.
     """
 
@@ -125,7 +126,7 @@ class PendingStep:
         tokens = (
             self._tokens if self._sample_indices is None else self._tokens[self._sample_indices]
         )
-        # A copy: later steps write to the same memory.
+        # This is a copy, because later steps write to the same memory.
         token_ids = tokens.astype(np.int32)
         bad = token_ids == NAN_TOKEN
         nan_rows: list[int] = self._rows[bad].tolist() if bad.any() else []
@@ -138,8 +139,8 @@ class StepRunner(ABC):
     """Launches steps on one device; subclasses differ in how a step is computed.
 
     Attributes:
-        profiler: traces the steps, if set.
-        recorder: records the experts that steps choose, if requested at start-up.
+        profiler: traces the steps; `None` for no traces.
+        recorder: records the experts that steps choose; `None` unless requested at start-up.
         delay_s: how long each step waits before it is launched.
     """
 
@@ -148,7 +149,7 @@ class StepRunner(ABC):
     delay_s = 0.0
 
     def __init__(self, rows: BatchRows, *, is_alone: bool) -> None:
-        """Keep `rows` of the running batch.
+        """Store `rows`, the rows of the running batch.
 
         If several ranks compute each step (not `is_alone`), a failing step is not retried: the
         ranks would no longer agree.
@@ -162,7 +163,7 @@ class StepRunner(ABC):
         return False
 
     def capture_graphs(self, progress: Callable[[float], None]) -> None:  # noqa: B027  # most have none
-        """Capture CUDA graphs, if there are any; `progress` receives the fraction that is done."""
+        """Capture CUDA graphs, if the runner has any; `progress` receives the fraction done."""
 
     def drop_graphs(self) -> None:  # noqa: B027  # likewise
         """Drop the graphs, whose addresses become invalid; steps then run without them."""
@@ -179,8 +180,8 @@ class StepRunner(ABC):
     def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> PendingStep:
         """Start computing `plan`; samples that follow a grammar need `masks`.
 
-        A failure is traced to the sequences that cause it by computing each alone. Writing keys and
-        values twice is harmless, so the other sequences lose nothing.
+        After a failure, each sequence is computed alone, to find those that cause it. Writing keys
+        and values twice is harmless, so the other sequences lose nothing.
 
         Raises:
             DeviceLost: the device no longer works.
@@ -215,13 +216,13 @@ class StepRunner(ABC):
             if not self._is_alone:
                 raise
             logger.exception("A step of %d sequences failed; trying each alone", len(plan.rows))
-        # Outside the handler: its traceback would keep the failed step's tensors in memory, which
-        # the retries may need.
+        # This is outside the handler, whose traceback would keep the failed step's tensors in
+        # memory that the retries may need.
         self._rows.take_back(plan.rows[: plan.num_decodes])
         return self._compute_each(plan, masks, self._join_each(plan))
 
     def _join_each(self, plan: StepPlan) -> dict[int, str]:
-        """Apply row changes one by one, possibly again; returns the rows that could not join."""
+        """Apply row changes one by one, possibly again; return the rows that could not join."""
         failed: dict[int, str] = {}
         for join in plan.joins:
             try:
@@ -242,13 +243,14 @@ class StepRunner(ABC):
         for index in range(len(plan.rows)):
             if int(plan.rows[index]) in failed:
                 continue
-            # This many steps in flight would overwrite the inputs of the ones before.
+            # With this many steps in flight, a step would overwrite inputs that an earlier one
+            # still reads.
             if self._rows.device.type == "cuda":
                 with losing_device():
                     torch.cuda.synchronize()
             try:
-                # Without graphs: this many runs would overwrite the tokens of the previous step,
-                # which may not have been read yet.
+                # Graphs are not used here: this many runs would overwrite the previous step's
+                # tokens, which may be unread.
                 made = made_masks(masks) if plan.samples[index] else None
                 mine = None if made is None else made.only(int(sampled[index]))
                 result = self._compute(plan.only(index), mine, with_graphs=False)
@@ -265,7 +267,7 @@ class StepRunner(ABC):
 
 
 def made_masks(masks: MaskSource | None) -> TokenMasks | None:
-    """The masks of a step; made now unless they exist."""
+    """Return the masks of a step; make them unless they exist."""
     return None if masks is None else masks.make()
 
 
@@ -287,13 +289,14 @@ class ModelRunner(StepRunner):
 
         Args:
             model: loaded.
-            attention: planned here once per step.
+            attention: attention back end, which plans once per step.
             kv: one entry per layer.
             rows: of the running batch.
             page_size: tokens per page.
-            share: if several ranks compute each step, gives all of them the tokens of one. A
-                failing step is then not retried: the ranks would no longer agree.
-            sees_alone: the tower computes each image separately, so that none depends on another.
+            share: for several ranks that compute each step: gives all of them the tokens of one.
+                Then a failing step is not retried, because the ranks would no longer agree.
+            sees_alone: whether the tower computes each image separately, so that none depends on
+                another.
         """
         self._model = model
         self._attention = attention
@@ -388,7 +391,7 @@ class ModelRunner(StepRunner):
     def _compute_in_graph(
         self, graphs: GraphRunner, bucket: Bucket, plan: StepPlan, masks: MaskSource | None
     ) -> Computed:
-        """The tokens of the sequences that sample, from a graph that computes all sequences."""
+        """Compute all sequences in a graph, and return the tokens of those that sample."""
         rows = plan.sample_rows
         is_plain = self._sampler.is_plain(rows)
         found = Computed(host_tokens=graphs.run(bucket, plan, wants_logits=not is_plain))
@@ -419,14 +422,14 @@ class ModelRunner(StepRunner):
         return Computed(sampled.token_ids, outputs=outputs, inputs=found.inputs)
 
     def _watch_experts(self, plan: StepPlan) -> bool:
-        """Whether this step's expert choices are needed; also tells the layers."""
+        """Return whether this step's expert choices are needed, and tell the layers."""
         if self._experts is None:
             return False
         self._experts.is_asked = bool(self._rows.extras.reads_experts[plan.rows].any())
         return self._experts.is_asked or self._experts.is_on
 
     def _asked_experts(self) -> Tensor | None:
-        """The experts of the step's tokens, `[num_tokens, layers, chosen]`, if requested."""
+        """Return the experts of the step's tokens, `[num_tokens, layers, chosen]`, if requested."""
         if self._experts is None or not self._experts.is_asked:
             return None
         return self._experts.ids().transpose(0, 1)

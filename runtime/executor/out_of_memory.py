@@ -1,4 +1,4 @@
-"""Out of memory while the engine starts: one line that says for what, and which option to lower."""
+"""Explains, in one line, which part of the start-up ran out of memory and which option to lower."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.errors import StartupError
 from runtime.executor.memory import GIB, available_memory_bytes
 from runtime.models.layers.build_context import BuildContext
 
-# The text in `StepResult.failed` for a sequence.
+# A sequence's text in `StepResult.failed`.
 STEP_OUT_OF_MEMORY = f"Internal error: {torch.OutOfMemoryError.__name__}"
 
 # Messages of out-of-memory errors without a type: the CPU's allocator; CUDA, when a graph is
@@ -34,7 +34,7 @@ TOO_LARGE = (
 
 
 def least_weight_bytes(spec: ModelSpec, context: BuildContext) -> int:
-    """The least memory that a rank's weights need, known before they are read.
+    """Return the least memory that a rank's weights need; it is known before they are read.
 
     Each rank has the whole embeddings, and a layout for the device's kernels may need a copy.
     """
@@ -89,7 +89,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def step_failure(error: BaseException) -> str:
-    """What is reported of an error in a step; its own message may contain anything."""
+    """Return the text that reports an error in a step; clients may not see the error's own text."""
     return (
         STEP_OUT_OF_MEMORY if is_out_of_memory(error) else f"Internal error: {type(error).__name__}"
     )
@@ -102,7 +102,7 @@ def _left(device: torch.device) -> str:
         free, total = torch.cuda.mem_get_info(device)
         ours = torch.cuda.memory_reserved(device)
     except RuntimeError:
-        # A failed context does not answer; the original error is the one to report.
+        # A failed context does not answer this query, and the original error must be reported.
         return ""
     others = total - free - ours
     return (

@@ -1,7 +1,8 @@
-"""Which rows of a decode batch begin with the same pages of the KV cache.
+"""Finds rows of a decode batch that begin with the same pages of the KV cache.
 
 The radix cache gives requests with a common beginning, such as a system prompt, the same pages.
-Attention reads such keys once for all of them if that is worth one more launch per layer.
+Attention reads the keys in such pages once for all these rows, if that is worth one more launch per
+layer.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ class PrefixGroups:
         self._batch: tuple[int, bytes] | None = None
 
     def find(self, batch: Int64Array, seq_lens: Int64Array) -> bool:
-        """Search a batch; whether it has groups worth sharing.
+        """Search a batch; return whether it has groups worth sharing.
 
         Args:
-            batch: `[num_seqs]`, rows.
+            batch: `[num_seqs]`, the rows that decode.
             seq_lens: `[num_seqs]`, keys of each row, the newest included. They only grow while the
                 batch stays the same, so groups found before stay valid.
         """
@@ -168,7 +169,7 @@ def _levels(
 
 
 def _common_pages(page_table: NDArray[np.int32], rows: Int64Array, least: int, most: int) -> int:
-    """Return how many pages all `rows` have in common, known to be `least` to `most`."""
+    """Return how many pages all `rows` have in common; the number is in `[least, most]`."""
     while least < most:
         middle = (least + most + 1) // 2
         column = page_table[rows, middle - 1]

@@ -1,4 +1,4 @@
-"""Traces of a rank's steps by torch's profiler: files for Perfetto, optionally one per stage.
+"""Traces a rank's steps with torch's profiler into files for Perfetto, optionally one per stage.
 
 Profiling must not disturb serving: an error here is logged, and the traced step continues.
 """
@@ -52,7 +52,7 @@ def _wait_and_merge(sources: Sequence[Path], target: Path) -> None:
 
 
 def merge(sources: Sequence[Path], target: Path) -> None:
-    """Write one trace with the events of all `sources`; each rank keeps its lanes to itself."""
+    """Write one trace with the events of all `sources`; each rank has separate lanes."""
     merged: dict[str, Any] = {}
     events: list[dict[str, Any]] = []
     for rank, source in enumerate(sources):
@@ -69,18 +69,20 @@ def merge(sources: Sequence[Path], target: Path) -> None:
 
 
 def _move(event: dict[str, Any], rank: int, num_ranks: int) -> None:
-    # Lanes are told apart by their process, which may be a GPU of the same number on every rank.
+    # A lane is identified by its process number, which may be a GPU's number and equal on all
+    # ranks.
     if "pid" in event:
         event["pid"] = f"TP-{rank} {event['pid']}"
     if event.get("name") == "process_name":
         event["args"]["name"] = f"TP-{rank} {event['args']['name']}"
-    # Arrows are told apart by their id, a number.
+    # An arrow is identified by its id, a number.
     if isinstance(event.get("id"), int):
         event["id"] = event["id"] * num_ranks + rank
 
 
 _ACTIVITIES = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
-# Clients request GPU beside CPU everywhere, so GPU is ignored on a CPU; these are deliberate.
+# Clients always request GPU beside CPU, so GPU is ignored on a CPU. The activities below are chosen
+# deliberately, so they are refused.
 _GPU_ONLY = {"MEM", "CUDA_PROFILER"}
 # Number of allocations kept for a memory snapshot.
 _MAX_ALLOCATIONS = 100_000
@@ -90,7 +92,7 @@ class Profiler:
     """The profiles of one rank, at most one at a time.
 
     Attributes:
-        is_waiting: whether steps must go through `step`.
+        is_waiting: whether the runner must call `step` for its steps.
         num_steps: steps launched so far; the runner counts them.
     """
 
@@ -171,7 +173,7 @@ class Profiler:
     def _prepare(self, spec: ProfileSpec, stage: Stage) -> None:
         recording = self._recording
         if recording is not None:
-            # A stage whose steps do not come must not hold up the next one.
+            # A stage that gets no steps must not delay the next one.
             if recording.stage in (None, stage) or stage not in self._stages:
                 return
             self._write()
@@ -231,7 +233,7 @@ class _Recording:
             torch.cuda.cudart().cudaProfilerStart()
 
     def write(self, folder: Path, name: str) -> None:
-        """End it and write its files; a hidden name until then, so a visible file is complete."""
+        """End the trace and write its files. Files have hidden names until they are complete."""
         if self._on_cuda:
             # Kernels of the last step may still be running.
             torch.cuda.synchronize()

@@ -1,8 +1,9 @@
-"""Positions of each row's tokens for RoPE when an image spans fewer positions than tokens.
+"""RoPE positions of each row's tokens, for models whose images span fewer positions than tokens.
 
 A token has three positions: time, row and column. A text token's three are equal and grow by one.
 An image's tokens share one time and have the image's rows and columns. The text after it continues
-at the largest of all. So after its last image, a row's positions are the token indices plus delta.
+at the largest of all. So after the last image of a row, a token's position is its index plus a
+constant, `delta`.
 
 Source: Qwen2-VL (arXiv 2409.12191), multimodal rotary position embedding.
 """
@@ -26,7 +27,7 @@ class RopeRows:
 
     Attributes:
         delta: `[num_rows]` int64 on the device: after the last image of a row, a token's position
-            is its index in the sequence plus this.
+            is its index in the sequence plus this value.
     """
 
     def __init__(self, num_rows: int, cell: int, device: torch.device) -> None:
@@ -57,7 +58,7 @@ class RopeRows:
     ) -> Int64Array:
         """Return the RoPE position of each token of a step, to be used instead of `positions`.
 
-        For an image's tokens this is only the time; `axes` gives all three.
+        For an image's tokens this is only the time position; `axes` gives all three.
 
         Args:
             plan: the step.
@@ -80,7 +81,7 @@ class RopeRows:
     def _before_the_end(
         self, plan: StepPlan, indptr: NDArray[Any]
     ) -> Iterator[tuple[slice, Int64Array]]:
-        """For rows that still have images ahead: the tokens up to their end, and the positions."""
+        """Yield tokens before the end of their row's last image, and their positions."""
         for index in np.flatnonzero(plan.start_lens < self._ends[plan.rows]).tolist():
             start, length = int(plan.start_lens[index]), int(plan.query_lens[index])
             part = self._positions_of_rows[plan.rows[index]][:, start : start + length]
@@ -89,7 +90,7 @@ class RopeRows:
 
 
 def _positions(images: list[RowImage], cell: int) -> tuple[Int64Array, int]:
-    """`[3, n]` for the tokens up to the end of the last image, and the delta after it."""
+    """Return `[3, n]` for the tokens up to the end of the last image, and the delta after it."""
     if not images:
         return _NO_POSITIONS, 0
     parts: list[Int64Array] = []

@@ -1,4 +1,4 @@
-"""Which rows request which extras, and what steps gather for them."""
+"""Keeps which rows request which extras, and gathers the extras' reports from steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Read
 from runtime.requests.extra_spec import ExtraSpec, load_half
 from runtime.step.step_plan import BoolArray, Int64Array, Reported, StepPlan
 
-# The name of an extra, and what it gathered.
+# The name of an extra, and the numbers that it gathered.
 Named = tuple[str, Gathered]
 
 
@@ -42,7 +42,7 @@ class RowExtras:
         self.reads_logits = np.zeros(num_rows, dtype=bool)
 
     def join(self, row: int, extras: list[ExtraSpec]) -> None:
-        """A request takes a row."""
+        """Store the extras of a request that takes a row."""
         for reads in (self.reads_hidden, self.reads_experts, self.reads_logits):
             reads[row] = False
         for asking in self._asking.values():
@@ -75,7 +75,7 @@ class RowExtras:
         return self._loaded[name]
 
     def device_half(self, name: str) -> DeviceExtra | None:
-        """The extra of that name, if a request has used it."""
+        """Return the extra of that name, if a request has used it."""
         return self._loaded.get(name)
 
     def of_samples(
@@ -86,10 +86,10 @@ class RowExtras:
         temperature: np.float32 | np.ndarray = np.float32(1),
         token_ids: Tensor | None = None,
     ) -> list[Named]:
-        """Gather what is requested of a step's new tokens.
+        """Gather the requested reports about a step's new tokens.
 
         Args:
-            reads: the kind of `values`; extras that read another kind gather nothing.
+            reads: the kind of `values`; extras that read another kind are skipped.
             rows: `[num_samples]`, on the host.
             values: `[num_samples, ...]`, not modified.
             temperature: `[num_samples]` float32 on the host, 1 for greedy rows; 1 for all by
@@ -121,11 +121,11 @@ class RowExtras:
         compute_logits: Callable[[Tensor], Tensor],
         expert_ids: Tensor | None = None,
     ) -> list[Named]:
-        """Gather what is requested of the spans of the step's prompts.
+        """Gather the requested reports about the spans of the step's prompts.
 
         Args:
             plan: the step.
-            hidden: `[num_tokens, hidden_size]`, of every token of the step.
+            hidden: `[num_tokens, hidden_size]`, hidden states of every token of the step.
             compute_logits: the model's head.
             expert_ids: `[num_tokens, layers with experts, chosen]`, if a row requests them.
         """
@@ -148,7 +148,7 @@ class RowExtras:
 
 
 def reported(named: list[Named]) -> list[tuple[int, Reported]]:
-    """What was gathered, by row; on the host only."""
+    """Return the gathered reports, by row; on the host only."""
     return [
         (row, Reported(name, num_positions, data))
         for name, gathered in named

@@ -33,7 +33,7 @@ class Sampled(NamedTuple):
 
     Attributes:
         token_ids: `[num_samples]` int64 on the device, `NAN_TOKEN` for rows with NaN logits.
-        extras: what rows requested about their tokens, as far as it is read from logits.
+        extras: reports about the tokens by extras that read logits.
     """
 
     token_ids: Tensor
@@ -44,7 +44,10 @@ class Sampler:
     """Samples rows of `BatchRows`; stateless."""
 
     def __init__(self, rows: BatchRows, share: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Read parameters from `rows`; with several ranks, `share` gives all the tokens of one."""
+        """Read parameters from `rows`.
+
+        With several ranks, `share` gives all ranks the tokens of one.
+        """
         self._rows = rows
         self._share = share
 
@@ -145,7 +148,8 @@ class Sampler:
             row = int(rows[sample_index])
             sampling = state.sampling[row]
             assert sampling is not None
-            # A grammar's mask covers that rule: the grammar knows when only the end is possible.
+            # A grammar's mask includes the minimum length: the grammar knows when only the end is
+            # possible.
             if num_outputs[sample_index] < sampling.min_new_tokens and sample_index not in masked:
                 too_early += [(sample_index, token_id) for token_id in state.stop_ids[row]]
             if sampling.logit_bias:

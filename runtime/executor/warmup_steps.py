@@ -1,4 +1,4 @@
-"""First steps before the first request: they compile kernels, fill caches, and test the model."""
+"""Steps before the first request: they compile kernels, fill caches, and test the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from runtime.requests.request_spec import RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.step.step_plan import PageUpdate, RowJoin, StepPlan
 
-# Kernels differ with whether there are any; as many as OpenAI's API gives stand for all it gives.
+# Kernels differ only between no top log-probabilities and some; 20, OpenAI's maximum, stands for
+# all numbers above 0.
 _TOP_LOGPROBS = (0, 20)
 
 
@@ -42,7 +43,7 @@ def warm_up_sampling(vocab_size: int, device: torch.device) -> None:
     """
     num_rows = 2
     logits = torch.zeros(num_rows, vocab_size, device=device)
-    # Parameters come with the step, and always aligned.
+    # Parameters are sent with the step, and they are always aligned.
     ones, zeros = np.ones(num_rows, dtype=np.float32), np.zeros(num_rows, dtype=np.float32)
     temperature, top_p, min_p, frequency, presence, repetition, values = to_device(
         device, ones, ones.copy(), *(zeros.copy() for _ in range(3)), ones.copy(), zeros
@@ -101,7 +102,7 @@ def prompts_to_compile(max_tokens: int, context_len: int, max_seqs: int) -> list
     longest = context_len - 1
     lengths = (2, 5, 12, 24, 48, 96, 200, GATED_TOKENS)
     steps = [Prompts(min(length, longest, max_tokens)) for length in lengths]
-    # Full steps, with query blocks of the largest size; cuDNN takes no shorter whole prompts.
+    # Full steps have query blocks of the largest size. cuDNN takes no shorter whole prompts.
     mean = max_tokens // max(1, min(max_seqs, max_tokens // 256))
     for cached, most in ((0, min(MIN_LENGTH - 1, longest)), (1, longest - 1)):
         length = max(1, min(mean, most))
@@ -115,7 +116,7 @@ def compute_prompts(
     """Compute made-up prompts in the first rows.
 
     Args:
-        runner: an idle one.
+        runner: an idle runner.
         prompts: number and length of the prompts.
         vocab_size: ids are below this.
         num_pages: pages 1 to `num_pages` are written for row 0; else page 0, the padding page.

@@ -25,10 +25,11 @@ class TokenBudget:
 
     Attributes:
         alone: the bound while no sequence decodes; `None` for whole prompts.
-        beside_streams: the bound while sequences decode, so that no stream stands still for long
-            and the first tokens of a burst come one after the other, not in large groups. On an
-            H200 at the 8B shape, with 64 requests at a time: at 4096 tokens the median first token
-            comes after 285 ms and each next one after 7.9 ms; at 8192, after 463 ms and 7.25 ms.
+        beside_streams: the bound while sequences decode. It keeps streams from standing still for
+            long, and the requests of a burst get their first tokens one after the other, not in
+            large groups. On an H200 at the 8B shape, with 64 requests at a time: at 4096 tokens the
+            median first token comes after 285 ms and each next one after 7.9 ms; at 8192, after 463
+            ms and 7.25 ms.
         shared_grain: whole prompts of a step that share a prefix compute it once, in multiples of
             this many tokens; 0 if each prompt computes all of its tokens.
         splits_prompts: whether a prompt may be computed in several steps. If not, each is computed
@@ -46,7 +47,7 @@ class TokenBudget:
         num_tokens = 1 << 60 if bound is None else bound
         # Decoding rows count too, but a full batch must not keep prompts out for good.
         num_tokens = max(num_tokens - num_decodes, num_tokens // 4, 1)
-        # Streams wait for a whole image, so beside them few are computed together.
+        # Streams wait until a whole image is computed, so few images are computed beside them.
         most = num_tokens // BESIDE_STREAMS if num_decodes else num_tokens
         costs = None if self.splits_prompts else TextCosts(self.shared_grain)
         tower = TowerTime(images, most, goes_ahead=num_decodes > 0)
@@ -54,7 +55,7 @@ class TokenBudget:
 
 
 class StepBudget:
-    """What is left of one step's prompt budget; decides how long a request's next chunk is."""
+    """The rest of one step's prompt budget; decides how long a request's next chunk is."""
 
     def __init__(
         self,
@@ -69,8 +70,8 @@ class StepBudget:
             num_tokens: prompt tokens and image tokens of the step.
             tower: how many of them images may take.
             costs: costs of whole prompts; `None` if prompts are split.
-            image_tokens: tokens that the step has memory for, if an image must be computed in one
-                step; `None` if it may be split.
+            image_tokens: number of tokens that fit into the step's memory; `None` if an image may
+                be split over steps.
         """
         self._left = num_tokens
         self._tower = tower
@@ -124,7 +125,7 @@ def _step_tokens(images: ImageCache | None) -> int | None:
 
 
 class TextCosts:
-    """What whole texts take of a step's budget: a shared prefix is computed once."""
+    """Counts the tokens of whole texts in a step's budget. A shared prefix counts once."""
 
     def __init__(self, grain: int) -> None:
         """Start without texts; `grain` is `TextEncoder.shared_grain` of the model."""

@@ -1,6 +1,6 @@
 """Grammars in the scheduler: loaded off the loop, advanced token by token, with bounded CPU time.
 
-A request whose grammar is still loading is kept outside the waiting queue and blocks no other.
+While its grammar is loading, a request is kept outside the waiting queue, so it blocks no other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _STUCK = "The grammar allows no token here that the model knows."
 
 @dataclass
 class Jump:
-    """Tokens to which the grammar left no alternative; its matcher is already past them.
+    """Tokens that the grammar forces on an output; its matcher has already accepted them.
 
     Attributes:
         request: the request they belong to.
@@ -184,7 +184,7 @@ class Grammars:
     def accept(
         self, table: RequestTable, rows: Int64Array, token_ids: Int32Array
     ) -> dict[int, FinishReason]:
-        """Advance each row's grammar by a token; return why rows end with theirs, by index."""
+        """Advance each row's grammar by its token; return by index why rows end with that token."""
         ends: dict[int, FinishReason] = {}
         thinks = table.thinks[rows]
         for index in np.flatnonzero(thinks).tolist():
@@ -214,7 +214,7 @@ class Grammars:
         return ends
 
     def _think(self, table: RequestTable, row: int, token_id: int) -> FinishReason | None:
-        """Advance a row that may think by a token; return why the request ends with it, if so."""
+        """Advance a row that may think by a token; return why the request ends, or `None`."""
         state, end = _state(table, row), None
         assert state.thinking is not None
         if self._begins_answer(state, token_id):
@@ -229,7 +229,7 @@ class Grammars:
 
     @staticmethod
     def _begins_answer(state: GrammarState, token_id: int) -> bool:
-        """Advance the grammar if the answer begins with a token amid thoughts; return whether."""
+        """Advance the grammar if `token_id` begins the answer amid thoughts; else return false."""
         thinking, matcher = state.thinking, state.matcher
         if thinking is None or matcher is None or not thinking.may_be_ended_by(token_id):
             return False
@@ -277,7 +277,8 @@ class Grammars:
             rows: rows that may jump; all of their tokens are known.
 
         Returns:
-            For each request with such tokens, as many as its pages and its limit allow.
+            The forced tokens of each request that has any, as many as its pages and its limit
+            allow.
         """
         jumps: dict[int, Jump] = {}
         rows = rows[table.is_masked[rows]]
@@ -285,7 +286,7 @@ class Grammars:
         most = np.minimum(table.capacity[rows], table.end_len[rows])
         while len(rows):
             failed = self._make_missing(table, rows, lengths)
-            # They fail again when the next step is planned, and end with it.
+            # These rows fail again when the next step is planned; that ends their requests.
             table.knows_mask[list(failed)] = False
             goes_on = (self._num_allowed[rows] == 1) & (lengths < most)
             for index in np.flatnonzero(goes_on).tolist():
@@ -406,8 +407,8 @@ class Grammars:
         return words
 
     def _watch_if_slow(self, took_s: float, num_outputs: int) -> None:
-        # Measuring an output costs more than advancing it, so it begins once outputs are slow. It
-        # counts processor time: a busy machine is not the grammar's fault.
+        # Measuring an output costs more than advancing it, so outputs are measured only once they
+        # are slow. Processor time is measured: a busy machine is not the grammar's fault.
         if took_s > SLOW_S * max(num_outputs, 1):
             self._num_watched = WATCHED_STEPS
 
@@ -432,7 +433,7 @@ class StepMasks:
         """Return the masks; the first call makes them."""
         if not self._is_made:
             self._masks, self.ends = self._grammars.make_masks(self._table, self._rows)
-            # Set only now: a step that fails above is tried again, and must not go without masks.
+            # Set only now: if making the masks fails, the step is tried again and still needs them.
             self._is_made = True
         return self._masks
 

@@ -12,16 +12,16 @@ import numpy as np
 from runtime.cache.radix_tree import Tokens
 from runtime.requests.image_input import ImageInput, PreparedImage
 
-# Known to this process only, so that no client can search for two images with the same keys.
+# Only this process knows the key, so no client can search for two images with equal hashes.
 _SECRET = secrets.token_bytes(16)
-# Token ids are never negative, so keys of images are.
+# Keys of images are negative, because token ids never are.
 _SIGN = np.int32(-(2**31))
 
 
 def cache_keys(tokens: Tokens, images: Sequence[ImageInput]) -> Tokens:
     """Return a prompt's keys in the prefix cache: `tokens`, with hashes at the images' positions.
 
-    Equal text about different images shares no page that holds a part of an image.
+    So equal prompts about different images share no page that holds a part of an image.
 
     Args:
         tokens: token ids of the prompt.
@@ -83,7 +83,7 @@ class ImageCache:
         return digest not in self._failed_ahead
 
     def count_read(self, digest: bytes) -> None:
-        """Note that a prompt begins to read an image: a hit, unless computed for that prompt."""
+        """Note that a prompt begins to read an image: a hit if not computed for that prompt."""
         self.num_hits += digest in self._kept and digest not in self._unread
         self._unread.discard(digest)
 
@@ -95,7 +95,7 @@ class ImageCache:
         Args:
             touched: images that the step needs, perhaps repeated; none of them is dropped. A prompt
                 that is cut within an image goes on in the next step, which reads the image again.
-            ahead: those of them which only a later step reads.
+            ahead: the images among `touched` that only a later step reads.
 
         Returns:
             Digests to drop, and images to compute.

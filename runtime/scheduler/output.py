@@ -117,7 +117,7 @@ class OutputProcessor:
         *,
         jump_ahead: bool = False,
     ) -> None:
-        """Put the parts together; `requests` holds every live request by id, and loses ended ones.
+        """Put the parts together. `requests` has every live request by id; ended ones are removed.
 
         With `jump_ahead`, tokens to which a grammar leaves no alternative are not sampled.
         """
@@ -148,7 +148,8 @@ class OutputProcessor:
         if step.span_owners:
             self._report_inputs(step, result)
         if result.outputs:
-            # Before requests end: extras report on the next token even where none is generated.
+            # This comes before requests end: extras report on the next token even if none is
+            # generated.
             self._report_outputs(step, result)
         for request in step.prompts_done:
             if request.row >= 0 and request.request_id in self._requests:
@@ -182,7 +183,8 @@ class OutputProcessor:
         for index in np.flatnonzero(np.isin(rows, list(result.outputs))).tolist():
             row = int(rows[index])
             request = self._requests.get(int(step.request_ids[index]))
-            # It still has this row, or was retracted: `process` takes its token in both cases.
+            # The request still has this row, or was retracted. `process` takes its token in both
+            # cases.
             if request is None or request.row not in (row, -1):
                 continue
             unsent_ids = b"" if request.max_new_tokens else result.token_ids[index].tobytes()
@@ -234,7 +236,7 @@ class OutputProcessor:
         Args:
             rows: rows of the step's samples.
             token_ids: their tokens.
-            indices: which of them to follow.
+            indices: indices of the rows to follow.
             reasons: why some of the rows end, by index; more are added.
 
         Returns:
@@ -309,7 +311,7 @@ class OutputProcessor:
         if request is None:
             return
         with self._faults.of(request):
-            # Its keys and values cannot be trusted, so none are cached.
+            # The request's keys and values cannot be trusted, so none are cached.
             self.finish(request, internal_error(message), keep_cached=False)
 
     def finish(self, request: Request, reason: FinishReason, *, keep_cached: bool = True) -> None:

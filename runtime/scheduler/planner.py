@@ -44,7 +44,7 @@ class PlannedStep:
     Attributes:
         request_ids: `[num_samples]`, the request of each sample; its row may be reassigned.
         prompts_done: requests whose prompt is complete after this step.
-        span_owners: the request of each of the plan's report spans, and the report it belongs to.
+        span_owners: for each of the plan's report spans, its request and its report.
         masks: masks of the constrained samples; `None` if there are none.
     """
 
@@ -57,11 +57,13 @@ class PlannedStep:
 
 @dataclass
 class _Chunk:
-    """A request's part in a step that computes prompts; nothing about it can fail later.
+    """A request's part in a step that computes prompts.
+
+    Building it is the last thing that can fail.
 
     Attributes:
         tokens: `[length]`.
-        spans: for each report on some of its positions: the report, the first position relative to
+        spans: for each report on some of the positions: the report, the first position relative to
             `start`, and the tokens that follow the positions.
         embeds: float32 bytes that replace its first `num_embeds` tokens.
     """
@@ -176,7 +178,8 @@ class Planner:
     def _drop_behind_windows(self) -> bool:
         """Free pages behind the attention windows; return whether there were any.
 
-        Done only when pages are short: until then, later turns of a conversation can reuse them.
+        Pages are freed only when they are short. Until then, later turns of a conversation can
+        reuse them.
         """
         cache, table = self._cache, self._table
         if cache.window is None:
@@ -273,13 +276,13 @@ class Planner:
     def catch_up(self, request: Request) -> None:
         """Compute several known tokens of a decoding request in its next step.
 
-        Its pages hold them. A grammar left no alternative to these tokens, so they were not
-        sampled.
+        A grammar forced these tokens, so they were not sampled. The request's pages have room for
+        them.
         """
         row = request.row
         self._table.is_decoding[row] = False
         self._table.sampled_len[row] = self._table.num_tokens[row]
-        # Before any prompt, because it streams and is short.
+        # These come before any prompt: they belong to streams, and they are short.
         self._computing.insert(0, request)
 
     # ---- prompts ----
@@ -292,7 +295,8 @@ class Planner:
                 return chunks
             with self._faults.of(request):
                 self._add_chunk(request, budget, chunks)
-        # Checked first: ordering the queue costs more than the rest of planning a decode step.
+        # This is checked first: ordering the queue costs more than the rest of planning a decode
+        # step.
         may_admit = may_admit and self._table.has_free_row and len(self._waiting) > 0
         if not may_admit or budget.is_spent:
             return chunks
@@ -309,14 +313,17 @@ class Planner:
         return chunks
 
     def _in_order(self) -> Iterator[Request]:
-        """Yield the queue as its policy orders it; a held-up first request skips the ordering."""
+        """Yield the queue as its policy orders it.
+
+        If its first request waits for pages, the order stays.
+        """
         held_up, self._held_up = self._held_up, None
         if held_up is not None and held_up[1] == self._order_key():
             yield held_up[0]
         yield from self._waiting.in_order()
 
     def _order_key(self) -> tuple[int, int, int]:
-        """A key that changes with the queue, the running requests and the prompts in the tree."""
+        """Return a key that changes with the queue, the running requests and the tree's prompts."""
         return self._waiting.num_changes, self._table.num_running, len(self._unshared)
 
     def _add_chunk(self, request: Request, budget: StepBudget, chunks: list[_Chunk]) -> None:
@@ -396,7 +403,7 @@ class Planner:
         if not self._cache.enable_prefix_cache or not self._unshared:
             return False
         if request.first_unreported is not None:
-            # It could not use most of the prefix it would wait for.
+            # The request could not use most of the prefix it would wait for.
             return False
         tokens = request.keys(request.tokens)
         matched = self._cache.match_length(tokens[:-1], request.namespace)

@@ -17,7 +17,7 @@ from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.image_cache import cache_keys
 from runtime.scheduler.thinking_state import Thinking
 
-# Prompt tokens with which the detokenizer gives the first output token its left context.
+# Number of prompt tokens that the detokenizer gets as left context of the first output token.
 PROMPT_TAIL_TOKENS = 8
 
 
@@ -81,7 +81,7 @@ class PromptReport:
     def plan(self, start: int, length: int) -> tuple[int, int]:
         """Return which positions `[begin, end)` of a chunk to report, and mark them as planned.
 
-        `begin == end` means that nothing in the chunk is reported.
+        `begin == end` means that no position of the chunk is reported.
         """
         begin, end = max(start, self.planned), min(start + length, self.end)
         if begin >= end:
@@ -102,7 +102,7 @@ class Request:
         cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before it.
         started: whether its `StreamStart` was added for the detokenizer.
         row_spec: the data that its row needs, from the service.
-        reports: what extras must still report about its prompt.
+        reports: reports that extras still owe about its prompt.
         reports_outputs: whether an extra reports about each output token.
         embeds: float32 bytes, one row instead of each prompt token; empty if the prompt is tokens.
         images: images of the prompt, with their positions, in order.
@@ -186,12 +186,12 @@ class Request:
 
     @property
     def first_unreported(self) -> int | None:
-        """The first position that must be computed because an extra reports it."""
+        """Return the first position that must be computed because an extra reports about it."""
         return min((each.reported for each in self.reports if each.is_open), default=None)
 
     @property
     def end_len(self) -> int:
-        """The number of tokens after which nothing more is sampled.
+        """Number of tokens after which no more tokens are sampled.
 
         A request that generates nothing still samples one token if an extra reports about it.
         """

@@ -1,4 +1,4 @@
-"""The worker's loop: takes messages, plans and launches a step, reports the last one's result."""
+"""The worker's loop: takes messages, plans and launches a step, reports the step before."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from runtime.step.executor import Pending, Runner, WeightHandler
 logger = logging.getLogger(__name__)
 
 GRAMMAR_WAIT_S = 0.001
-# While steps follow each other the gauges are renewed this often.
+# How often the gauges are renewed while steps follow each other, seconds.
 PUBLISH_INTERVAL_S = 0.005
 
 _ERROR_TYPES = {400: "BadRequestError", 503: "SERVICE_UNAVAILABLE"}
@@ -62,8 +62,8 @@ _ERROR_TYPES = {400: "BadRequestError", 503: "SERVICE_UNAVAILABLE"}
 class Scheduler:
     """Continuous batching over one runner.
 
-    With `overlap` the next step is launched before the last one's tokens are read: finish rules
-    apply one step late and the extra token is dropped.
+    With `overlap` the next step is launched before the previous step's tokens are read. Then finish
+    rules apply one step late, and the extra token is dropped.
     """
 
     def __init__(  # noqa: PLR0913  # its parts and its ways out
@@ -82,14 +82,14 @@ class Scheduler:
     ) -> None:
         """Put the parts together.
 
-        Without `grammars` there is no structured output, without `images` prompts hold none;
-        `execute` handles every other message.
+        Without `grammars` there is no structured output. Without `images` prompts have no images.
+        `execute` handles the messages that are not about requests.
         """
         self._images = images
         self._runner = runner
         self._weights = weights
-        # A prefix of every name space: keys and values of one generation of weights must not be
-        # found by the next.
+        # This is a prefix of every name space, so requests under new weights never find keys and
+        # values that earlier weights computed.
         self._generation = ""
         self._generations = itertools.count(1)
         self._is_paused = False
@@ -102,9 +102,9 @@ class Scheduler:
         self._max_req_len = min(options.context_len, cache.pool.num_pages * cache.page_size)
         self._overlap = options.overlap
         self._requests: dict[int, Request] = {}
-        # Any error while one request is handled ends that request only.
+        # An error while one request is handled ends only that request.
         self._faults = FaultDomains(self._end_failed)
-        # One more than the context: with overlap a last, dropped token is still written.
+        # One token more than the context: with overlap a last token is still written, then dropped.
         self._table = RequestTable(options.max_running_requests, options.context_len + 1)
         self._waiting = WaitingQueue(options.policy, cache)
         self._planner = Planner(
@@ -126,7 +126,7 @@ class Scheduler:
             options.eos_token_ids,
             self._grammars,
             self._faults,
-            # With overlap, a row that jumps would cost the whole batch its decode graph.
+            # With overlap, a row that jumps would keep the whole batch from using its decode graph.
             jump_ahead=not options.overlap,
         )
         self._in_flight: tuple[PlannedStep, Pending] | None = None
@@ -135,7 +135,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request lives or a step is in flight."""
+        """Whether there is a live request or a step in flight."""
         return bool(self._requests) or self._in_flight is not None
 
     @property
@@ -190,7 +190,7 @@ class Scheduler:
                 self._answer(self._obey(message))
 
     def _answer(self, reply: ControlReply) -> None:
-        # Gauges first: after a reply, a reader finds them up to date.
+        # Gauges are written first, so they are up to date once the reply arrives.
         self._publish(may_wait=False)
         self._send_front(reply)
 
@@ -262,7 +262,7 @@ class Scheduler:
             del self._requests[request_id]
 
     def _end_failed(self, request: Request, why: str) -> None:
-        """Forget a request whose handling raised, in whatever state it is; called by `_faults`."""
+        """Forget a request whose handling raised, whatever its state; called by `_faults`."""
         self._requests.pop(request.request_id, None)
         self._grammars.drop(request)
         if request in self._waiting:
@@ -270,7 +270,7 @@ class Scheduler:
         self._planner.forget(request)
         self._recover_cache()
         if not self._buffer.fail(request, internal_error(why)):
-            # The detokenizer has not heard of it.
+            # The detokenizer does not know this request.
             self._send_front(RequestError([request.request_id], why))
 
     def _recover_cache(self) -> None:
@@ -351,7 +351,10 @@ class Scheduler:
             self._fail_running(error)
 
     def _invalidate_cache(self) -> None:
-        """Hide what is cached from later requests; running ones keep their pages to their end."""
+        """Hide cached pages from later requests.
+
+        Running requests keep their pages until they end.
+        """
         self._cache.flush()
         before, self._generation = self._generation, f"{next(self._generations)}:"
         for request in self._requests.values():
@@ -390,7 +393,8 @@ class Scheduler:
         planned = self._planner.plan()
         if planned is None:
             if self._grammars.num_waiting and self._in_flight is None:
-                # The thread that loads the grammar needs the interpreter more than this loop.
+                # The thread that loads the grammar needs the interpreter lock more than this loop
+                # does.
                 time.sleep(GRAMMAR_WAIT_S)
             return None
         rows = planned.plan.sample_rows
@@ -418,7 +422,7 @@ class Scheduler:
             with self._faults.of(request):
                 self._output.finish(request, reason, keep_cached=False)
         if not running:
-            # Then a waiting request is to blame; which one is unknown.
+            # Then a waiting request caused the failure; which one is unknown.
             for request in list(self._waiting):
                 with self._faults.of(request):
                     self._buffer.end(request, reason)
@@ -458,7 +462,7 @@ class Scheduler:
         idle = not self.has_work
         was_idle, self._was_idle = self._was_idle, idle
         may_wait = is_stepping and not idle and not was_idle
-        # Before the message, as before any reply.
+        # The gauges are written before the message, as before any reply.
         self._publish(may_wait=may_wait and not (message is not None and message.ends))
         if message is not None:
             self._send_tokens(message)

@@ -21,11 +21,11 @@ def report_prefix(message: MatchPrefix, cache: CacheManager, generation: str) ->
     Args:
         message: the prompt.
         cache: the worker's.
-        generation: of the weights, which stands before every name space.
+        generation: generation of the weights, the first part of every name space.
     """
     tokens = cache_keys(np.frombuffer(message.input_ids, dtype=np.int32), message.images)
     found = cache.common_prefix(tokens, generation + message.namespace)
-    # The last token is computed whatever is cached.
+    # The last token is always computed, even if its page is cached.
     num_whole = max(min(found.num_tokens, len(tokens) - 1), 0) // cache.page_size
     report = PrefixReport(found.num_tokens, num_whole * cache.page_size, found.differs)
     return ControlReply(message.call_id, True, data=msgspec.msgpack.encode(report))
@@ -133,7 +133,7 @@ class SchedulerStats:
             self._logged_s = 0.0
 
     def _measure(self, now: float, num_generated: int, has_work: bool) -> None:
-        """Close the window if it is over; a moment without work does not end it early."""
+        """Close the window if its time is over. A moment without work does not end it early."""
         self._window_has_work |= has_work
         start = self._window_start
         if start is not None and now - start < THROUGHPUT_WINDOW_S:

@@ -1,4 +1,4 @@
-"""Images in the prompts of a step: their positions, and which images are computed."""
+"""Finds the positions of images in a step's prompts, and decides which images are computed."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def add_images(
 class TowerTime:
     """The tower's share of a step's budget: one prompt token for each token of an image.
 
-    A tower takes about as long for the patches of a token as the decoder for the token. Without a
-    bound, a burst of images would delay every stream until all of them are computed. One image
-    always fits, since it cannot be computed in parts.
+    The tower takes about as long for an image token's patches as the decoder takes for that token.
+    Without a bound, a burst of images would delay every stream until all of them are computed. One
+    image always fits, since it cannot be computed in parts.
 
     While streams decode, an image is computed one step ahead of the chunk that reads it: streams
     wait for the tower or for the decoder, not for both.
@@ -83,13 +83,13 @@ class TowerTime:
         """Fit a chunk's images into what is left of the step's budget.
 
         Returns:
-            The number of the chunk's positions that fit, all or those before an image; and the
-            tokens that the tower takes for them.
+            The number of the chunk's positions that fit (all, or those before an image), and the
+            number of tokens that the tower computes for them.
         """
         spent = 0
         if self._cache is None:
             return length, 0
-        # Positions before the first image that is computed ahead.
+        # The positions before the first image that is computed ahead.
         readable = length
         for image, begin, _ in _between(request, start, start + length):
             digest, num_tokens = image.image.digest, image.image.num_tokens

@@ -1,4 +1,7 @@
-"""The running batch on the host: one row per request, in arrays, so that steps need no loop."""
+"""The running batch on the host.
+
+Arrays have one row per request, so steps need no loop over requests.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from runtime.grammar.grammar_backend import Matcher
 from runtime.scheduler.request import GrammarState, Request
 from runtime.step.step_plan import Int64Array
 
-# More tokens than any row has.
+# A number larger than any row's number of tokens.
 NEVER = 2**62
 
 
@@ -22,7 +25,7 @@ class RequestTable:
         tokens: `[max_rows, max_len]` int32, prompt and known output.
         num_tokens: known tokens of each row.
         num_computed: tokens whose keys and values are written or in flight.
-        capacity: tokens the row's pages hold.
+        capacity: number of tokens that the row's pages can hold.
         drops_at: computed tokens at which pages behind the row's window can be freed.
         end_len: number of tokens at which the request is complete.
         sampled_len: tokens known or in flight; at `end_len` no further step is planned.
@@ -31,9 +34,9 @@ class RequestTable:
         min_len: number of tokens below which end-of-sequence ids are ignored; 0 for no minimum.
         has_grammar: rows whose output follows a grammar, or whose thoughts are tracked.
         matchers: matchers of those grammars, by row.
-        thinks: those of them whose thoughts are not over.
-        is_masked: those of them whose next token is constrained.
-        knows_mask: those of them whose next mask is kept in `Grammars`.
+        thinks: rows of `has_grammar` whose thoughts are not over.
+        is_masked: rows of `has_grammar` whose next token is constrained.
+        knows_mask: rows of `has_grammar` whose next mask is kept in `Grammars`.
         may_jump: rows whose tokens need not be sampled where a grammar leaves no alternative: no
             penalty counts them and no extra reports about them.
         is_decoding: rows whose whole prompt is computed.
@@ -78,7 +81,7 @@ class RequestTable:
     def join(self, request: Request) -> int:
         """Give `request` a row and copy its tokens there."""
         row = self._free.pop()
-        # First, so that `leave` can undo a failed join.
+        # This comes first, so that `leave` can undo a failed join.
         self.order.append(row)
         self.requests[row] = request
         request.row = row

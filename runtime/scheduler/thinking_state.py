@@ -22,10 +22,10 @@ class Thinking:
         self._spec = spec
         self._has_grammar = has_grammar
         self._num_tokens = 0
-        # The last tokens, as many as the longest ending has.
+        # The latest tokens, as many as the longest ending has.
         self._last: list[int] = []
-        # The sequences that the output may begin with, and the part of one that has come; both
-        # empty inside thoughts.
+        # The sequences that the output may begin with, and the part of one that was generated so
+        # far. Both are empty inside thoughts.
         self._openings = [each for each in (spec.open_ids, spec.lead_ids) if each]
         self._begun: list[int] = []
         self._forced: list[int] = []

@@ -10,7 +10,8 @@ from runtime.cache.manager import CacheManager
 from runtime.config.registry import Registry
 from runtime.scheduler.request import Request
 
-# Ordering by cached prefix walks the tree for every waiting request: not worth it for long queues.
+# Ordering by cached prefix walks the tree for every waiting request, which does not pay off for
+# queues longer than this.
 LONGEST_PREFIX_QUEUE_LIMIT = 128
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class WaitingQueue:
         """Order by the policy called `policy`."""
         self._policy = POLICIES.load(policy)
         self._is_fcfs = policy == "fcfs"
-        # A policy that fails does so in every step: it is logged once.
+        # A policy that fails would fail in every step, so the failure is logged once.
         self._has_failed = False
         self._cache = cache
         self._retracted: list[Request] = []
@@ -97,7 +98,8 @@ class WaitingQueue:
             try:
                 new = self._policy(new, self._cache)
             except Exception:
-                # No request is known to be at fault, and all can be served in order of arrival.
+                # It is unknown which request caused this, and all can be served in order of
+                # arrival.
                 if not self._has_failed:
                     logger.exception("The scheduling policy failed; the order of arrival holds")
                 self._has_failed = True

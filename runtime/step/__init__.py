@@ -1,1 +1,1 @@
-"""The seam between scheduler and executor: a step's plan, its result, and what computes it."""
+"""The interface between scheduler and executor: a step's plan, its result, the runner."""

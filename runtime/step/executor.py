@@ -13,7 +13,7 @@ class Pending(Protocol):
     """A launched step."""
 
     def wait(self) -> StepResult:
-        """Block until its tokens are known."""
+        """Block until the step's tokens are known."""
         ...
 
 
@@ -34,5 +34,5 @@ class WeightHandler(Protocol):
         ...
 
     def handle(self, call: WeightCall) -> ControlReply:
-        """Execute `call`; no step is in flight."""
+        """Execute `call`; call this only while no step is in flight."""
         ...

@@ -1,4 +1,4 @@
-"""Texts of a step with a common beginning, such as documents after a query: which computes it."""
+"""Decides which text of a step computes a common beginning, such as the query before documents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.step.step_plan import Int32Array, Int64Array
 
 
 class SharedTexts:
-    """Texts in sequence; each is compared with the last one that computes all its tokens.
+    """Compares each text with the latest text that computes all its tokens.
 
     Texts of one request are adjacent.
     """
@@ -21,7 +21,7 @@ class SharedTexts:
         self._lender: Int32Array | None = None
 
     def num_shared(self, text: Int32Array) -> int:
-        """Number of tokens at the beginning of `text` that are computed already."""
+        """Return the number of tokens at the beginning of `text` that are computed already."""
         if self._lender is None:
             return 0
         most = min(len(self._lender), len(text) - 1)
@@ -38,12 +38,12 @@ class SharedTexts:
 
 
 def shared_beginnings(texts: Sequence[Int32Array], grain: int) -> tuple[Int64Array, Int64Array]:
-    """Find the part of each text of a step that another one computes; see `SharedTexts`.
+    """Find the part of each text of a step that another text computes; see `SharedTexts`.
 
     Returns:
-        For each text the index of the one that computes its beginning (its own index if it shares
-        nothing), and the length of that beginning, a multiple of `grain`. A text that computes for
-        others computes all its own tokens.
+        For each text the index of the text that computes its beginning (its own index if it shares
+        none), and the length of that beginning, a multiple of `grain`. A text whose beginning
+        others share computes all its own tokens.
     """
     known = SharedTexts(grain)
     lengths = np.array([known.add(text) for text in texts], dtype=np.int64)

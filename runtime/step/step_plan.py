@@ -43,11 +43,11 @@ class RowJoin(_Part):
     """A request takes a row; its data is set there once.
 
     Attributes:
-        spec: the request's, as its service made it. Every rank takes the same path through a step,
-            so each rank gets it.
+        spec: the request's data for its row, made by the service. Every rank takes the same path
+            through a step, so every rank gets it.
         output_ids: tokens generated before a retraction, for the penalties.
-        has_grammar: whether steps may send masks for it.
-        images: of its prompt, in order.
+        has_grammar: whether steps may send masks for the row.
+        images: images of the prompt, in order.
     """
 
     row: int
@@ -59,7 +59,7 @@ class RowJoin(_Part):
 
 
 class PageUpdate(_Part):
-    """Pages `pages` of the row's table from entry `start` on."""
+    """New pages for a row's table, from entry `start` on."""
 
     row: int
     start: int
@@ -70,9 +70,9 @@ class ReportSpan(_Part):
     """Consecutive prompt positions about which an extra reports something.
 
     Attributes:
-        index: of the sequence in the step.
-        extra: its name.
-        offset: of the first position in the sequence's chunk.
+        index: index of the sequence in the step.
+        extra: name of the extra.
+        offset: index of the first position in the sequence's chunk.
         next_tokens: int32, the token that follows each position.
     """
 
@@ -102,8 +102,8 @@ class ImageSpan(_Part):
     Attributes:
         first: index of the first one in `StepPlan.chunk_tokens`.
         length: number of positions.
-        offset: index among the image's vectors of the first one.
-        digest: the image's.
+        offset: index of the first position's vector among the image's vectors.
+        digest: digest of the image.
     """
 
     first: int
@@ -114,7 +114,7 @@ class ImageSpan(_Part):
 
 @dataclass
 class TokenMasks:
-    """Which tokens may be sampled, for the sequences whose output follows a grammar.
+    """For each sequence whose output follows a grammar, the tokens that may be sampled.
 
     Attributes:
         sample_indices: `[num_masks]` int64, indices in `StepPlan.sample_rows`, ascending.
@@ -142,19 +142,22 @@ class MaskSource(Protocol):
     """
 
     def make(self) -> TokenMasks | None:
-        """The masks; made at the first call, even if a failing step is retried several times."""
+        """Return the masks.
+
+        They are made once, at the first call, even if a failing step is retried.
+        """
 
 
 class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """What to compute: decoding sequences first, then prompt chunks.
+    """The work of one step: decoding sequences first, then prompt chunks.
 
-    A decoding sequence has one new token, which is on the device, or several: the others are known
+    A decoding sequence has one or more new tokens. The first is on the device; the others are known
     already and are in `chunk_tokens`. Sequences with one token come first.
 
     Attributes:
         rows: `[num_seqs]` int64.
         num_decodes: the first `num_decodes` sequences decode; their first token is on the device.
-        start_lens: `[num_seqs]` int64, keys and values each sequence already has.
+        start_lens: `[num_seqs]` int64, number of keys and values that each sequence already has.
         query_lens: `[num_seqs]` int64, new tokens of each sequence.
         chunk_tokens: int32, all tokens that are not on the device, concatenated.
         samples: `[num_seqs]` bool, sequences for which a token is sampled.
@@ -208,7 +211,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
         return self.rows[self.samples]
 
     def only(self, index: int) -> StepPlan:
-        """The same step for one of its sequences, to find the one that fails."""
+        """Return the step reduced to one of its sequences, to find the sequence that fails."""
         num_known = self.query_lens - (np.arange(len(self.rows)) < self.num_decodes)
         first = int(num_known[:index].sum())
         last = first + int(num_known[index])
@@ -241,7 +244,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
                 if first <= span.first < last
             ],
             image_spans=image_spans,
-            # Repeated for each sequence: the step may have failed before it dropped any. Images
+            # Each sequence's step repeats the drops: the failed step may have made none. Images
             # that this sequence computes again are overwritten; another sequence may have computed
             # them already.
             image_drops=[digest for digest in self.image_drops if digest not in loaded],
@@ -265,11 +268,11 @@ class StepResult:
         token_ids: `[num_samples]` int32, one per row of `StepPlan.sample_rows`.
         failed: row to error text, for sequences that could not be computed; their entries of
             `token_ids` are meaningless.
-        nan_rows: those of `failed` whose logits held NaN.
-        was_retried: whether the step failed and each sequence was tried alone. Then images that
-            none of them reads were not computed.
-        outputs: row to what is reported of its new token, for rows with extras.
-        inputs: row and extra to what is reported of the step's span of its prompt.
+        nan_rows: rows of `failed` whose logits contained NaN.
+        was_retried: whether the step failed and each sequence was tried alone. Then images that no
+            sequence reads were not computed.
+        outputs: by row: reports on its new token, for rows with extras.
+        inputs: by row and extra: reports on the step's span of the row's prompt.
     """
 
     token_ids: Int32Array

@@ -1,1 +1,1 @@
-"""The worker process: its parts put together, its ranks, its commands."""
+"""The worker process: assembles its parts, starts its ranks, executes commands."""

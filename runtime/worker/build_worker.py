@@ -165,7 +165,7 @@ def _image_cache(config: WorkerConfig, spec: ModelSpec) -> ImageCache | None:
 
 
 def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Commands:
-    """Build what executes commands on this rank."""
+    """Build the object that executes commands on this rank."""
     dp_rank = config.dp_rank if config.dp_size > 1 else None
     profiler = Profiler(config.device, rank, config.tp_size, dp_rank)
     counts, mode = executor.model.context.expert_counts, config.expert_recorder_mode
@@ -259,7 +259,7 @@ def _build_context(
 def build_rank_weights(
     executor: Executor, config: WorkerConfig, rank: int, beat: Callable[[], None]
 ) -> RankWeights:
-    """Build what changes this rank's weights and memory; it calls `beat` often while it works."""
+    """Build the object that changes this rank's weights and memory; it often calls `beat`."""
     model = executor.model
     source: WeightFiles | None = None
     if config.load_format != "dummy":
@@ -274,7 +274,7 @@ def build_rank_weights(
 
 
 def _device(config: WorkerConfig, rank: int) -> torch.device:
-    """Return this rank's device, a GPU with its index: in a new thread, the current GPU is 0."""
+    """Return this rank's device. A GPU has its index, because a new thread's current GPU is 0."""
     device = torch.device(config.device)
     if device.type != "cuda":
         return device
@@ -318,7 +318,10 @@ def build_grammars(config: WorkerConfig) -> Grammars:
 
 
 def _shared_grain(model: Model, config: WorkerConfig) -> int:
-    """See `TokenBudget.shared_grain`; 0 if experts may be recorded, which covers every token."""
+    """Return `TokenBudget.shared_grain`.
+
+    It is 0 if experts may be recorded: records cover all tokens.
+    """
     if config.expert_recorder_mode or config.enable_return_routed_experts:
         return 0
     return model.shared_grain if isinstance(model, TextEncoder) else 0

@@ -32,7 +32,7 @@ class Commands:
         self._profiler = runner.profiler = profiler
 
     def execute(self, command: WorkerCommand) -> ControlReply:
-        """Do what `command` says; a failure is an answer, never the end of the worker.
+        """Execute `command`. A failure becomes an error reply and does not end the worker.
 
         Raises:
             DeviceLost: the device has failed for good.

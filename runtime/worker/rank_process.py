@@ -37,7 +37,7 @@ def main(payload: bytes) -> None:
     """Run the rank with an encoded `RankConfig`."""
     config = msgspec.msgpack.decode(payload, type=RankConfig)
     worker = config.worker
-    # Rank 0 alone logs what is normal.
+    # Only rank 0 logs normal events.
     level = "warning" if worker.log_level == "info" else worker.log_level
     which = f" of worker {worker.dp_rank}" if worker.dp_size > 1 else ""
     configure_logging(level, f"rank {config.rank}{which}")
@@ -61,7 +61,8 @@ def main(payload: bytes) -> None:
     except MemoryError as error:
         _leave(config, f"Out of memory while loading the model: {error}")
     except (Exception, DeviceLost) as error:
-        # If another rank has died, that rank's own message matters; rank 0 then ends this process.
+        # If another rank has died, its own message is the one to show; rank 0 then ends this
+        # process.
         time.sleep(DEATH_NOTICE_S)
         logger.exception("Rank %d could not start", config.rank)
         _leave(config, f"Rank {config.rank} could not start: {type(error).__name__}: {error}")
@@ -101,7 +102,8 @@ def _follow(
                 commands.execute(message)
                 continue
             pending = runner.launch(message)
-            # Like rank 0, never more than two steps ahead of the device: two buffers alternate.
+            # As on rank 0, at most two steps are ahead of the device, because two buffers
+            # alternate.
             if last is not None:
                 last.wait()
             last = pending
@@ -115,5 +117,5 @@ def _keep_silent(phase: Phase, fraction: float = 0.0, detail: str = "") -> None:
 
 def _leave(config: RankConfig, message: str) -> NoReturn:
     failure_file(config.worker, config.rank).write_text(" ".join(message.split()), encoding="utf-8")
-    # No clean-up: it would wait for ranks that may be gone.
+    # There is no clean-up: it would wait for ranks that may be gone.
     leave_at_once(1)

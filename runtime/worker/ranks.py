@@ -1,7 +1,7 @@
 """The other ranks of a tensor-parallel worker, as children of rank 0.
 
-A rank that dies ends the worker, and the front restarts all ranks together. Ranks end with rank 0,
-because its end of their stdin closes.
+A rank that dies ends the worker, and the front restarts all ranks together. Ranks end when rank 0
+ends, because rank 0 holds the other end of their stdin.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from runtime.step.step_plan import MaskSource, StepPlan
 
 logger = logging.getLogger(__name__)
 
-# Other ranks see a rank's death as a broken connection, often before its exit is noticed.
+# When a rank dies, other ranks often see the broken connection before rank 0 notices the exit.
 DEATH_NOTICE_S = 2.0
 _REPLY_POLL_S = 0.1
 
@@ -38,7 +38,7 @@ def failure_file(config: WorkerConfig, rank: int) -> Path:
 
 
 class PlanSender(Protocol):
-    """What `BroadcastRunner` needs of the ranks."""
+    """The interface of the ranks that `BroadcastRunner` uses."""
 
     def send(self, plan: StepPlan) -> None:
         """Send every rank a step."""
@@ -50,7 +50,7 @@ class PlanSender(Protocol):
 
 
 class Ranks:
-    """Starts ranks 1 to `tp_size - 1`, sends them plans, ends this process when one dies."""
+    """Starts ranks 1 to `tp_size - 1`, sends them plans, and ends this process when a rank dies."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Ranks:
         config: WorkerConfig,
         start_failed: Callable[[str], None],
     ) -> None:
-        """Start the processes; they load while this one does.
+        """Start the processes; they load at the same time as this process.
 
         Args:
             context: for the sockets.
@@ -86,7 +86,7 @@ class Ranks:
                 self._children[child.pid] = rank
 
     def started(self) -> None:
-        """Note that every rank is ready: a later death ends a running server, not a start."""
+        """Note that every rank is ready: a later death is not reported as a failed start."""
         self._starting = False
 
     def send(self, plan: StepPlan) -> None:
@@ -97,9 +97,9 @@ class Ranks:
     def before(
         self, execute: Callable[[WorkerCommand], ControlReply]
     ) -> Callable[[WorkerCommand], ControlReply]:
-        """`execute` of rank 0, with every command sent on to all ranks first.
+        """Wrap `execute` of rank 0 so that all other ranks get every command first.
 
-        Every rank executes it between the same two steps; the reply is rank 0's.
+        Every rank executes a command between the same two steps. The reply is rank 0's.
         """
 
         def execute_on_all(command: WorkerCommand) -> ControlReply:
@@ -118,7 +118,7 @@ class Ranks:
     def replies(self, beat: Callable[[], None]) -> list[RankReply]:
         """Wait for each rank's reply to the latest `ask`; return them in order of rank.
 
-        A rank that dies ends this process instead. `beat` is called often meanwhile.
+        If a rank dies, this process ends. `beat` is called often while waiting.
         """
         found: dict[int, RankReply] = {}
         while len(found) < len(self._outboxes):
@@ -139,7 +139,7 @@ class Ranks:
             leave_at_once(1)
 
     def _exited(self, child: Child, code: int) -> None:
-        # Held until the process ends: a second death adds nothing.
+        # The lock is held until the process ends: a second death need not be reported.
         with self._ending:
             rank = self._children[child.pid]
             why = f"Rank {rank} of the worker {describe_exit(code)}."
@@ -153,7 +153,7 @@ class Ranks:
 
 
 class BroadcastRunner:
-    """Rank 0's runner: every plan goes to the other ranks first."""
+    """Rank 0's runner; it sends every plan to the other ranks first."""
 
     def __init__(self, runner: Runner, ranks: PlanSender) -> None:
         """Wrap rank 0's own runner."""

@@ -48,7 +48,7 @@ def main(payload: bytes) -> None:
     ranks: Ranks | None = None
     try:
         report("importing")
-        # Importing torch takes seconds, so it is reported before.
+        # Importing torch takes seconds, so the phase is reported before the import.
         if config.tp_size > 1:
             ranks = Ranks(context, config, lambda why: _tell_start_failed(run_folder, why))
         with uncollected():
@@ -73,7 +73,8 @@ def main(payload: bytes) -> None:
         logger.exception("The worker could not start")
         _fail(context, front, f"The worker could not start: {type(error).__name__}: {error}")
     front.send(msgspec.structs.replace(ready, load_seconds=time.monotonic() - started))
-    # Objects made at start-up live as long as the process: the collector need not visit them again.
+    # Objects made at start-up live as long as the process, so the garbage collector need not visit
+    # them again.
     gc.collect()
     gc.freeze()
     try:
@@ -85,19 +86,19 @@ def main(payload: bytes) -> None:
             ranks.wait_for_a_death()
         logger.error("A step failed", exc_info=lost.__cause__)
         logger.critical("The device has failed, so the worker ends: %s", lost)
-        # No clean-up: it would wait for the device.
+        # There is no clean-up: it would wait for the device.
         leave_at_once(DEVICE_LOST_CODE)
 
 
 def _fail(context: zmq.Context[zmq.Socket[bytes]], front: Outbox, message: str) -> NoReturn:
     front.send(StartupFailed(" ".join(message.split())))
     context.destroy(linger=1000)
-    # No clean-up of libraries: it would wait for ranks that may be gone.
+    # Libraries are not cleaned up: that would wait for ranks that may be gone.
     leave_at_once(1)
 
 
 def _tell_start_failed(run_folder: Path, message: str) -> None:
-    # This runs on another thread than the worker's sockets, so it opens its own socket.
+    # This runs on another thread than the worker's sockets do, so it opens its own socket.
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     front = Outbox(context, front_address(run_folder))
     front.send(StartupFailed(message))

@@ -100,7 +100,7 @@ def test_placeholders_and_images_belong_together(ids: list[int], starts: tuple[i
 def test_a_text_model_sees_no_placeholder_and_takes_no_image() -> None:
     client = client_that_sends([])
     client.generate(seen([1, PAD])).close()
-    with pytest.raises(InvalidRequest, match="a model that sees"):
+    with pytest.raises(InvalidRequest, match="a model that takes images"):
         client.generate(seen([1, PAD, PAD], 1))
 
 
