@@ -1,6 +1,6 @@
 """The kernels of one decode step in the order of their starts, by torch's profiler.
 
-    python -m benchmarks.h200.timeline 0.5b --batch 64 --length 300 [--json FILE]
+    python -m benchmarks.h200.timeline 0.5b --batch 64 --length 300 [--quantization fp8]
 
 Dependent launches let a kernel begin while the one ahead still runs: what it adds to the step is
 the time from that one's end to its own. The profiler makes a step a few microseconds longer.
@@ -9,6 +9,7 @@ the time from that one's end to its own. The profiler makes a step a few microse
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -20,15 +21,19 @@ import torch
 from benchmarks.h200.engine_in_process import add, engine
 from headrace.bench.environment import describe_environment, write_json
 from headrace.bench.shapes import SHAPES, write_shape
+from runtime.models.quantization.registry import as_override
 
 STEPS = 12
 LAST_KERNEL = "_decode_outputs_kernel"
 
 
-def record(shape: str, batch: int, length: int) -> list[dict[str, Any]]:
+def record(shape: str, batch: int, length: int, quantization: str | None) -> list[dict[str, Any]]:
     """Kernels and copies from the end of one step to the end of the next, microseconds."""
     with tempfile.TemporaryDirectory() as folder:
-        ours = engine(write_shape(shape, Path(folder) / "model"), max_total_tokens=400_000)
+        model = write_shape(shape, Path(folder) / "model")
+        words = model / "config.json"
+        words.write_text(json.dumps(json.loads(words.read_text()) | as_override(quantization)))
+        ours = engine(model, max_total_tokens=400_000)
         rng = np.random.default_rng(0)
         vocab_size = SHAPES[shape]["vocab_size"]
         add(ours, 1, [rng.integers(1, vocab_size, length) for _ in range(batch)], 400)
@@ -72,9 +77,10 @@ def main() -> None:
     parser.add_argument("shape", choices=list(SHAPES))
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--length", type=int, default=300, help="tokens of each prompt")
+    parser.add_argument("--quantization", help="as the server's option")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    kernels = record(options.shape, options.batch, options.length)
+    kernels = record(options.shape, options.batch, options.length, options.quantization)
     for each in kernels:
         print(f"{each['start_us']:9.1f} {each['end_us']:9.1f} {each['name']}")
     times = added(kernels)

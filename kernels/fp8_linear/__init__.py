@@ -13,26 +13,18 @@ from torch import Tensor
 
 from kernels.linear import PackedLinear
 from kernels.linear import pack as pack_plain
+from kernels.rounding import CODES, MAX_CODE, Rounding, round_activations, scale_of
 
 __all__ = [
     "BLOCK_COLUMNS",
-    "CODES",
-    "MAX_CODE",
     "Blocks",
     "RoundedLinear",
-    "Rounding",
     "encode",
-    "round_activations",
-    "round_to_codes",
     "unavailable",
 ]
 
-CODES = torch.float8_e4m3fn
-MAX_CODE = 448.0
 # Of a block that a GPU's kernels multiply by.
 BLOCK_COLUMNS = 128
-# Of a block of zeros, whose codes are zeros with any scale.
-_SMALLEST_SCALE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -64,30 +56,12 @@ class Blocks:
         return -(-shape[0] // high), -(-shape[1] // wide)
 
 
-@dataclass(frozen=True)
-class Rounding:
-    """How activations are rounded to E4M3.
-
-    Attributes:
-        group: columns of a token that share a scale; 0 for all of them.
-        scale: float32 `[]`, of all tokens, where it is known beforehand.
-    """
-
-    group: int = 0
-    scale: Tensor | None = None
-
-
 def unavailable() -> str:
     """Why a GPU has no such products; empty where it has."""
     if not torch.cuda.is_available():
         return "there is no GPU"
     major, minor = torch.cuda.get_device_capability()
     return "" if (major, minor) >= (8, 9) else f"the GPU ({major}.{minor}) has no E4M3"
-
-
-def _over_448(largest: Tensor) -> Tensor:
-    # A GPU multiplies by the inverse of a number, which may round otherwise than a CPU.
-    return largest / torch.full_like(largest, MAX_CODE)
 
 
 def encode(matrix: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
@@ -106,37 +80,9 @@ def encode(matrix: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
     num_high, num_wide = blocks.scales_shape(shape)
     padding = (0, num_wide * wide - shape[1], 0, num_high * high - shape[0])
     parts = torch.nn.functional.pad(numbers, padding).view(num_high, high, num_wide, wide)
-    scales = _over_448(parts.abs().amax((1, 3))).clamp_min(_SMALLEST_SCALE)
+    scales = scale_of(parts.abs().amax((1, 3)))
     codes = (parts / scales[:, None, :, None]).clamp(-MAX_CODE, MAX_CODE).to(CODES)
     return codes.view(num_high * high, -1)[: shape[0], : shape[1]].contiguous(), scales
-
-
-def round_to_codes(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
-    """Round activations to codes.
-
-    Args:
-        x: `[num_tokens, columns]` of a floating type.
-        rounding: of them; the last group of a token may be short.
-
-    Returns:
-        Codes `[num_tokens, columns]`, and float32 scales `[num_tokens, num_groups]`.
-    """
-    group = rounding.group or x.shape[1]
-    padded = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % group))
-    parts = padded.view(len(x), -1, group)
-    if rounding.scale is None:
-        scales = _over_448(parts.abs().amax(-1)).clamp_min(_SMALLEST_SCALE)
-    else:
-        scales = rounding.scale.expand(parts.shape[:2])
-    codes = (parts / scales[..., None]).clamp(-MAX_CODE, MAX_CODE).to(CODES)
-    return codes.view(padded.shape)[:, : x.shape[1]], scales
-
-
-def round_activations(x: Tensor, rounding: Rounding) -> Tensor:
-    """What `round_to_codes` makes of activations, as float32 `[num_tokens, columns]`."""
-    codes, scales = round_to_codes(x, rounding)
-    spread = scales.repeat_interleave(rounding.group or x.shape[1], dim=1)
-    return codes.float() * spread[:, : x.shape[1]]
 
 
 class RoundedLinear(PackedLinear):

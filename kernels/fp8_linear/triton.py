@@ -21,8 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.fp8_linear import BLOCK_COLUMNS, CODES, Rounding
+from kernels.fp8_linear import BLOCK_COLUMNS
 from kernels.linear import PackedLinear
+from kernels.rounding import Activations, RoundedTokens, Rounding
+from kernels.rounding.triton import round_tokens
 from kernels.triton_support.device import shared_memory
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 from kernels.triton_support.scratch import StreamScratch
@@ -121,41 +123,6 @@ def _few_kernel(
         acc.to(out_ptr.dtype.element_ty),
         mask=here[:, None] & (token < num_tokens)[None, :],
     )
-
-
-@triton.jit
-def _round_kernel(
-    x_ptr,
-    static_ptr,
-    code_ptr,
-    scale_ptr,
-    in_features,
-    num_groups,
-    width,
-    GROUPS: tl.constexpr,
-    SPACE: tl.constexpr,
-    STATIC: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    start_next(PDL)
-    wait_for_inputs(PDL)
-    within = tl.arange(0, SPACE)
-    column = group[:, None] * width + within[None, :]
-    inside = (column < in_features) & (within < width)[None, :]
-    x = tl.load(x_ptr + token * in_features + column, mask=inside, other=0.0).to(tl.float32)
-    if STATIC:
-        scale = tl.zeros([GROUPS], tl.float32) + tl.load(static_ptr)
-    else:
-        scale = tl.maximum(tl.max(tl.abs(x), axis=1) / 448.0, 1e-12)
-    rounded = tl.minimum(tl.maximum(x / scale[:, None], -448.0), 448.0)
-    tl.store(
-        code_ptr + token * in_features + column,
-        rounded.to(code_ptr.dtype.element_ty),
-        mask=inside,
-    )
-    tl.store(scale_ptr + group * tl.num_programs(0) + token, scale, mask=group < num_groups)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -309,32 +276,6 @@ def multiply_few(
     return out
 
 
-def round_tokens(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
-    """See `kernels.fp8_linear.round_to_codes`; `x` is contiguous."""
-    num_tokens, in_features = x.shape
-    groups = triton.cdiv(in_features, rounding.group) if rounding.group else 1
-    codes = torch.empty(x.shape, dtype=CODES, device=x.device)
-    # Tokens beside each other: kernels read the scales of one group of all of them.
-    scales = torch.empty(groups, num_tokens, dtype=torch.float32, device=x.device)
-    # A program has about 4096 columns, in whole groups.
-    of_program = min(32, triton.next_power_of_2(groups))
-    _round_kernel[(num_tokens, triton.cdiv(groups, of_program))](
-        x,
-        scales if rounding.scale is None else rounding.scale,
-        codes,
-        scales,
-        in_features,
-        groups,
-        rounding.group or in_features,
-        GROUPS=of_program,
-        SPACE=triton.next_power_of_2(rounding.group or in_features),
-        STATIC=rounding.scale is not None,
-        num_warps=8,
-        **launch_options(x.device),
-    )
-    return codes, scales.t()
-
-
 def multiply_blocks(x: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     """Return `x @ weight.T` of codes, both with a scale for every 128 columns.
 
@@ -397,17 +338,26 @@ class Fp8Linear(PackedLinear):
         bias = 0 if self.bias is None else self.bias.nbytes
         return self.codes.nbytes + self.scales.nbytes + bias
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Activations) -> Tensor:
         if self.rounding is None:
+            assert isinstance(x, Tensor)
             return multiply_few(x, None, self.codes, self.scales, self.bias)
-        codes, scales = round_tokens(x, self.rounding)
-        if len(x) <= MAX_TOKENS:
+        rounded = x if isinstance(x, RoundedTokens) else round_tokens(x, self.rounding)
+        codes, scales = rounded.codes, rounded.scales
+        if len(codes) <= MAX_TOKENS:
             return multiply_few(codes, scales, self.codes, self.scales, self.bias)
         if self.rounding.group:
             out = multiply_blocks(codes, scales, self.codes, self.scales)
         else:
             out = torch._scaled_mm(
-                codes, self.codes.t(), scales, self.scales.t(), out_dtype=torch.bfloat16
+                codes,
+                self.codes.t(),
+                scales,
+                self.scales.t(),
+                out_dtype=torch.bfloat16,
+                # Sums have fewer bits, 10% less time. Measured on an H100: the relative error of
+                # the product is 2.1e-3 to 3.3e-3 instead of 1.7e-3; rounding to E4M3 has 2.6e-2.
+                use_fast_accum=True,
             )
         return out if self.bias is None else out.add_(self.bias)
 

@@ -4,12 +4,15 @@ For the choice of implementation, see the measured table at the end of `kernels/
 """
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from kernels.activation import Activation, Unary, act_and_mul, unary
 from kernels.table import Choice, Entry, Table
+
+if TYPE_CHECKING:
+    from kernels.rounding import Rounding
 
 __all__ = ["GATED_TOKENS", "LINEAR", "LinearKernels", "PackedLinear", "pack"]
 
@@ -28,10 +31,13 @@ class PackedLinear(ABC):
         out_features: rows of the plain weight.
         implementation: name in the `LINEAR` table.
         shares_weight: whether the packed tensor itself is kept and used unchanged.
+        rounding: how activations are rounded before the product. If it is not `None`, the product
+            also takes activations that are rounded already (`kernels.rounding.RoundedTokens`).
     """
 
     implementation: str
     shares_weight = False
+    rounding: "Rounding | None" = None
 
     def __init__(self, in_features: int, out_features: int) -> None:
         self.in_features = in_features

@@ -6,13 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.fp8_linear import (
-    Blocks,
-    RoundedLinear,
-    Rounding,
-    encode,
-    round_activations,
-)
+from kernels.fp8_linear import Blocks, RoundedLinear, encode
+from kernels.rounding import Rounding, round_activations
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -8,10 +8,12 @@ than the arithmetic of a small model's decode step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import overload
 
 import torch
 from torch import Tensor
 
+from kernels.rounding import Activations, Rounding, act_and_mul_rounded
 from runtime.models.attention.backend import AttentionLayer
 from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.decoder.spec import DecoderSpec
@@ -61,7 +63,12 @@ class DecoderAttention:
             window_left=-1 if window is None else window - 1,
         )
 
-    def attend(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the first product rounds its input."""
+        return self.qkv_proj.rounding
+
+    def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
         """Map `[num_tokens, hidden_size]` to what `o_proj` takes, a new tensor."""
         return batch.attention.run(self.attention, self.qkv_proj.apply(hidden), batch)
 
@@ -90,9 +97,18 @@ class DecoderMLP:
         )
         self.down_proj = Linear.row_parallel(size, spec.hidden_size, spec.mlp_bias, context)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the first product rounds its input."""
+        return self.gate_up_proj.rounding
+
+    def forward(self, hidden: Activations) -> Tensor:
         """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
-        return self.down_proj.apply(self.gate_up_proj.gated(hidden, self.activation))
+        rounding = self.down_proj.rounding
+        if rounding is None:
+            return self.down_proj.apply(self.gate_up_proj.gated(hidden, self.activation))
+        both = self.gate_up_proj.apply(hidden)
+        return self.down_proj.apply(act_and_mul_rounded(both, self.activation, rounding))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""
@@ -154,7 +170,8 @@ class DecoderLayer:
         Returns:
             `[num_tokens, width]`, what `finish` takes.
         """
-        return self.self_attn.attend(add_normed(hidden, residual, self.input_norm), batch)
+        normed = add_normed(hidden, residual, self.input_norm, self.self_attn.rounding)
+        return self.self_attn.attend(normed, batch)
 
     def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
         """Run the second half.
@@ -171,7 +188,11 @@ class DecoderLayer:
         del attended
         if self.attention_output_norm is not None:
             hidden = self.attention_output_norm.forward(hidden)
-        hidden = self.mlp.forward(add_normed(hidden, residual, self.mlp_norm))
+        if isinstance(self.mlp, DecoderMLP):
+            rounding = self.mlp.rounding
+            hidden = self.mlp.forward(add_normed(hidden, residual, self.mlp_norm, rounding))
+        else:
+            hidden = self.mlp.forward(add_normed(hidden, residual, self.mlp_norm))
         return hidden if self.mlp_output_norm is None else self.mlp_output_norm.forward(hidden)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
@@ -215,16 +236,34 @@ def run_layers(
     return add_normed(hidden, residual, norm)
 
 
-def add_normed(hidden: Tensor | None, residual: Tensor, norm: RMSNorm | None) -> Tensor:
+@overload
+def add_normed(hidden: Tensor | None, residual: Tensor, norm: RMSNorm | None) -> Tensor: ...
+@overload
+def add_normed(
+    hidden: Tensor | None, residual: Tensor, norm: RMSNorm | None, rounding: Rounding | None
+) -> Activations: ...
+def add_normed(
+    hidden: Tensor | None,
+    residual: Tensor,
+    norm: RMSNorm | None,
+    rounding: Rounding | None = None,
+) -> Activations:
     """Add `hidden` to the stream in place and return the stream's norm.
 
     Args:
         hidden: `[num_tokens, hidden_size]`, what `residual` still lacks, if anything.
         residual: the stream, `[num_tokens, hidden_size]`.
         norm: `None` if the next block reads the stream itself.
+        rounding: of the product that takes the norm, which is then rounded for it.
     """
     if norm is None:
         return residual if hidden is None else residual.add_(hidden)
+    if rounding is not None:
+        return (
+            norm.rounded(residual, None, rounding)
+            if hidden is None
+            else norm.rounded(hidden, residual, rounding)
+        )
     return norm.forward(residual) if hidden is None else norm.add_forward(hidden, residual)
 
 

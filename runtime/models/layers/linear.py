@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
 from kernels.activation import Activation, Unary
 from kernels.linear import PackedLinear
+from kernels.rounding import Activations, Rounding
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.matrix import Matrix, PlainMatrix
 from runtime.models.layers.parameter import Parameter, Stored, WeightHolder, WeightShard, whole
@@ -74,6 +75,8 @@ class Linear(WeightHolder):
         activated: the same with an activation; unavailable if ranks hold parts of sums.
         gated: the activation of the product's first half, the gate, times its second half;
             unavailable if ranks hold parts of sums.
+        rounding: how the product rounds its input; if it is not `None`, `apply` and `gated` also
+            take activations that are rounded already.
     """
 
     __slots__ = (
@@ -87,9 +90,9 @@ class Linear(WeightHolder):
         "reduce",
     )
 
-    apply: Callable[[Tensor], Tensor]
+    apply: Callable[[Activations], Tensor]
     activated: Callable[[Tensor, Unary], Tensor]
-    gated: Callable[[Tensor, Activation], Tensor]
+    gated: Callable[[Activations, Activation], Tensor]
 
     def __init__(
         self,
@@ -184,6 +187,12 @@ class Linear(WeightHolder):
         )
 
     @property
+    def rounding(self) -> Rounding | None:
+        """See the class."""
+        packed = self.matrix.packed
+        return None if packed is None else packed.rounding
+
+    @property
     def packed(self) -> PackedLinear | None:
         """The product without the sum over ranks; `None` if the weight is not loaded."""
         return self.matrix.packed
@@ -209,7 +218,10 @@ class Linear(WeightHolder):
         if packed is old:
             return
         if self.reduce is None:
-            self.apply, self.activated, self.gated = packed, packed.activated, packed.gated
+            # Rounded activations come only to products that have a `rounding`.
+            self.apply = cast("Callable[[Activations], Tensor]", packed)
+            self.gated = cast("Callable[[Activations, Activation], Tensor]", packed.gated)
+            self.activated = packed.activated
         else:
             self.apply = partial(_summed, packed, self.reduce, self.place)
 
@@ -246,7 +258,7 @@ def _summed(
     packed: PackedLinear,
     reduce: Callable[[Tensor], Tensor],
     place: Callable[[int, int], Tensor | None] | None,
-    x: Tensor,
+    x: Any,
 ) -> Tensor:
     """Return the product's sum over the ranks; the product is written to `place` if given."""
     out = place(len(x), packed.out_features) if place is not None else None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from kernels.norm import fused_add_layer_norm, fused_add_rms_norm, layer_norm, rms_norm
+from kernels.rounding import RoundedTokens, Rounding, rms_norm_rounded
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.parameter import Parameter, WeightHolder, whole
 
@@ -80,6 +81,16 @@ class RMSNorm(WeightHolder):
     def add_forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """Add `x` to `residual` in place and return the norm of the sum."""
         return fused_add_rms_norm(x, residual, self.weight, self.eps, self.zero_centered)
+
+    def rounded(self, x: Tensor, residual: Tensor | None, rounding: Rounding) -> RoundedTokens:
+        """Return the norm as a product of `rounding` takes it.
+
+        Args:
+            x: `[num_tokens, size]`.
+            residual: the shape of `x`, to which `x` is added in place ahead of the norm, if given.
+            rounding: of the product.
+        """
+        return rms_norm_rounded(x, residual, self.weight, self.eps, self.zero_centered, rounding)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield "weight", self.parameter

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from kernels.experts import PackedExperts, pack_experts
 from kernels.experts.reference import LoopedExperts
-from kernels.fp8_linear import BLOCK_COLUMNS, CODES, RoundedLinear, Rounding, unavailable
+from kernels.fp8_linear import BLOCK_COLUMNS, RoundedLinear, unavailable
 from kernels.linear import PackedLinear
 from kernels.linear import pack as pack_plain
+from kernels.rounding import CODES, Rounding
 from runtime.checkpoint.model_spec import Quantization, WeightSpec
 from runtime.models.layers.experts import ExpertsStore
 from runtime.models.layers.matrix import Matrix

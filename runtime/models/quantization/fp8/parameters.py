@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kernels.fp8_linear import CODES, Blocks, encode
+from kernels.fp8_linear import Blocks, encode
+from kernels.rounding import CODES
 from runtime.checkpoint.model_spec import WeightSpec
 from runtime.models.layers.parameter import Parameter, WeightShard
 from runtime.models.quantization.fp8.scheme import Fp8Scheme

@@ -1,0 +1,134 @@
+"""Activations in 8-bit floats (E4M3), as products of such numbers take them.
+
+A norm or a gated activation may round its result in the same kernel, which saves a pass over it:
+the product says how (`kernels.linear.PackedLinear.rounding`). On a GPU only; products on a CPU
+round for themselves.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.activation import Activation
+
+__all__ = [
+    "CODES",
+    "MAX_CODE",
+    "Activations",
+    "RoundedTokens",
+    "Rounding",
+    "act_and_mul_rounded",
+    "rms_norm_rounded",
+    "round_activations",
+    "round_to_codes",
+    "scale_of",
+]
+
+CODES = torch.float8_e4m3fn
+MAX_CODE = 448.0
+# Of a block of zeros, whose codes are zeros with any scale.
+_SMALLEST_SCALE = 1e-12
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How activations are rounded to E4M3.
+
+    Attributes:
+        group: columns of a token that share a scale; 0 for all of them.
+        scale: float32 `[]`, of all tokens, where it is known beforehand.
+    """
+
+    group: int = 0
+    scale: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class RoundedTokens:
+    """Activations that are rounded already.
+
+    Attributes:
+        codes: `[num_tokens, columns]` E4M3, contiguous.
+        scales: `[num_tokens, num_groups]` float32, the transpose of what is contiguous.
+    """
+
+    codes: Tensor
+    scales: Tensor
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
+# What a product takes; rounded ones only if it has a `rounding`.
+Activations = Tensor | RoundedTokens
+
+
+def scale_of(largest: Tensor) -> Tensor:
+    """Return the scale of numbers of which `largest` is the largest magnitude, float32."""
+    # A GPU multiplies by the inverse of a number, which may round otherwise than a CPU.
+    return (largest / torch.full_like(largest, MAX_CODE)).clamp_min(_SMALLEST_SCALE)
+
+
+def round_to_codes(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
+    """Round activations to codes.
+
+    Args:
+        x: `[num_tokens, columns]` of a floating type.
+        rounding: of them; the last group of a token may be short.
+
+    Returns:
+        Codes `[num_tokens, columns]`, and float32 scales `[num_tokens, num_groups]`.
+    """
+    group = rounding.group or x.shape[1]
+    padded = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % group))
+    parts = padded.view(len(x), -1, group)
+    if rounding.scale is None:
+        scales = scale_of(parts.abs().amax(-1))
+    else:
+        scales = rounding.scale.expand(parts.shape[:2])
+    codes = (parts / scales[..., None]).clamp(-MAX_CODE, MAX_CODE).to(CODES)
+    return codes.view(padded.shape)[:, : x.shape[1]], scales
+
+
+def round_activations(x: Tensor, rounding: Rounding) -> Tensor:
+    """What `round_to_codes` makes of activations, as float32 `[num_tokens, columns]`."""
+    codes, scales = round_to_codes(x, rounding)
+    spread = scales.repeat_interleave(rounding.group or x.shape[1], dim=1)
+    return codes.float() * spread[:, : x.shape[1]]
+
+
+def rms_norm_rounded(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    zero_centered: bool,
+    rounding: Rounding,
+) -> RoundedTokens:
+    """Return what `round_to_codes` makes of a norm's result, bit for bit; on a GPU.
+
+    Args:
+        x: as for `kernels.norm.rms_norm`.
+        residual: as for `kernels.norm.fused_add_rms_norm`, changed in place; `None` for none.
+        weight: as for `rms_norm`.
+        eps: likewise.
+        zero_centered: likewise.
+        rounding: of the result.
+    """
+    from kernels.rounding import triton
+
+    return triton.rms_norm_rounded(x, residual, weight, eps, zero_centered, rounding)
+
+
+def act_and_mul_rounded(x: Tensor, activation: Activation, rounding: Rounding) -> RoundedTokens:
+    """Return what `round_to_codes` makes of a gated activation, bit for bit; on a GPU.
+
+    Args:
+        x: as for `kernels.activation.act_and_mul`.
+        activation: of the gate.
+        rounding: of the result.
+    """
+    from kernels.rounding import triton
+
+    return triton.act_and_mul_rounded(x, activation, rounding)
