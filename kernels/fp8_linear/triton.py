@@ -1,14 +1,15 @@
 """Products in E4M3 on a GPU.
 
-A kernel rounds the activations; up to 64 tokens a product of ours reads the codes once and is
-limited by memory. More are multiplied by `torch._scaled_mm` where a scale is that of a row, by
-another kernel where it is that of a block. Where a scheme rounds no activations codes are widened
-in the product.
+The norm or activation ahead rounds the activations, or else a kernel of its own does. One token is
+multiplied without tensor cores (`kernels.linear.triton_gemv`). Up to 64 tokens another product of
+ours reads the codes once and is limited by memory. More are multiplied by `torch._scaled_mm` if a
+scale is that of a row, by another kernel if it is that of a block. If a scheme rounds no
+activations, codes are widened in the product.
 
-Measured on an H100 in CUDA graphs, microseconds of bf16 and of codes with a scale a row, rounding
-included: 6144x4096 with 1 token 17.4 and 13.9, with 64 20.7 and 15.9, with 2048 135 and 95;
-28672x4096 75 and 42, 84 and 53, 622 and 393; 896x896, which is too small, 2.2 and 4.4, 4.2 and 6.5,
-8.2 and 10.4. Tiles are the best of those tried there.
+Measured on an H100 in CUDA graphs, microseconds of bf16 and of codes with a scale a row:
+28672x4096 with 1 token 75 and 42, with 64 84 and 53, with 2048 669 and 353. 896x896 is too small to
+gain: 2.2 and 4.4, 4.2 and 6.5, 8.2 and 10.4, rounding included. Tiles are the best of those
+tried there.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from kernels.fp8_linear import BLOCK_COLUMNS
 from kernels.linear import PackedLinear
+from kernels.linear.triton_gemv import MAX_IN_FEATURES, gemv
 from kernels.rounding import Activations, RoundedTokens, Rounding
 from kernels.rounding.triton import round_tokens
 from kernels.triton_support.device import shared_memory
@@ -233,6 +235,8 @@ def multiply_few(
         `[num_tokens, out_features]` bfloat16.
     """
     num_tokens, in_features = x.shape
+    if num_tokens == 1 and in_features <= MAX_IN_FEATURES and tile is None:
+        return gemv(x, codes, bias, scales=scales, x_scales=x_scales)
     out_features = len(codes)
     out = torch.empty(num_tokens, out_features, dtype=torch.bfloat16, device=x.device)
     block_m = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64

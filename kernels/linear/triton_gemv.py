@@ -5,6 +5,7 @@ matters. Tensor cores need their operands in shared memory, tile by tile; plain 
 avoid that step, and small programs keep many of them in flight. A layer's products take the time of
 a copy of their weights (H200, a step of the 8B shape, products alone: 3.42 ms for 15.0 GB, compared
 with 3.82 ms for the kernel for several tokens, which is as good or better from two tokens on).
+Weights may be codes in 8 bits with scales of rows or of 128 columns of a row.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -12,6 +13,7 @@ with 3.82 ms for the kernel for several tokens, which is as good or better from 
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -29,8 +31,15 @@ class Cut(NamedTuple):
     columns: int
 
 
-def cut_of(in_features: int) -> Cut:
-    """Return the best or nearly best of those measured on an H200 at the 0.5B and 8B shapes."""
+def cut_of(in_features: int, bits: int = 16) -> Cut:
+    """Return the best or nearly best of those measured at the 0.5B and 8B shapes.
+
+    Args:
+        in_features: columns of the weight.
+        bits: of one of its numbers: 16, measured on an H200, or 8, on an H100.
+    """
+    if bits == 8:
+        return Cut(2, 2048) if in_features > 1024 else Cut(4, 512)
     if in_features % 2048 == 0 and in_features <= 8192:
         return Cut(2, 2048)
     return Cut(2 if in_features > 8192 else 4, 1024)
@@ -40,10 +49,14 @@ def cut_of(in_features: int) -> Cut:
 def _gemv_kernel(
     x_ptr,
     weight_ptr,
+    scale_ptr,
+    x_scale_ptr,
     bias_ptr,
     out_ptr,
     out_features,
     IN_FEATURES: tl.constexpr,
+    SCALES: tl.constexpr,
+    HAS_X_SCALES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -55,6 +68,8 @@ def _gemv_kernel(
     weight_row = weight_ptr + used[:, None] * IN_FEATURES
     start_next(PDL)
     wait_for_inputs(PDL)
+    if SCALES == "blocks":
+        total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.static_range(0, IN_FEATURES, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
@@ -66,8 +81,22 @@ def _gemv_kernel(
             inside = column < IN_FEATURES
             weight = tl.load(at, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
             x = tl.load(x_ptr + column, mask=inside, other=0.0)
-        acc += weight.to(tl.float32) * x.to(tl.float32)[None, :]
-    result = tl.sum(acc, axis=1)
+        product = weight.to(tl.float32) * x.to(tl.float32)[None, :]
+        if SCALES == "blocks":
+            group = start // 128 + tl.arange(0, COLUMNS // 128)
+            used_group = tl.minimum(group, (IN_FEATURES - 1) // 128)
+            sums = tl.sum(tl.reshape(product, [ROWS, COLUMNS // 128, 128]), axis=2)
+            sums *= tl.load(scale_ptr + used_group[None, :] * out_features + used[:, None])
+            if HAS_X_SCALES:
+                sums *= tl.load(x_scale_ptr + used_group)[None, :]
+            total += tl.sum(sums, axis=1)
+        else:
+            acc += product
+    result = total if SCALES == "blocks" else tl.sum(acc, axis=1)
+    if SCALES == "rows":
+        result *= tl.load(scale_ptr + used)
+        if HAS_X_SCALES:
+            result *= tl.load(x_scale_ptr)
     if HAS_BIAS:
         result += tl.load(bias_ptr + used).to(tl.float32)
     tl.store(out_ptr + row, result.to(out_ptr.dtype.element_ty), mask=row < out_features)
@@ -79,35 +108,47 @@ def gemv(
     bias: Tensor | None,
     cut: Cut | None = None,
     out: Tensor | None = None,
+    scales: Tensor | None = None,
+    x_scales: Tensor | None = None,
 ) -> Tensor:
     """Return `x @ weight.T + bias` for one row.
 
     Args:
         x: `[1, in_features]`, contiguous, at most `MAX_IN_FEATURES` wide.
-        weight: `[out_features, in_features]`, contiguous, the dtype of `x`.
+        weight: `[out_features, in_features]`, contiguous, the dtype of `x` if it has no scales.
         bias: `[out_features]` or None.
         cut: for tuning; None for the measured choice.
-        out: `[1, out_features]`, contiguous, which is then returned; by default a new one.
+        out: `[1, out_features]`, contiguous, which is then returned; by default a new one, of
+            bfloat16 if the weight has scales.
+        scales: of the weight, `[out_features, num_groups]` float32, one or one for every 128
+            columns, the transpose of what is contiguous; `None` for none.
+        x_scales: likewise of `x`, `[1, num_groups]`, if it is rounded.
     """
     out_features, in_features = weight.shape
     assert x.shape == (1, in_features)
     assert in_features <= MAX_IN_FEATURES
     assert x.is_contiguous()
     assert weight.is_contiguous()
-    assert x.dtype == weight.dtype
-    cut = cut or cut_of(in_features)
+    assert scales is not None or x.dtype == weight.dtype
+    cut = cut or cut_of(in_features, 8 * weight.itemsize)
     if out is None:
-        out = x.new_empty(1, out_features)
+        dtype = x.dtype if scales is None else torch.bfloat16
+        out = torch.empty(1, out_features, dtype=dtype, device=x.device)
+    kind = "none" if scales is None else "blocks" if scales.shape[1] > 1 else "rows"
     _gemv_kernel[(triton.cdiv(out_features, cut.rows),)](
         x,
         weight,
+        weight if scales is None else scales,
+        weight if x_scales is None else x_scales,
         weight if bias is None else bias,
         out,
         out_features,
         IN_FEATURES=in_features,
+        SCALES=kind,
+        HAS_X_SCALES=x_scales is not None,
         HAS_BIAS=bias is not None,
         ROWS=cut.rows,
-        COLUMNS=min(cut.columns, triton.next_power_of_2(in_features)),
+        COLUMNS=max(128, min(cut.columns, triton.next_power_of_2(in_features))),
         num_warps=4,
         num_stages=1,
         **launch_options(x.device),
