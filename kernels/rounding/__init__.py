@@ -1,23 +1,28 @@
 """Activations in 8-bit floats (E4M3), as products of such numbers take them.
 
 A norm or a gated activation may round its result in the same kernel, which saves a pass over it:
-the product says how (`kernels.linear.PackedLinear.rounding`). On a GPU only; products on a CPU
+the product says how (`kernels.linear.PackedLinear.rounding`). Products on a CPU do not say: they
 round for themselves.
 """
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.activation import Activation
+from kernels.table import Entry, Table
 
 __all__ = [
     "CODES",
     "MAX_CODE",
+    "ROUNDING",
     "Activations",
     "RoundedTokens",
     "Rounding",
+    "RoundingKernels",
     "act_and_mul_rounded",
     "rms_norm_rounded",
     "round_activations",
@@ -98,6 +103,45 @@ def round_activations(x: Tensor, rounding: Rounding) -> Tensor:
     return codes.float() * spread[:, : x.shape[1]]
 
 
+class RoundingKernels(Protocol):
+    """The functions of an implementation of this op."""
+
+    def rms_norm_rounded(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        zero_centered: bool,
+        rounding: Rounding,
+    ) -> RoundedTokens:
+        """See `kernels.rounding.rms_norm_rounded`."""
+
+    def act_and_mul_rounded(
+        self, x: Tensor, activation: Activation, rounding: Rounding
+    ) -> RoundedTokens:
+        """See `kernels.rounding.act_and_mul_rounded`."""
+
+
+ROUNDING: Table[RoundingKernels] = Table(
+    "rounding",
+    {
+        "reference": Entry("kernels.rounding.reference"),
+        "triton": Entry(
+            "kernels.rounding.triton",
+            probe="kernels.triton_support.device:unavailable",
+            invariant=True,
+        ),
+    },
+    {"cpu": ("reference",), "cuda": ("triton",)},
+)
+
+
+@cache
+def _kernels(device_type: str) -> RoundingKernels:
+    return ROUNDING.choose(device_type).kernels
+
+
 def rms_norm_rounded(
     x: Tensor,
     residual: Tensor | None,
@@ -106,7 +150,7 @@ def rms_norm_rounded(
     zero_centered: bool,
     rounding: Rounding,
 ) -> RoundedTokens:
-    """Return what `round_to_codes` makes of a norm's result, bit for bit; on a GPU.
+    """Return what `round_to_codes` makes of a norm's result.
 
     Args:
         x: as for `kernels.norm.rms_norm`.
@@ -116,19 +160,16 @@ def rms_norm_rounded(
         zero_centered: likewise.
         rounding: of the result.
     """
-    from kernels.rounding import triton
-
-    return triton.rms_norm_rounded(x, residual, weight, eps, zero_centered, rounding)
+    kernels = _kernels(x.device.type)
+    return kernels.rms_norm_rounded(x, residual, weight, eps, zero_centered, rounding)
 
 
 def act_and_mul_rounded(x: Tensor, activation: Activation, rounding: Rounding) -> RoundedTokens:
-    """Return what `round_to_codes` makes of a gated activation, bit for bit; on a GPU.
+    """Return what `round_to_codes` makes of a gated activation.
 
     Args:
         x: as for `kernels.activation.act_and_mul`.
         activation: of the gate.
         rounding: of the result.
     """
-    from kernels.rounding import triton
-
-    return triton.act_and_mul_rounded(x, activation, rounding)
+    return _kernels(x.device.type).act_and_mul_rounded(x, activation, rounding)

@@ -1,7 +1,4 @@
-"""The client opens a stream per request, routes deltas to it, and aborts requests no longer read.
-
-The HTTP front and the offline engine both use this object, on their own event loop.
-"""
+"""A stream per request for the HTTP front and the offline engine, on their own event loop."""
 
 from __future__ import annotations
 

@@ -12,12 +12,10 @@ from kernels.fp8_linear.triton import Fp8Linear, Tile, multiply_few
 from kernels.rounding import (
     RoundedTokens,
     Rounding,
-    act_and_mul_rounded,
-    rms_norm_rounded,
     round_activations,
     round_to_codes,
 )
-from kernels.rounding.triton import round_tokens
+from kernels.rounding.triton import act_and_mul_rounded, rms_norm_rounded, round_tokens
 from tests.kernels.test_fp8_linear import DEVICE, numbers, spread
 
 ON_GPU = DEVICE == "cuda"
