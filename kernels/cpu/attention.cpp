@@ -33,6 +33,10 @@ struct Sizes {
     // The number of keys that each query sees, if `window_right` does not define it; never
     // decreases within a sequence.
     const int32_t *key_ends = nullptr;
+    // A raw score becomes `cap_out * tanh(score * cap_in)`; 0 leaves it.
+    float cap_in = 0, cap_out = 0;
+    // `[heads]`, scores without a value, which only enlarge a row's sum.
+    const float *sinks = nullptr;
 };
 
 // The location of keys and values: in pages, or, without a page table, columns of packed rows.
@@ -167,7 +171,15 @@ struct Attention {
     // the factor that scales the earlier sums.
     float softmax_row(const float *scores, T *probs, Partial &state, int64_t low, int64_t high,
                       int64_t width) const {
-        float masked[KEYS];
+        float capped[KEYS], masked[KEYS];
+        if (s.cap_in != 0) {
+            for (int64_t i = 0; i < width; i += W) {
+                // tanh(x) = 1 - 2 / (e^2x + 1)
+                vf power = exp2(load(scores + i) * (s.cap_in * 2 * LOG2E));
+                store(capped + i, s.cap_out - 2 * s.cap_out / (power + 1.0f));
+            }
+            scores = capped;
+        }
         if (low > 0 || high < width) {
             for (int64_t i = 0; i < width; i++)
                 masked[i] = i >= low && i < high ? scores[i] : MINUS_INF;
@@ -309,7 +321,11 @@ struct Attention {
         const Partial *state = states(results, rows);
         for (int64_t r = 0; r < rows; r++) {
             const float *sums = (const float *)results + r * s.dim;
-            float inverse = 1.0f / state[r].sum;
+            float total = state[r].sum;
+            if (s.sinks != nullptr)
+                total += std::exp2(s.sinks[t.kv_head * group() + r % group()] * LOG2E -
+                                   state[r].max);
+            float inverse = 1.0f / total;
             S *to = out_row(t, r);
             for (int64_t d = 0; d < s.dim; d += W) store(to + d, load(sums + d) * inverse);
         }
@@ -400,8 +416,11 @@ extern "C" void hr_paged_attention(int64_t is_bf16, const void *q, int64_t q_str
                                    const int32_t *seq_lens, const int32_t *qo_indptr,
                                    int64_t seqs, int64_t heads, int64_t kv_heads, int64_t dim,
                                    int64_t page_size, double scale, int64_t window_left,
-                                   const int32_t *key_ends, void *out, int64_t threads) {
+                                   const int32_t *key_ends, double softcap, const float *sinks,
+                                   void *out, int64_t threads) {
     Sizes s{window_left, 0, heads, kv_heads, dim, q_stride, (float)(scale * LOG2E), key_ends};
+    if (softcap != 0) s.cap_in = (float)(scale / softcap), s.cap_out = (float)(softcap / scale);
+    s.sinks = sinks;
     std::vector<Task> tasks;
     plan(s, seq_lens, qo_indptr, seqs, tasks);
     auto run = [&](auto *typed) {

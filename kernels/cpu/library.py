@@ -29,9 +29,10 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *(_SIZE, _POINTER, *[_SIZE] * 4, *[_POINTER] * 5),
         *(_SIZE, _POINTER, _POINTER, _REAL, _SIZE, _SIZE),
     ),
+    "hr_kv_write": (_POINTER, *[_SIZE] * 3, _POINTER, _SIZE, _POINTER, *[_SIZE] * 4),
     "hr_paged_attention": (
         *(_SIZE, _POINTER, _SIZE, *[_POINTER] * 3, _SIZE, _POINTER, _POINTER),
-        *(*[_SIZE] * 5, _REAL, _SIZE, _POINTER, _POINTER, _SIZE),
+        *(*[_SIZE] * 5, _REAL, _SIZE, _POINTER, _REAL, _POINTER, _POINTER, _SIZE),
     ),
     "hr_encoder_attention": (
         *(_SIZE, _POINTER, _POINTER, *[_SIZE] * 4, _REAL, _SIZE, _POINTER, _SIZE),

@@ -88,3 +88,22 @@ extern "C" void hr_rope_kv_write(int64_t is_bf16, void *qkv, int64_t tokens, int
     };
     zero_centered ? run_type(std::true_type{}) : run_type(std::false_type{});
 }
+
+// Copies heads of any strides to pages, all sizes in bytes; the rest of a wider page's head is 0.
+extern "C" void hr_kv_write(const char *rows, int64_t token_stride, int64_t head_stride,
+                            int64_t head_bytes, const int64_t *slots, int64_t tokens, char *cache,
+                            int64_t heads, int64_t page_size, int64_t cache_bytes,
+                            int64_t threads) {
+    parallel(tokens, threads, tokens * heads * cache_bytes / 4, [=](int64_t begin, int64_t end) {
+        for (int64_t token = begin; token < end; token++) {
+            int64_t slot = slots[token];
+            if (slot < 0) continue;
+            int64_t page = slot / page_size, offset = slot % page_size;
+            for (int64_t h = 0; h < heads; h++) {
+                char *to = cache + ((page * heads + h) * page_size + offset) * cache_bytes;
+                std::memcpy(to, rows + token * token_stride + h * head_stride, head_bytes);
+                std::memset(to + head_bytes, 0, cache_bytes - head_bytes);
+            }
+        }
+    });
+}

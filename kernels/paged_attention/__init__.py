@@ -25,6 +25,8 @@ class PagedAttentionKernels(Protocol):
         window_left: int,
         out: Tensor | None,
         key_ends: Tensor | None = None,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See `kernels.paged_attention.paged_attention`."""
 
@@ -65,6 +67,8 @@ def paged_attention(  # noqa: PLR0913 the op needs all of these
     window_left: int = -1,
     out: Tensor | None = None,
     key_ends: Tensor | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend from each query to the cached keys of its sequence up to its own position, or beyond.
 
@@ -89,10 +93,24 @@ def paged_attention(  # noqa: PLR0913 the op needs all of these
             including its own; it never decreases within a sequence. None: up to its own position.
             It lets the tokens of an image see one another in both directions. A sequence's only
             query sees all keys.
+        softcap: if not 0, scaled scores become `softcap * tanh(score / softcap)`.
+        sinks: `[num_heads]` float32, contiguous, or None: a score of each head that takes its part
+            of the softmax and has no value.
 
     Returns:
         `out`: `[num_tokens, num_heads * head_dim]`, the dtype of `q`.
     """
     return _kernels(q.device.type).paged_attention(
-        q, k_cache, v_cache, page_table, seq_lens, qo_indptr, scale, window_left, out, key_ends
+        q,
+        k_cache,
+        v_cache,
+        page_table,
+        seq_lens,
+        qo_indptr,
+        scale,
+        window_left,
+        out,
+        key_ends,
+        softcap,
+        sinks,
     )

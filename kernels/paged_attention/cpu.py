@@ -29,13 +29,26 @@ def paged_attention(  # noqa: PLR0913 the op's signature
     window_left: int,
     out: Tensor | None,
     key_ends: Tensor | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend in blocks; see `kernels.paged_attention.paged_attention`."""
     dtype = q.dtype
     num_tokens, num_heads, head_dim = q.shape
     if not supports(dtype, head_dim) or k_cache.dtype != dtype:
         return reference.paged_attention(
-            q, k_cache, v_cache, page_table, seq_lens, qo_indptr, scale, window_left, out, key_ends
+            q,
+            k_cache,
+            v_cache,
+            page_table,
+            seq_lens,
+            qo_indptr,
+            scale,
+            window_left,
+            out,
+            key_ends,
+            softcap,
+            sinks,
         )
     row_stride, head_stride, element_stride = q.stride()
     assert element_stride == 1
@@ -47,6 +60,7 @@ def paged_attention(  # noqa: PLR0913 the op's signature
     assert seq_lens.dtype is torch.int32
     assert qo_indptr.dtype is torch.int32
     assert key_ends is None or (key_ends.dtype is torch.int32 and key_ends.is_contiguous())
+    assert sinks is None or (sinks.dtype is torch.float32 and sinks.is_contiguous())
     if out is None:
         out = q.new_empty(num_tokens, num_heads * head_dim)
     _paged_attention(
@@ -67,6 +81,8 @@ def paged_attention(  # noqa: PLR0913 the op's signature
         scale,
         window_left,
         0 if key_ends is None else key_ends.data_ptr(),
+        softcap,
+        None if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
         torch.get_num_threads(),
     )

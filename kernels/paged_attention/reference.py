@@ -15,6 +15,8 @@ def paged_attention(  # noqa: PLR0913 the op's signature
     window_left: int,
     out: Tensor | None,
     key_ends: Tensor | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend sequence by sequence in float32; see `kernels.paged_attention.paged_attention`."""
     num_tokens, num_heads, head_dim = q.shape
@@ -46,7 +48,13 @@ def paged_attention(  # noqa: PLR0913 the op's signature
         visible = key_at < ends
         if window_left >= 0:
             visible &= key_at >= query_at - window_left
-        scores = (query @ key.transpose(1, 2) * scale).masked_fill(~visible, float("-inf"))
-        attended = torch.softmax(scores, dim=-1) @ value
+        scores = query @ key.transpose(1, 2) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(~visible, float("-inf"))
+        if sinks is not None:
+            column = sinks.float()[:, None, None].expand(-1, stop - start, 1)
+            scores = torch.cat((scores, column), dim=-1)
+        attended = torch.softmax(scores, dim=-1)[..., : kv_len - first] @ value
         out[start:stop] = attended.transpose(0, 1).flatten(1).to(out.dtype)
     return out

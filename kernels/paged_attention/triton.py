@@ -26,6 +26,7 @@ from kernels.paged_attention.triton_plan import (
     plan_attention,
 )
 from kernels.paged_attention.triton_prefix import prefix_kernel
+from kernels.paged_attention.triton_scores import score_options
 from kernels.paged_attention.triton_tiles import Tile, decode_tile, extend_tile, prefix_tile
 from kernels.triton_support.launch import launch_options, lets_next_in
 
@@ -48,6 +49,8 @@ def run_attention(
     scale: float,
     out: Tensor,
     key_ends: Tensor | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
     tiles: tuple[Tile | None, Tile | None] = (None, None),
 ) -> None:
     """Attend in one layer of a planned step; allocates nothing, never blocks.
@@ -62,6 +65,8 @@ def run_attention(
         out: `[num_tokens, num_heads * head_dim]`, contiguous. Rows outside the plan's sequences
             (padding after `qo_indptr[-1]`) are unchanged.
         key_ends: see `kernels.paged_attention.paged_attention`.
+        softcap: likewise.
+        sinks: likewise.
         tiles: for tuning: the tiles of decode and extend; None for the measured choice.
     """
     workspace = plan.workspace
@@ -82,6 +87,10 @@ def run_attention(
     block_dim = max(16, triton.next_power_of_2(head_dim))
     group_rows = triton.next_power_of_2(group)
     scale_log2 = scale * math.log2(math.e)
+    cap_log2 = softcap * math.log2(math.e)
+    scored = score_options(softcap, sinks)
+    given_sinks = workspace.partial_lse if sinks is None else sinks
+    assert given_sinks.dtype is torch.float32
     # The compile-time parameters of every kernel.
     layout = {
         "NUM_KV_HEADS": num_kv_heads,
@@ -109,7 +118,9 @@ def run_attention(
             q.stride(0),
             page_table.stride(0),
             scale_log2,
+            cap_log2,
             **layout,
+            CAPPED=scored["CAPPED"],
             GROUP_ROWS=group_rows,
             BLOCK_M=prefixes.block_rows,
             BLOCK_N=tile.block_n,
@@ -133,7 +144,10 @@ def run_attention(
             q.stride(0),
             page_table.stride(0),
             scale_log2,
+            cap_log2,
+            given_sinks,
             **layout,
+            **scored,
             BLOCK_M=max(16, group_rows),
             BLOCK_N=tile.block_n,
             GROUP_ROWS=group_rows,
@@ -161,7 +175,10 @@ def run_attention(
             page_table.stride(0),
             scale_log2,
             plan.window_left,
+            cap_log2,
+            given_sinks,
             **layout,
+            **scored,
             WINDOWED=plan.window_left >= 0,
             SPANS=key_ends is not None,
             BLOCK_M=plan.block_rows,
@@ -183,6 +200,8 @@ def paged_attention(
     window_left: int,
     out: Tensor | None,
     key_ends: Tensor | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Plan and run one layer; see `kernels.paged_attention.paged_attention`.
 
@@ -198,5 +217,5 @@ def paged_attention(
         num_seqs, num_tokens, num_heads, k_cache.shape[1], head_dim, q.device
     )
     plan = plan_attention(workspace, seq_lens, qo_indptr, num_tokens, None, window_left)
-    run_attention(plan, q, k_cache, v_cache, page_table, scale, out, key_ends)
+    run_attention(plan, q, k_cache, v_cache, page_table, scale, out, key_ends, softcap, sinks)
     return out

@@ -9,11 +9,12 @@ stream-K (Osama et al., 2023).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel's parameters
+# ruff: noqa: PLR0913, PLR0915 a kernel's parameters; it is one function
 
 import triton
 import triton.language as tl
 
+from kernels.paged_attention.triton_scores import soft_capped, with_sink
 from kernels.triton_support.launch import start_next, wait_for_inputs
 
 
@@ -25,12 +26,14 @@ def _add_parts(
     first_item,
     num_parts,
     kv_head,
+    sinks_ptr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PARTS: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """Combine the chunks of one sequence and key head, `PARTS` at a time."""
     head = tl.arange(0, GROUP_ROWS)
@@ -63,6 +66,8 @@ def _add_parts(
         )
         weight = tl.exp2(lse - safe[None, :])
         acc += tl.sum(weight[:, :, None] * value, axis=0)
+    if SINKS:
+        total = with_sink(total, best, sinks_ptr, kv_head * GROUP + head, head < GROUP)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(
         out_row_ptr + head[:, None] * HEAD_DIM + column[None, :],
@@ -86,6 +91,8 @@ def decode_kernel(
     q_stride,
     max_pages,
     scale_log2,
+    cap_log2,
+    sinks_ptr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -98,6 +105,8 @@ def decode_kernel(
     PARTS: tl.constexpr,
     STAGES: tl.constexpr,
     SHARED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -144,6 +153,8 @@ def decode_kernel(
             mask = mask & (column < HEAD_DIM)[None, :]
         k = tl.load(k_ptr + at, mask=mask, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        if CAPPED:
+            scores = soft_capped(scores, cap_log2)
         scores = tl.where(inside[None, :], scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, axis=1))
         weight = tl.exp2(scores - new_best[:, None])
@@ -153,6 +164,9 @@ def decode_kernel(
         acc = tl.dot(weight.to(v.dtype), v, acc=acc * rescale[:, None], input_precision=PRECISION)
         best = new_best
 
+    # The sink of a split sequence is added once, with its parts.
+    if SINKS and num_parts == 1:
+        total = with_sink(total, best, sinks_ptr, kv_head * GROUP + head, head < GROUP)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     out_row_ptr = out_ptr + (q_row * NUM_KV_HEADS + kv_head) * GROUP * HEAD_DIM
     if num_parts == 1:
@@ -182,10 +196,12 @@ def decode_kernel(
                 tl.load(item_ptr + 3),
                 num_parts,
                 kv_head,
+                sinks_ptr,
                 NUM_KV_HEADS,
                 GROUP,
                 GROUP_ROWS,
                 HEAD_DIM,
                 BLOCK_D,
                 PARTS,
+                SINKS,
             )

@@ -12,6 +12,7 @@ Source: FlashAttention-2 (Dao, 2023).
 import triton
 import triton.language as tl
 
+from kernels.paged_attention.triton_scores import soft_capped, with_sink
 from kernels.triton_support.launch import wait_for_inputs
 
 
@@ -31,6 +32,7 @@ def attend_block(
     pages_ptr,
     kv_head,
     scale_log2,
+    cap_log2,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -39,6 +41,7 @@ def attend_block(
     BLOCK_D: tl.constexpr,
     MASKED: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
     first_key,
 ):
     """Add one block of keys to the running softmax; a row sees keys up to its `last_key`."""
@@ -65,6 +68,8 @@ def attend_block(
         k = tl.load(k_ptr + at)
         v = tl.load(v_ptr + at)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if CAPPED:
+        scores = soft_capped(scores * scale_log2, cap_log2) / scale_log2
     if MASKED:
         visible = inside[None, :] & (key[None, :] <= last_key[:, None])
         if WINDOWED:
@@ -95,6 +100,8 @@ def extend_kernel(
     max_pages,
     scale_log2,
     window_left,
+    cap_log2,
+    sinks_ptr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -102,6 +109,8 @@ def extend_kernel(
     PRECISION: tl.constexpr,
     WINDOWED: tl.constexpr,
     SPANS: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -156,18 +165,20 @@ def extend_kernel(
         for start in tl.range(0, masked_from, BLOCK_N, num_stages=STAGES):
             acc, best, total = attend_block(
                 q, acc, best, total, start, query_at, last_key, kv_len, window_left,
-                k_ptr, v_ptr, pages_ptr, kv_head, scale_log2,
+                k_ptr, v_ptr, pages_ptr, kv_head, scale_log2, cap_log2,
                 NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PRECISION, BLOCK_N, BLOCK_D,
-                False, False, first_key,
+                False, False, CAPPED, first_key,
             )  # fmt: skip
     for start in tl.range(masked_from, key_end, BLOCK_N, num_stages=STAGES):
         acc, best, total = attend_block(
             q, acc, best, total, start, query_at, last_key, kv_len, window_left,
-            k_ptr, v_ptr, pages_ptr, kv_head, scale_log2,
+            k_ptr, v_ptr, pages_ptr, kv_head, scale_log2, cap_log2,
             NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PRECISION, BLOCK_N, BLOCK_D,
-            True, WINDOWED, first_key,
+            True, WINDOWED, CAPPED, first_key,
         )  # fmt: skip
 
+    if SINKS:
+        total = with_sink(total, best, sinks_ptr, head, token < num_queries)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     out_at = (q_row * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + column[None, :]
     tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=held)

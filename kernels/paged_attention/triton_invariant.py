@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.paged_attention.triton_invariant_kernel import attention_kernel
+from kernels.paged_attention.triton_scores import score_options
 from kernels.paged_attention.triton_tiles import ROOM_OF_WIDE_HEADS
 from kernels.triton_support.device import shared_memory
 from kernels.triton_support.launch import launch_options
@@ -243,6 +244,8 @@ def run_attention(
     scale: float,
     out: Tensor,
     key_ends: Tensor | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
     """Attend in one layer of a planned step; allocates nothing, never blocks.
@@ -257,6 +260,8 @@ def run_attention(
         out: `[num_tokens, num_heads * head_dim]`, contiguous. Rows outside the plan's sequences
             (padding after `qo_indptr[-1]`) are unchanged.
         key_ends: see `kernels.paged_attention.paged_attention`.
+        softcap: likewise.
+        sinks: likewise.
         tile: for tuning, None for the usual tile. Another `block_n` changes the bits.
     """
     workspace = plan.workspace
@@ -273,6 +278,7 @@ def run_attention(
     assert page_table.dtype is torch.int32
     assert page_table.stride(1) == 1
     assert out.is_contiguous()
+    assert sinks is None or sinks.dtype is torch.float32
     if plan.max_items == 0:
         return
     group = num_heads // num_kv_heads
@@ -294,6 +300,9 @@ def run_attention(
         page_table.stride(0),
         scale * math.log2(math.e),
         plan.window_left,
+        softcap * math.log2(math.e),
+        workspace.states if sinks is None else sinks,
+        **score_options(softcap, sinks),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         GROUP_ROWS=triton.next_power_of_2(group),
@@ -326,6 +335,8 @@ def paged_attention(
     window_left: int,
     out: Tensor | None,
     key_ends: Tensor | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Plan and run one layer; see `kernels.paged_attention.paged_attention`.
 
@@ -342,5 +353,5 @@ def paged_attention(
     )
     max_keys = page_table.shape[1] * k_cache.shape[2]
     plan = plan_attention(workspace, seq_lens, qo_indptr, num_tokens, max_keys, window_left)
-    run_attention(plan, q, k_cache, v_cache, page_table, scale, out, key_ends)
+    run_attention(plan, q, k_cache, v_cache, page_table, scale, out, key_ends, softcap, sinks)
     return out

@@ -13,11 +13,12 @@ fixed size instead of a fixed number: "Defeating Nondeterminism in LLM Inference
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913, PLR0915 a kernel's parameters; it is one function
+# ruff: noqa: C901, PLR0913, PLR0915 a kernel's parameters; it is one function
 
 import triton
 import triton.language as tl
 
+from kernels.paged_attention.triton_scores import soft_capped, with_sink
 from kernels.triton_support.launch import wait_for_inputs
 
 
@@ -50,6 +51,7 @@ def _attend(
     pages_ptr,
     kv_head,
     scale_log2,
+    cap_log2,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -58,6 +60,7 @@ def _attend(
     BLOCK_D: tl.constexpr,
     MASKED: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):
     """Add one block of keys to the running softmax of a part; rows see keys up to `last_key`."""
     key = start + tl.arange(0, BLOCK_N)
@@ -84,6 +87,8 @@ def _attend(
         k = tl.load(k_ptr + at)
         v = tl.load(v_ptr + at)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if CAPPED:
+        scores = soft_capped(scores * scale_log2, cap_log2) / scale_log2
     if MASKED:
         visible = inside[None, :] & (key[None, :] <= last_key[:, None])
         if WINDOWED:
@@ -109,11 +114,13 @@ def _finish(
     num_parts,
     q_row,
     kv_head,
+    sinks_ptr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """Add the stored parts of one query and key head, in order."""
     head = tl.arange(0, GROUP_ROWS)
@@ -136,6 +143,8 @@ def _finish(
             cache_modifier=".cg",
         )
         acc, best, total = _add_part(acc, best, total, part_acc, part_best, part_total)
+    if SINKS:
+        total = with_sink(total, best, sinks_ptr, kv_head * GROUP + head, held)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     at = (q_row * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + head)[:, None] * HEAD_DIM
     tl.store(
@@ -162,6 +171,8 @@ def attention_kernel(
     max_pages,
     scale_log2,
     window_left,
+    cap_log2,
+    sinks_ptr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
@@ -170,6 +181,8 @@ def attention_kernel(
     PRECISION: tl.constexpr,
     WINDOWED: tl.constexpr,
     SPANS: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     PART: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -242,9 +255,9 @@ def attention_kernel(
             part_acc, part_best, part_total = _attend(
                 q, part_acc, part_best, part_total, start, query_at, last_key, first_key, kv_len,
                 window_left,
-                k_ptr, v_ptr, pages_ptr, kv_head, scale_log2,
+                k_ptr, v_ptr, pages_ptr, kv_head, scale_log2, cap_log2,
                 NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PRECISION, BLOCK_N, BLOCK_D,
-                False, False,
+                False, False, CAPPED,
             )  # fmt: skip
     for start in tl.range(middle, end, BLOCK_N, num_stages=STAGES):
         if (start % PART == 0) & (start > begin):
@@ -255,13 +268,15 @@ def attention_kernel(
         part_acc, part_best, part_total = _attend(
             q, part_acc, part_best, part_total, start, query_at, last_key, first_key, kv_len,
             window_left,
-            k_ptr, v_ptr, pages_ptr, kv_head, scale_log2,
+            k_ptr, v_ptr, pages_ptr, kv_head, scale_log2, cap_log2,
             NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PRECISION, BLOCK_N, BLOCK_D,
-            True, WINDOWED,
+            True, WINDOWED, CAPPED,
         )  # fmt: skip
 
     if only_part < 0:
         acc, best, total = _add_part(acc, best, total, part_acc, part_best, part_total)
+        if SINKS:
+            total = with_sink(total, best, sinks_ptr, head, token < num_queries)
         result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         out_at = (q_row * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + column[None, :]
         tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=held)
@@ -290,9 +305,11 @@ def attention_kernel(
                 num_parts,
                 q_start.to(tl.int64),
                 kv_head,
+                sinks_ptr,
                 NUM_KV_HEADS,
                 GROUP,
                 GROUP_ROWS,
                 HEAD_DIM,
                 BLOCK_D,
+                SINKS,
             )

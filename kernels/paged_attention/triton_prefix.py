@@ -30,6 +30,7 @@ def prefix_kernel(
     q_stride,
     max_pages,
     scale_log2,
+    cap_log2,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
@@ -40,6 +41,7 @@ def prefix_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
+    CAPPED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attend from one block of members, for one key head, to one chunk of their shared keys."""
@@ -75,9 +77,9 @@ def prefix_kernel(
     for start in tl.range(key_begin, key_end, BLOCK_N, num_stages=STAGES):
         acc, best, total = attend_block(
             q, acc, best, total, start, row, row, key_end, -1,
-            k_ptr, v_ptr, pages_ptr, kv_head, scale_log2,
+            k_ptr, v_ptr, pages_ptr, kv_head, scale_log2, cap_log2,
             NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PRECISION, BLOCK_N, BLOCK_D,
-            False, False, 0,
+            False, False, CAPPED, 0,
         )  # fmt: skip
     result = acc / total[:, None]
     at = (slot * NUM_KV_HEADS + kv_head) * GROUP + head

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.table import Entry, Table
 
-__all__ = ["ROPE", "RopeKernels", "rope_kv_write"]
+__all__ = ["ROPE", "RopeKernels", "kv_write", "rope_kv_write"]
 
 
 class RopeKernels(Protocol):
@@ -30,6 +30,11 @@ class RopeKernels(Protocol):
         zero_centered: bool = False,
     ) -> None:
         """See `kernels.rope.rope_kv_write`."""
+
+    def kv_write(
+        self, k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor
+    ) -> None:
+        """See `kernels.rope.kv_write`."""
 
 
 ROPE: Table[RopeKernels] = Table(
@@ -105,3 +110,18 @@ def rope_kv_write(  # noqa: PLR0913 one pass over qkv touches all of these
         eps,
         zero_centered,
     )
+
+
+def kv_write(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    """Store a step's keys and values as they are.
+
+    Args:
+        k: `[num_tokens, num_kv_heads, head_dim]`, elements contiguous, tokens and heads at any
+            stride; the dtype of the caches.
+        v: `[num_tokens, num_kv_heads, value_dim]`, likewise; `value_dim` may be smaller than the
+            heads of `v_cache`, whose other elements become 0.
+        slots: `[num_tokens]` int64, `page * page_size + offset`; -1 stores nothing.
+        k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous.
+        v_cache: likewise.
+    """
+    _kernels(k.device.type).kv_write(k, v, slots, k_cache, v_cache)

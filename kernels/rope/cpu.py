@@ -7,6 +7,7 @@ from kernels.cpu.library import DTYPES, library
 from kernels.rope import reference
 
 _rope_kv_write = library().hr_rope_kv_write
+_kv_write = library().hr_kv_write
 
 
 def rope_kv_write(  # noqa: PLR0913 the op's signature
@@ -69,3 +70,27 @@ def rope_kv_write(  # noqa: PLR0913 the op's signature
         zero_centered,
         torch.get_num_threads(),
     )
+
+
+def kv_write(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    """Store keys and values; see `kernels.rope.kv_write`."""
+    assert k.dtype == v.dtype == k_cache.dtype == v_cache.dtype
+    assert k.stride(2) == 1
+    assert v.stride(2) == 1
+    assert k_cache.is_contiguous()
+    assert v_cache.is_contiguous()
+    assert slots.dtype is torch.int64
+    size = k.element_size()
+    for rows, cache in ((k, k_cache), (v, v_cache)):
+        _kv_write(
+            rows.data_ptr(),
+            *(stride * size for stride in rows.stride()[:2]),
+            rows.shape[2] * size,
+            slots.data_ptr(),
+            len(slots),
+            cache.data_ptr(),
+            cache.shape[1],
+            cache.shape[2],
+            cache.shape[3] * size,
+            torch.get_num_threads(),
+        )

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kernels.norm.reference import rms_norm
 
@@ -34,8 +35,13 @@ def rope_kv_write(  # noqa: PLR0913 the op's signature
     for part in (query, key):
         first, second = part.float().chunk(2, dim=-1)
         part.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+    kv_write(key, value, slots, k_cache, v_cache)
+
+
+def kv_write(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    """Store keys and values; see `kernels.rope.kv_write`."""
     stored = slots >= 0
     pages = slots[stored] // k_cache.shape[2]
     offsets = slots[stored] % k_cache.shape[2]
-    k_cache[pages, :, offsets] = key[stored]
-    v_cache[pages, :, offsets] = value[stored]
+    k_cache[pages, :, offsets] = k[stored]
+    v_cache[pages, :, offsets] = pad(v[stored], (0, v_cache.shape[3] - v.shape[2]))

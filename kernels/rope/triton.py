@@ -154,3 +154,72 @@ def rope_kv_write(
         num_warps=2,
         **launch_options(qkv.device),
     )
+
+
+@triton.jit
+def _write_kernel(
+    k_ptr,
+    v_ptr,
+    slots_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_inputs(PDL)
+    start_next(PDL and EARLY)
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    column = tl.arange(0, BLOCK_D)
+    slot = tl.load(slots_ptr + token)
+    used = tl.maximum(slot, 0)
+    inside = (head < NUM_KV_HEADS)[:, None] & (column < HEAD_DIM)[None, :]
+    row = (used // PAGE_SIZE * NUM_KV_HEADS + head) * PAGE_SIZE + used % PAGE_SIZE
+    to = row[:, None] * HEAD_DIM + column[None, :]
+    at = token * k_token + head[:, None] * k_head + column[None, :]
+    k = tl.load(k_ptr + at, mask=inside, other=0.0)
+    tl.store(k_cache_ptr + to, k, mask=inside & (slot >= 0))
+    at = token * v_token + head[:, None] * v_head + column[None, :]
+    v = tl.load(v_ptr + at, mask=inside & (column < VALUE_DIM)[None, :], other=0.0)
+    tl.store(v_cache_ptr + to, v, mask=inside & (slot >= 0))
+
+
+def kv_write(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    """Store keys and values; see `kernels.rope.kv_write`."""
+    assert k.stride(2) == v.stride(2) == 1
+    assert k_cache.is_contiguous()
+    assert v_cache.is_contiguous()
+    if k.shape[0] == 0:
+        return
+    _, num_kv_heads, page_size, head_dim = k_cache.shape
+    block_dim = triton.next_power_of_2(head_dim)
+    block_heads = max(1, _PROGRAM_ELEMENTS // block_dim)
+    block_heads = min(block_heads, triton.next_power_of_2(num_kv_heads))
+    _write_kernel[(k.shape[0], triton.cdiv(num_kv_heads, block_heads))](
+        k,
+        v,
+        slots,
+        k_cache,
+        v_cache,
+        *k.stride()[:2],
+        *v.stride()[:2],
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        VALUE_DIM=v.shape[2],
+        PAGE_SIZE=page_size,
+        BLOCK_HEADS=block_heads,
+        BLOCK_D=block_dim,
+        EARLY=lets_next_in(k.shape[0]),
+        num_warps=2,
+        **launch_options(k.device),
+    )

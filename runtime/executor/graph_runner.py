@@ -73,7 +73,8 @@ class GraphRunner:
         self._prefixes: PrefixGroups | None = None
         self._sharing: dict[Bucket, Bucket] = {}
         if limits.shares_prefixes and isinstance(attention, SharesPrefixes):
-            self._prefixes = PrefixGroups(rows, page_size, kv[0].k.shape[1], attention)
+            num_kv_heads = max(cache.k.shape[1] for cache in kv if cache.k.numel())
+            self._prefixes = PrefixGroups(rows, page_size, num_kv_heads, attention)
             large = [bucket for bucket in self.buckets.decode if bucket.num_seqs >= MIN_BATCH]
             self._sharing = {bucket: bucket._replace(kind="shared") for bucket in large}
         known = [*self.buckets.decode, *self._sharing.values(), *self.buckets.prompts]

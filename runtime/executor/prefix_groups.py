@@ -42,7 +42,7 @@ class PrefixGroups:
         Args:
             rows: of the running batch.
             page_size: tokens of a page.
-            num_kv_heads: key heads of a layer.
+            num_kv_heads: key heads of a layer, the most if layers differ.
             attention: the back end that reads the keys.
         """
         self._min_saved = _MIN_SAVED / num_kv_heads

@@ -21,7 +21,7 @@ if INTERPRETED:
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
-def literal(q, keys, values, scale, window_left, ends):
+def literal(q, keys, values, scale, window_left, ends, softcap=0.0, sinks=None):
     """q `[n, H, D]`, keys and values `[len, K, D]`, float64; the queries are the last tokens.
 
     `ends` has for each of them how many keys it sees.
@@ -35,14 +35,20 @@ def literal(q, keys, values, scale, window_left, ends):
         for h in range(heads):
             k = keys[low : ends[i], h * kv_heads // heads]
             v = values[low : ends[i], h * kv_heads // heads]
-            out[i, h] = torch.softmax(k @ q[i, h] * scale, 0) @ v
+            scores = k @ q[i, h] * scale
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            weights = scores.exp()
+            missing = 0.0 if sinks is None else sinks[h].double().exp()
+            out[i, h] = weights / (weights.sum() + missing) @ v
     return out.flatten(1)
 
 
-def step(seqs, heads, kv_heads, dim, page_size, dtype, window_left, seed=0, spans=()):
+def step(seqs, heads, kv_heads, dim, page_size, dtype, window_left, seed=0, spans=(), **scored):
     """Build the op's arguments for `seqs` = [(prefix, new), ...] and the expected result.
 
-    `spans` = [(sequence, first, end), ...]: tokens of a sequence that see one another.
+    `spans` = [(sequence, first, end), ...]: tokens of a sequence that see one another. `scored` is
+    what the layer does to its scores, a soft cap and sinks.
     """
     g = torch.Generator().manual_seed(seed)
     scale = 1 / math.sqrt(dim)
@@ -71,7 +77,7 @@ def step(seqs, heads, kv_heads, dim, page_size, dtype, window_left, seed=0, span
             ends[first:end] = [end] * (end - first)
         key_ends += ends[prefix:]
         query, *kv = (x.double() for x in (q[start : start + new], *kv))
-        expected.append(literal(query, *kv, scale, window_left, ends[prefix:]))
+        expected.append(literal(query, *kv, scale, window_left, ends[prefix:], **scored))
         start += new
     lens = torch.tensor([p + n for p, n in seqs], dtype=torch.int32)
     counts = torch.tensor([0] + [n for _, n in seqs], dtype=torch.int64)
@@ -81,11 +87,11 @@ def step(seqs, heads, kv_heads, dim, page_size, dtype, window_left, seed=0, span
     return (args, torch.tensor(key_ends, dtype=torch.int32), want) if spans else (args, want)
 
 
-def check(name: str, args, want: Tensor, key_ends: Tensor | None = None) -> None:
+def check(name: str, args, want: Tensor, key_ends: Tensor | None = None, **scored) -> None:
     q = args[0]
     out = torch.full((q.shape[0], q.shape[1] * q.shape[2]), math.nan, dtype=q.dtype)
     before = [x.clone() for x in args[:3]]
-    got = PAGED_ATTENTION.load(name).paged_attention(*args, out, key_ends)
+    got = PAGED_ATTENTION.load(name).paged_attention(*args, out, key_ends, **scored)
     assert got is out
     assert got.dtype == q.dtype
     for x, y in zip(args[:3], before, strict=True):
@@ -144,6 +150,20 @@ def test_windows(name, dtype, window_left):
     mix = [(200, 1), (90, 40), (0, 150), (0, 1), (700, 1)]
     args, want = step(mix, 2, 1, 32, 16, dtype, window_left)
     check(name, args, want)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scored", ["softcap", "sinks", "both, with a window"])
+def test_soft_caps_and_sinks(name, dtype, scored):
+    # Long rows are split, alone and in parts; scores of about 1 are bent by a cap of 0.7.
+    mix = [(1100, 1), (40, 1), (0, 33), (90, 20), (0, 1)]
+    how = {"softcap": 0.0 if scored == "sinks" else 0.7}
+    if scored != "softcap":
+        how["sinks"] = torch.tensor([2.0, -1.0, 0.5, 6.0])
+    window_left = 50 if "window" in scored else -1
+    args, want = step(mix, 4, 2, 32, 16, dtype, window_left, **how)
+    check(name, args, want, **how)
 
 
 # (sequence, first, end): across blocks of queries and of keys, at both ends of a chunk, begun in an

@@ -234,6 +234,33 @@ def test_rope_kv_write(name, dtype, head_norm, tokens, heads, kv_heads, dim, pag
         assert by_slot.isnan().all(), "a slot that was not named was written"
 
 
+@pytest.mark.parametrize("name", names(ROPE))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "heads", "dim", "value_dim", "page_size"),
+    [(0, 2, 64, 64, 16), (1, 3, 80, 80, 1), (9, 2, 48, 32, 16), (5, 1, 6, 2, 4)],
+)
+@pytest.mark.parametrize("layout", ["by token", "by head"])
+def test_kv_write(name, dtype, tokens, heads, dim, value_dim, page_size, layout):
+    key, value = (torch.randn(tokens, heads, size).to(dtype) for size in (dim, value_dim))
+    if layout == "by head":
+        # As a transposed product comes, with strides that no contiguous tensor has.
+        key, value = (each.transpose(0, 1).contiguous().transpose(0, 1) for each in (key, value))
+    num_pages = tokens // page_size + 3
+    slots = torch.randperm(num_pages * page_size)[:tokens]
+    slots[::4] = -1
+    shape = (num_pages, heads, page_size, dim)
+    caches = [torch.full(shape, math.nan, dtype=dtype) for _ in "kv"]
+    ROPE.load(name).kv_write(key, value, slots, *caches)
+    stored = slots >= 0
+    padded = torch.nn.functional.pad(value, (0, dim - value_dim))
+    for cache, rows in zip(caches, (key, padded), strict=True):
+        by_slot = cache.transpose(1, 2).reshape(-1, heads, dim)
+        assert torch.equal(by_slot[slots[stored]], rows[stored])
+        by_slot[slots[stored]] = math.nan
+        assert by_slot.isnan().all(), "a slot that was not named was written"
+
+
 def test_embedding():
     weight = torch.randn(50, 12).bfloat16()
     ids = torch.tensor([3, 0, 49, 3])

@@ -205,7 +205,7 @@ def test_a_layer_with_a_window_shares_no_prefix(impl):
                 q, k, v, table, lens, indptr, layer.scale, layer.window_left, None
             )
             close(got, want, torch.float32)
-        plans = [backend._plans[layer.window_left, 4] for layer in layers]
+        plans = [backend._plans[layer.shape, 4] for layer in layers]
         seen.append([None if p.prefixes is None else int(p.prefixes.num_items[0]) for p in plans])
     assert seen[0] == [None, 0]
     assert seen[1][0] is None

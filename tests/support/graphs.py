@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from kernels import activation, linear, norm, rope, sampling
 from kernels.paged_attention.prefix_group import PrefixGroup
-from kernels.rope.reference import rope_kv_write
+from kernels.rope.reference import kv_write, rope_kv_write
 from kernels.table import Table
 from runtime.executor import build
 from runtime.executor.batch_rows import BatchRows
@@ -145,12 +145,13 @@ class TensorAttention:
             self._leaders[torch.from_numpy(group.members)] = int(group.members[0])
             self._shared[torch.from_numpy(group.members)] = group.length
 
+    def write(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        kv, slots = batch.kv[layer.layer_idx], batch.slots.clamp(min=0)
+        kv_write(k, v, slots, kv.k, kv.v)
+
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
         kv = batch.kv[layer.layer_idx]
-        num_tokens, (heads, kv_heads, dim) = (
-            len(qkv),
-            (layer.num_heads, layer.num_kv_heads, layer.head_dim),
-        )
+        heads, kv_heads, dim = layer.num_heads, layer.num_kv_heads, layer.head_dim
         rope_kv_write(
             qkv, heads, kv_heads, dim,
             layer.cos_sin if batch.cos_sin is None else batch.cos_sin, batch.positions,
@@ -158,6 +159,12 @@ class TensorAttention:
             batch.slots.clamp(min=0),
             kv.k, kv.v, layer.q_norm, layer.k_norm, layer.eps, layer.zero_centered,
         )  # fmt: skip
+        return self.attend(layer, qkv[:, : heads * dim].view(len(qkv), heads, dim), batch)
+
+    def attend(self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch) -> Tensor:
+        kv = batch.kv[layer.layer_idx]
+        num_tokens, heads, dim = q.shape
+        kv_heads = layer.num_kv_heads
         sequence = torch.searchsorted(
             batch.qo_indptr[1:], torch.arange(num_tokens, dtype=torch.int32), right=True
         ).clamp(max=len(batch.seq_lens) - 1)
@@ -183,7 +190,7 @@ class TensorAttention:
         visible = at <= place if batch.key_ends is None else at < batch.key_ends.unsqueeze(1)
         if layer.window_left >= 0:
             visible = visible & (at >= place - layer.window_left)
-        query = qkv[:, : heads * dim].view(num_tokens, kv_heads, heads // kv_heads, dim)
+        query = q.reshape(num_tokens, kv_heads, heads // kv_heads, dim)
         scores = torch.einsum("tgqd,tgkd->tgqk", query, key) * layer.scale
         scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
         attended = torch.einsum("tgqk,tgkd->tgqd", torch.softmax(scores, -1), value)

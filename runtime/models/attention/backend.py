@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -16,20 +17,36 @@ if TYPE_CHECKING:
     from runtime.models.attention.forward_batch import ForwardBatch
 
 
+class AttentionShape(NamedTuple):
+    """What work lists and work space depend on: layers with equal shapes share them."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window_left: int
+
+
 @dataclass
 class AttentionLayer:
-    """What one layer's attention needs besides q, k and v.
+    """One layer's attention on this rank, besides q, k and v.
 
     Attributes:
-        layer_idx: index into `ForwardBatch.kv`.
+        layer_idx: index into `ForwardBatch.kv`. A layer that reads another layer's keys finds them
+            there (`SharedState`), and only calls `attend`.
         num_heads, num_kv_heads: of this rank.
+        head_dim: elements of a head of queries and keys, and of its place in the pages.
         scale: multiplies the scores, usually `head_dim ** -0.5`.
-        cos_sin: `[max_positions, head_dim]` float32, cosines then sines, half each.
-        q_norm, k_norm: `[head_dim]` weights of a per-head RMSNorm before rotation, or `None`.
+        cos_sin: `[max_positions, head_dim]` float32, cosines then sines, half each; `None` if `run`
+            should not rotate.
+        q_norm, k_norm: `[head_dim]` weights of a per-head RMSNorm before rotation, or `None`; only
+            `run` applies them.
         eps: of that norm.
         zero_centered: whether that norm's factors are `1 + weight`.
         window_left: keys a query may look back on besides itself; -1 for all.
         is_rounded: whether float32 may be multiplied as bfloat16.
+        value_dim: elements of a head of values, at most `head_dim`; 0 for `head_dim`.
+        softcap: scaled scores become `softcap * tanh(score / softcap)`; 0 leaves them.
+        sinks: `[num_heads]` float32, a score of each head that has no value, or `None`.
     """
 
     layer_idx: int
@@ -37,13 +54,26 @@ class AttentionLayer:
     num_kv_heads: int
     head_dim: int
     scale: float
-    cos_sin: Tensor
+    cos_sin: Tensor | None = None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     eps: float = 1e-6
     zero_centered: bool = False
     window_left: int = -1
     is_rounded: bool = False
+    value_dim: int = 0
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+
+    @cached_property
+    def shape(self) -> AttentionShape:
+        """The key of work lists and work space."""
+        return AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim, self.window_left)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores are only scaled, and values are as wide as keys."""
+        return not self.softcap and self.sinks is None and self.value_dim in (0, self.head_dim)
 
 
 @dataclass(frozen=True)
@@ -63,10 +93,13 @@ class StepLimits:
 
 
 class AttentionBackend(Protocol):
-    """Rotates, writes and attends; owns the layout of its own plan only.
+    """Writes keys and values to pages and attends; owns the layout of its own plan only.
+
+    A layer calls `write` and `attend` with heads that it made itself, or `run`, which also rotates
+    them, in fewer launches.
 
     Attributes:
-        is_graph_safe: whether `plan` and `run` may be captured in a CUDA graph: the host reads
+        is_graph_safe: whether all methods may be captured in a CUDA graph: the host reads
             nothing from the device.
         reads_host: whether it needs `ForwardBatch.host` outside graphs.
         choices: the chosen kernels and the reasons, for the log.
@@ -88,12 +121,39 @@ class AttentionBackend(Protocol):
         """Prepare for `batch`, once for all layers."""
         ...
 
-    def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
-        """Attend one layer.
+    def write(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        """Write one layer's new keys and values to their pages.
 
         Args:
             layer: the layer's constants.
-            qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, changed in place.
+            k: `[num_tokens, num_kv_heads, head_dim]`, normed and rotated; elements contiguous,
+                tokens and heads at any stride.
+            v: `[num_tokens, num_kv_heads, value_dim]`, likewise.
+            batch: the planned batch.
+        """
+        ...
+
+    def attend(self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch) -> Tensor:
+        """Attend one layer over the keys in its pages, which include this step's.
+
+        Args:
+            layer: the layer's constants.
+            q: `[num_tokens, num_heads, head_dim]`, normed and rotated; heads and elements
+                contiguous, tokens at any stride.
+            batch: the planned batch.
+
+        Returns:
+            `[num_tokens, num_heads * value_dim]`.
+        """
+        ...
+
+    def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
+        """Norm and rotate the heads of one layer, write and attend.
+
+        Args:
+            layer: the layer's constants.
+            qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, changed in place. All
+                heads have one size here.
             batch: the planned batch; its cache gets the new keys and values.
 
         Returns:

@@ -17,19 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.models.attention.backend import AttentionLayer, StepLimits
+from runtime.models.attention.backend import AttentionLayer, AttentionShape, StepLimits
 from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.attention.triton import TritonAttention
 
 # For the parts of split sequences; enough for 16 query heads a key head on most GPUs.
 WORKSPACE_BYTES = 384 * 2**20
+# What one plan of a step serves.
+_Kind = tuple[AttentionShape, float]
 # A plan is copied from the wrapper's host memory when the device reaches it. While one step is
 # planned, two may be in flight.
 _NUM_TURNS = 3
 
 
 class FlashInferAttention(TritonAttention):
-    """Plans once a step and window, for its prompt chunks or, without graphs, its decoding rows."""
+    """Plans once a step and kind of layer, for prompt chunks or, without graphs, decoding rows."""
 
     reads_host = True
 
@@ -53,8 +55,8 @@ class FlashInferAttention(TritonAttention):
         make_decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper
         self._make_decode = partial(make_decode, use_tensor_cores=True)
         self._workspace: Tensor | None = None
-        self._wrappers: dict[tuple[int, bool, int], Any] = {}
-        self._planned: dict[tuple[int, int], Any] = {}
+        self._wrappers: dict[tuple[_Kind, bool, int], Any] = {}
+        self._planned: dict[tuple[_Kind, int], Any] = {}
         self._turn = 0
 
     def plan(self, batch: ForwardBatch) -> None:
@@ -68,7 +70,8 @@ class FlashInferAttention(TritonAttention):
         host, num_decodes = batch.host, batch.num_decodes
         # For tokens that see later tokens, it needs a mask with a bit for every pair, made on the
         # host.
-        if host is None or num_decodes is None or batch.key_ends is not None:
+        is_plain = layer.is_plain and batch.key_ends is None
+        if host is None or num_decodes is None or not is_plain:
             super()._attend_pages(layer, q, out, batch, num_seqs)
             return
         first = num_decodes if num_decodes < len(batch.seq_lens) else 0
@@ -76,16 +79,16 @@ class FlashInferAttention(TritonAttention):
             super()._attend_pages(layer, q, out, batch, first)
             if first == num_seqs:
                 return
-        key = layer.window_left, num_seqs
+        key = (layer.shape, layer.scale), num_seqs
         if key not in self._planned:
             self._planned[key] = self._plan_seqs(layer, q, batch, slice(first, num_seqs))
         tokens = slice(int(host.qo_indptr[first]), int(host.qo_indptr[num_seqs]))
         kv = batch.kv[layer.layer_idx]
         self._planned[key].run(q[tokens], (kv.k, kv.v), out=out[tokens].unflatten(1, q.shape[1:]))
 
-    def _wrapper(self, window: int, device: torch.device, *, decodes: bool) -> Any:
+    def _wrapper(self, kind: _Kind, device: torch.device, *, decodes: bool) -> Any:
         """Return the wrapper of the current turn."""
-        key = window, decodes, self._turn
+        key = kind, decodes, self._turn
         if key not in self._wrappers:
             if self._workspace is None:
                 self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -98,7 +101,7 @@ class FlashInferAttention(TritonAttention):
         host = batch.host
         assert host is not None
         decodes = seqs.stop == batch.num_decodes
-        wrapper = self._wrapper(layer.window_left, q.device, decodes=decodes)
+        wrapper = self._wrapper((layer.shape, layer.scale), q.device, decodes=decodes)
         page_size = batch.kv[layer.layer_idx].k.shape[2]
         lengths = host.seq_lens[seqs]
         num_pages = -(-lengths // page_size)

@@ -27,6 +27,7 @@ def attend_packed(
     Returns:
         `[num_tokens, num_heads * head_dim]`.
     """
+    assert layer.cos_sin is not None
     nowhere = _nowhere(layer.num_kv_heads, layer.head_dim, qkv.dtype, qkv.device)
     rope_kv_write(
         qkv,

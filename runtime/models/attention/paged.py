@@ -9,7 +9,7 @@ from kernels.rope import ROPE, RopeKernels
 from kernels.table import Choice
 from runtime.models.attention.backend import AttentionLayer, StepLimits
 from runtime.models.attention.forward_batch import ForwardBatch
-from runtime.models.attention.rotation import rotate_and_write
+from runtime.models.attention.rotation import rotate_and_write, values_of, write_heads
 
 Chosen = tuple[Choice[RopeKernels], Choice[PagedAttentionKernels]]
 
@@ -42,11 +42,18 @@ class PagedAttention:
     def plan(self, batch: ForwardBatch) -> None:
         """Nothing to prepare: the kernels read the batch's own tensors."""
 
+    def write(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        """Write keys and values; see `AttentionBackend.write`."""
+        write_heads(self._rope, layer, k, v, batch)
+
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
-        """Attend one layer; see `AttentionBackend.run`."""
-        q = rotate_and_write(self._rope, layer, qkv, batch)
+        """Rotate, write and attend; see `AttentionBackend.run`."""
+        return self.attend(layer, rotate_and_write(self._rope, layer, qkv, batch), batch)
+
+    def attend(self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch) -> Tensor:
+        """Attend one layer; see `AttentionBackend.attend`."""
         kv = batch.kv[layer.layer_idx]
-        return self._paged_attention(
+        out = self._paged_attention(
             q,
             kv.k,
             kv.v,
@@ -57,7 +64,10 @@ class PagedAttention:
             layer.window_left,
             None,
             batch.key_ends,
+            layer.softcap,
+            layer.sinks,
         )
+        return values_of(layer, out)
 
 
 class ReferenceAttention(PagedAttention):

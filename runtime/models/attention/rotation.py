@@ -1,9 +1,10 @@
-"""The first step of every back end: rotate queries and keys, write keys and values to pages."""
+"""What every back end does with keys and values before it attends, and with its own output."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from kernels.norm import rms_norm
 from kernels.rope import RopeKernels
 from runtime.models.attention.backend import AttentionLayer
 from runtime.models.attention.forward_batch import ForwardBatch
@@ -12,7 +13,7 @@ from runtime.models.attention.forward_batch import ForwardBatch
 def rotate_and_write(
     kernels: RopeKernels, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch
 ) -> Tensor:
-    """Rotate `qkv` in place and fill the layer's pages.
+    """Norm and rotate the heads of `qkv` in place, and fill the layer's pages.
 
     Args:
         kernels: the device's choice.
@@ -25,6 +26,11 @@ def rotate_and_write(
     """
     num_heads, head_dim = layer.num_heads, layer.head_dim
     kv = batch.kv[layer.layer_idx]
+    num_tokens, row = qkv.shape
+    q = qkv.as_strided((num_tokens, num_heads, head_dim), (row, head_dim, 1))
+    if layer.cos_sin is None:
+        _norm_and_write(kernels, layer, qkv, batch)
+        return q
     kernels.rope_kv_write(
         qkv,
         num_heads,
@@ -40,5 +46,41 @@ def rotate_and_write(
         layer.eps,
         layer.zero_centered,
     )
-    num_tokens, row = qkv.shape
-    return qkv.as_strided((num_tokens, num_heads, head_dim), (row, head_dim, 1))
+    return q
+
+
+def _norm_and_write(
+    kernels: RopeKernels, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch
+) -> None:
+    """Do the same without a rotation."""
+    heads = qkv.unflatten(1, (-1, layer.head_dim))
+    q, k, v = heads.split([layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
+    for each, weight in ((q, layer.q_norm), (k, layer.k_norm)):
+        if weight is not None:
+            flat = each.reshape(-1, layer.head_dim)
+            normed = rms_norm(flat, weight, layer.eps, layer.zero_centered)
+            each.copy_(normed.view(each.shape))
+    write_heads(kernels, layer, k, v, batch)
+
+
+def write_heads(
+    kernels: RopeKernels, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch
+) -> None:
+    """Fill the layer's pages; see `AttentionBackend.write`."""
+    kv = batch.kv[layer.layer_idx]
+    kernels.kv_write(k, v, batch.slots, kv.k, kv.v)
+
+
+def values_of(layer: AttentionLayer, out: Tensor) -> Tensor:
+    """Return the elements of heads that values have.
+
+    Args:
+        layer: the layer's constants.
+        out: `[num_tokens, num_heads * head_dim]`.
+
+    Returns:
+        `[num_tokens, num_heads * value_dim]`: `out` itself if values are as wide as keys.
+    """
+    if layer.value_dim in (0, layer.head_dim):
+        return out
+    return out.unflatten(1, (layer.num_heads, -1))[:, :, : layer.value_dim].flatten(1)

@@ -22,15 +22,15 @@ from kernels.paged_attention.triton import (
 from kernels.prompt_attention import PROMPT_ATTENTION
 from kernels.rope import ROPE
 from kernels.table import Choice
-from runtime.models.attention.backend import AttentionLayer, StepLimits
+from runtime.models.attention.backend import AttentionLayer, AttentionShape, StepLimits
 from runtime.models.attention.forward_batch import ForwardBatch
-from runtime.models.attention.rotation import rotate_and_write
+from runtime.models.attention.rotation import rotate_and_write, values_of, write_heads
 
 
 class TritonAttention:
     """Split-key decode and blocked extend kernels; the host never reads a length from the device.
 
-    The work lists of a step are written when its first layer runs, once per distinct window.
+    The work lists of a step are written when its first layer runs, once per distinct shape.
     """
 
     is_graph_safe = True
@@ -45,9 +45,11 @@ class TritonAttention:
         # The plain-torch implementation exists only for tests.
         self._prompt = None if prompt.name == "reference" else prompt.kernels
         self._limits = limits
-        self._workspaces: dict[int, AttentionWorkspace] = {}
-        self._plans: dict[tuple[int, int], AttentionPlan] = {}
-        self._prefixes: SharedPrefixes | None = None
+        self._workspaces: dict[AttentionShape, AttentionWorkspace] = {}
+        self._plans: dict[tuple[AttentionShape, int], AttentionPlan] = {}
+        # Only layers without a window share prefixes: a window begins at another key for each
+        # sequence.
+        self._prefixes: dict[AttentionShape, SharedPrefixes] = {}
         # Kinds of layers whose kernels for whole prompts are ready.
         self._ready: set[tuple[int, int, int, float]] = set()
 
@@ -58,11 +60,21 @@ class TritonAttention:
 
     def put_prefixes(self, groups: Sequence[PrefixGroup]) -> None:
         """See `SharesPrefixes.put_prefixes`; does nothing before the first batch that may share."""
-        if self._prefixes is not None:
-            self._prefixes.put(groups)
+        for prefixes in self._prefixes.values():
+            prefixes.put(groups)
+
+    def write(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        """Write keys and values; see `AttentionBackend.write`."""
+        write_heads(self._rope, layer, k, v, batch)
+
+    def attend(self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch) -> Tensor:
+        """Attend one layer, from pages only; see `AttentionBackend.attend`."""
+        out = q.new_empty(len(q), layer.num_heads * layer.head_dim)
+        self._attend_pages(layer, q, out, batch, len(batch.seq_lens))
+        return values_of(layer, out)
 
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
-        """Attend one layer; see `AttentionBackend.run`."""
+        """Rotate, write and attend; see `AttentionBackend.run`."""
         q = rotate_and_write(self._rope, layer, qkv, batch)
         prompts = self._whole_prompts(layer, q, batch)
         num_rest = len(qkv) - sum(prompts)
@@ -80,10 +92,21 @@ class TritonAttention:
         self, layer: AttentionLayer, q: Tensor, out: Tensor, batch: ForwardBatch, num_seqs: int
     ) -> None:
         """Attend in the first `num_seqs` sequences, over their pages, into `out`."""
-        key = layer.window_left, num_seqs
-        plan = self._plans.get(key) or self._plan(key, layer, batch, len(q))
+        key = layer.shape, num_seqs
+        plan = self._plans.get(key) or self._plan(key, batch, len(q))
         kv = batch.kv[layer.layer_idx]
-        run_attention(plan, q, kv.k, kv.v, batch.page_table, layer.scale, out, batch.key_ends)
+        run_attention(
+            plan,
+            q,
+            kv.k,
+            kv.v,
+            batch.page_table,
+            layer.scale,
+            out,
+            batch.key_ends,
+            layer.softcap,
+            layer.sinks,
+        )
 
     def _whole_prompts(
         self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch
@@ -92,8 +115,8 @@ class TritonAttention:
         kernels, lengths, window = self._prompt, batch.whole_prompts, layer.window_left
         if kernels is None or not lengths or not kernels.supports(q):
             return ()
-        if batch.key_ends is not None:
-            # Those kernels are causal.
+        if batch.key_ends is not None or not layer.is_plain:
+            # Those kernels are causal, and only scale scores.
             return ()
         first = len(lengths)
         while first and lengths[first - 1] >= kernels.MIN_LENGTH:
@@ -115,32 +138,35 @@ class TritonAttention:
         if kind in self._ready:
             return
         self._ready.add(kind)
-        if self._prompt is not None and self._limits.max_prompt_tokens:
-            longest, most = len(layer.cos_sin), self._limits.max_prompt_tokens
+        most = self._limits.max_prompt_tokens
+        if self._prompt is not None and most:
+            longest = most if layer.cos_sin is None else len(layer.cos_sin)
             self._prompt.prepare(q, layer.num_kv_heads, longest, most, layer.scale)
 
     def _plan(
         self,
-        key: tuple[int, int],
-        layer: AttentionLayer,
+        key: tuple[AttentionShape, int],
         batch: ForwardBatch,
         num_tokens: int,
     ) -> AttentionPlan:
         """Write the work lists of the first `key[1]` sequences."""
-        window, num_seqs = key
-        workspace = self._workspaces.get(window)
+        shape, num_seqs = key
+        workspace = self._workspaces.get(shape)
         if workspace is None:
             workspace = AttentionWorkspace(
                 self._limits.max_seqs,
                 self._limits.max_tokens,
-                layer.num_heads,
-                layer.num_kv_heads,
-                layer.head_dim,
+                shape.num_heads,
+                shape.num_kv_heads,
+                shape.head_dim,
                 batch.seq_lens.device,
             )
-            self._workspaces[window] = workspace
-        if batch.shares_prefixes and self._prefixes is None:
-            self._prefixes = SharedPrefixes(workspace)
+            self._workspaces[shape] = workspace
+        prefixes = None
+        if batch.shares_prefixes and shape.window_left < 0:
+            prefixes = self._prefixes.get(shape)
+            if prefixes is None:
+                prefixes = self._prefixes[shape] = SharedPrefixes(workspace)
         num_chunks = len(batch.seq_lens) - (batch.num_decodes or 0)
         plan = plan_attention(
             workspace,
@@ -148,9 +174,8 @@ class TritonAttention:
             batch.qo_indptr[: num_seqs + 1],
             num_tokens,
             batch.num_decodes,
-            window,
-            # A window begins at another key for each sequence.
-            self._prefixes if batch.shares_prefixes and window < 0 else None,
+            shape.window_left,
+            prefixes,
             short_prompts=len(batch.whole_prompts) == num_chunks,
         )
         self._plans[key] = plan

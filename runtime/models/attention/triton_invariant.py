@@ -15,16 +15,16 @@ from kernels.paged_attention.triton_invariant import (
 )
 from kernels.rope import ROPE
 from kernels.table import Choice
-from runtime.models.attention.backend import AttentionLayer, StepLimits
+from runtime.models.attention.backend import AttentionLayer, AttentionShape, StepLimits
 from runtime.models.attention.forward_batch import ForwardBatch
-from runtime.models.attention.rotation import rotate_and_write
+from runtime.models.attention.rotation import rotate_and_write, values_of, write_heads
 
 
 class InvariantTritonAttention:
     """A query's result has the same bits alone, in a batch, decoded, recomputed or in a chunk.
 
     As in `TritonAttention`, the host never reads a length from the device, and the work list of a
-    step is written when its first layer runs, once per distinct window.
+    step is written when its first layer runs, once per distinct shape.
     """
 
     is_graph_safe = True
@@ -36,30 +36,47 @@ class InvariantTritonAttention:
         self.choices: tuple[Choice[Any], ...] = (rope,)
         self._rope = rope.kernels
         self._limits = limits
-        self._workspaces: dict[int, InvariantWorkspace] = {}
-        self._plans: dict[int, InvariantPlan] = {}
+        self._workspaces: dict[AttentionShape, InvariantWorkspace] = {}
+        self._plans: dict[AttentionShape, InvariantPlan] = {}
 
     def plan(self, batch: ForwardBatch) -> None:
         """Forget the last step's work lists."""
         del batch
         self._plans.clear()
 
+    def write(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        """Write keys and values; see `AttentionBackend.write`."""
+        write_heads(self._rope, layer, k, v, batch)
+
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
-        """Attend one layer; see `AttentionBackend.run`."""
-        q = rotate_and_write(self._rope, layer, qkv, batch)
-        plan = self._plans.get(layer.window_left) or self._plan(layer, qkv.device, batch)
+        """Rotate, write and attend; see `AttentionBackend.run`."""
+        return self.attend(layer, rotate_and_write(self._rope, layer, qkv, batch), batch)
+
+    def attend(self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch) -> Tensor:
+        """Attend one layer; see `AttentionBackend.attend`."""
+        plan = self._plans.get(layer.shape) or self._plan(layer, q.device, batch)
         kv = batch.kv[layer.layer_idx]
-        out = qkv.new_empty(len(qkv), layer.num_heads * layer.head_dim)
-        run_attention(plan, q, kv.k, kv.v, batch.page_table, layer.scale, out, batch.key_ends)
-        return out
+        out = q.new_empty(len(q), layer.num_heads * layer.head_dim)
+        run_attention(
+            plan,
+            q,
+            kv.k,
+            kv.v,
+            batch.page_table,
+            layer.scale,
+            out,
+            batch.key_ends,
+            layer.softcap,
+            layer.sinks,
+        )
+        return values_of(layer, out)
 
     def _plan(
         self, layer: AttentionLayer, device: torch.device, batch: ForwardBatch
     ) -> InvariantPlan:
-        window = layer.window_left
-        workspace = self._workspaces.get(window)
+        workspace = self._workspaces.get(layer.shape)
         if workspace is None:
-            workspace = self._workspaces[window] = InvariantWorkspace(
+            workspace = self._workspaces[layer.shape] = InvariantWorkspace(
                 self._limits.max_seqs,
                 self._limits.max_tokens,
                 layer.num_heads,
@@ -68,12 +85,12 @@ class InvariantTritonAttention:
                 device,
             )
         page_size = batch.kv[layer.layer_idx].k.shape[2]
-        plan = self._plans[window] = plan_attention(
+        plan = self._plans[layer.shape] = plan_attention(
             workspace,
             batch.seq_lens,
             batch.qo_indptr,
             len(batch.input_ids),
             batch.page_table.shape[1] * page_size,
-            window,
+            layer.window_left,
         )
         return plan

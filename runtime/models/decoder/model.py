@@ -35,32 +35,33 @@ class DecoderAttention:
     def __init__(
         self, spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
     ) -> None:
-        head_dim = spec.head_dim
-        query = heads("q", spec.num_heads, head_dim, context)
-        key = heads("k", spec.num_kv_heads, head_dim, context)
-        value = heads("v", spec.num_kv_heads, head_dim, context)
+        of_layer = spec.attention(layer_idx)
+        head_dim = of_layer.head_dim
+        query = heads("q", of_layer.num_heads, head_dim, context)
+        key = heads("k", of_layer.num_kv_heads, head_dim, context)
+        value = heads("v", of_layer.num_kv_heads, head_dim, context)
         self.qkv_proj = Linear.column_parallel(
             spec.hidden_size, [query, key, value], spec.attention_bias, context
         )
         self.o_proj = Linear.row_parallel(
-            spec.num_heads * head_dim, spec.hidden_size, spec.output_bias, context
+            of_layer.num_heads * head_dim, spec.hidden_size, spec.output_bias, context
         )
         self.q_norm = _norm(spec, head_dim, context) if spec.qk_norm else None
         self.k_norm = _norm(spec, head_dim, context) if spec.qk_norm else None
-        window = spec.layer_window(layer_idx)
+        rope = of_layer.rope
         self.attention = AttentionLayer(
             layer_idx=layer_idx,
             num_heads=query.length // head_dim,
             num_kv_heads=key.length // head_dim,
             head_dim=head_dim,
-            scale=head_dim**-0.5 if spec.query_scale is None else spec.query_scale,
-            cos_sin=ropes.table(spec.layer_rope(layer_idx), head_dim),
+            scale=of_layer.scale,
+            cos_sin=None if rope is None else ropes.table(rope, head_dim),
             q_norm=None if self.q_norm is None else self.q_norm.weight,
             k_norm=None if self.k_norm is None else self.k_norm.weight,
             eps=spec.rms_norm_eps,
             zero_centered=spec.zero_centered_norms,
-            # A window counts the query's own key, `window_left` does not.
-            window_left=-1 if window is None else window - 1,
+            window_left=of_layer.window_left,
+            softcap=of_layer.softcap,
         )
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from runtime.checkpoint.attention_spec import AttentionSpec
 from runtime.checkpoint.config_keys import (
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -15,7 +16,7 @@ from runtime.checkpoint.config_keys import (
     common_fields,
 )
 from runtime.checkpoint.json_file import Keys
-from runtime.checkpoint.model_spec import LayerState, ModelSpec, NoState, PagedState, WeightSpec
+from runtime.checkpoint.model_spec import LayerState, ModelSpec, NoState, WeightSpec
 from runtime.checkpoint.rope_json import RopeConfig, read_rope
 from runtime.models.decoder.weight_map import decoder_weights, is_old_buffer
 
@@ -53,7 +54,11 @@ class DecoderTraits:
 class DecoderSpec(ModelSpec):
     """Shape and numbers of a dense decoder.
 
+    `attention` says what each layer's is. A family whose layers differ in more than windows and
+    rotations overrides it; everything else follows.
+
     Attributes:
+        num_heads, num_kv_heads, head_dim: of layers that do not differ in them.
         attention_bias, output_bias, mlp_bias: whether q/k/v, o and the MLP have biases.
         qk_norm: whether each head of q and k is normalised (Qwen3).
         sliding_window: keys that each query may see, including its own; `None` for all.
@@ -109,9 +114,20 @@ class DecoderSpec(ModelSpec):
         """See `ModelSpec`."""
         if self.gives != "tokens":
             return (NoState(),) * self.num_layers
-        return tuple(
-            PagedState(self.num_kv_heads, self.head_dim, self.layer_window(layer_idx))
-            for layer_idx in range(self.num_layers)
+        return tuple(self.attention(layer_idx).state for layer_idx in range(self.num_layers))
+
+    def attention(self, layer_idx: int) -> AttentionSpec:
+        """Return what this layer's attention is."""
+        is_windowed = self.windowed_layers is None or layer_idx in self.windowed_layers
+        window = self.sliding_window if is_windowed else None
+        has_own_rope = self.windowed_rope is not None and window is not None
+        return AttentionSpec(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            scale=self.head_dim**-0.5 if self.query_scale is None else self.query_scale,
+            window=window,
+            rope=self.windowed_rope if has_own_rope else self.rope,
         )
 
     @property
@@ -130,15 +146,11 @@ class DecoderSpec(ModelSpec):
 
     def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:
         """See `ModelSpec`."""
-        heads = self.num_kv_heads
-        # With fewer key/value heads than ranks, several ranks hold a copy of one.
-        shared_unevenly = heads % tp_size if heads >= tp_size else tp_size % heads
-        parts = (
-            (self.num_heads % tp_size, f"{self.num_heads} attention heads"),
-            (shared_unevenly, f"{heads} key/value heads"),
-            (self.intermediate_size % tp_size, f"{self.intermediate_size} feed-forward rows"),
-        )
-        found = [what for rest, what in parts if rest]
+        layers = map(self.attention, range(self.num_layers))
+        # In order, each once.
+        found = list(dict.fromkeys(what for each in layers for what in each.uneven_parts(tp_size)))
+        if self.intermediate_size % tp_size:
+            found.append(f"{self.intermediate_size} feed-forward rows")
         if self.experts is not None:
             found += self.experts.uneven_parts(tp_size, ep_size)
         return found
@@ -163,18 +175,6 @@ class DecoderSpec(ModelSpec):
         """See `ModelSpec`."""
         idle = 0 if self.experts is None else self.experts.num_idle_parameters(self.hidden_size)
         return self.num_parameters - idle
-
-    def layer_window(self, layer_idx: int) -> int | None:
-        """Return how many keys a query of this layer sees, including its own; `None` for all."""
-        if self.windowed_layers is not None and layer_idx not in self.windowed_layers:
-            return None
-        return self.sliding_window
-
-    def layer_rope(self, layer_idx: int) -> RopeConfig:
-        """Return the rotation of this layer's queries and keys."""
-        if self.windowed_rope is not None and self.layer_window(layer_idx) is not None:
-            return self.windowed_rope
-        return self.rope
 
 
 def decoder_fields(config: Keys, generation: Keys, traits: DecoderTraits) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from runtime.checkpoint.model_spec import LayerState, PagedState
 from runtime.models.attention.backend import AttentionBackend, AttentionLayer
 from runtime.models.attention.forward_batch import ForwardBatch, KVCache
 from runtime.models.attention.packed import attend_packed
@@ -31,8 +32,7 @@ class DecoderTextEncoder(TextEncoder):
         self.model = Decoder(spec, context)
         self.head = TextHead(spec.pooling, context)
         self.sees_backward_only = spec.is_causal
-        heads = max(1, spec.num_kv_heads // context.tp_size)
-        self._pages = _Pages(heads, spec.head_dim, context)
+        self._pages = _Pages([spec.attention(i).state for i in range(spec.num_layers)], context)
 
     def forward(self, batch: EncoderBatch) -> Tensor:
         return self.model.forward(self._forward_batch(batch, None))
@@ -55,8 +55,8 @@ class DecoderTextEncoder(TextEncoder):
     def _forward_batch(self, batch: EncoderBatch, wanted: Tensor | None) -> ForwardBatch:
         if batch.attention is None:
             return _whole_texts(batch, BothWays(batch), [], wanted)
-        cache, table, firsts = self._pages.hold(batch)
-        made = _whole_texts(batch, batch.attention, [cache] * self.spec.num_layers, wanted)
+        kv, table, firsts = self._pages.hold(batch)
+        made = _whole_texts(batch, batch.attention, kv, wanted)
         made.page_table = table
         made.slots = batch.positions + firsts
         if batch.shared is not None:
@@ -72,7 +72,7 @@ class DecoderTextEncoder(TextEncoder):
 
 
 class BothWays:
-    """Attention of every token to all of its text; see `AttentionBackend.run`."""
+    """Attention of every token to all of its text; see `AttentionBackend`."""
 
     def __init__(self, batch: EncoderBatch) -> None:
         self._lengths = batch.lengths
@@ -83,15 +83,19 @@ class BothWays:
 
 
 class _Pages:
-    """One layer's keys and values of a step, which the next layer overwrites."""
+    """One layer's keys and values of a step, which the next layer of its shape overwrites."""
 
-    def __init__(self, num_heads: int, head_dim: int, context: BuildContext) -> None:
-        self._shape = (num_heads, _PAGE_SIZE, head_dim)
+    def __init__(self, states: Sequence[LayerState], context: BuildContext) -> None:
+        paged = [state for state in states if isinstance(state, PagedState)]
+        assert len(paged) == len(states), "a layer without keys of its own"
+        self._shapes = [
+            (state.heads_of_rank(context.tp_size), _PAGE_SIZE, state.head_dim) for state in paged
+        ]
         self._dtype, self._device = context.dtype, context.device
-        self._cache: KVCache | None = None
+        self._caches: dict[tuple[int, int, int], KVCache] = {}
 
-    def hold(self, batch: EncoderBatch) -> tuple[KVCache, Tensor, Tensor]:
-        """Return pages for every text, their table, and for each token its text's first slot.
+    def hold(self, batch: EncoderBatch) -> tuple[list[KVCache], Tensor, Tensor]:
+        """Return the layers' pages, their table, and for each token its text's first slot.
 
         A text that shares another one's beginning has the other's pages first, then pages for its
         own tokens. The shared keys are ready when they are read: a layer writes all keys before it
@@ -102,12 +106,13 @@ class _Pages:
         # Page 0 is unused.
         firsts = 1 + counts.cumsum(0) - counts
         num_pages = 1 + int(counts.sum())
-        if self._cache is None or len(self._cache.k) < num_pages:
-            k, v = (
-                torch.empty(num_pages, *self._shape, dtype=self._dtype, device=self._device)
-                for _ in range(2)
-            )
-            self._cache = KVCache(k, v)
+        for shape in set(self._shapes):
+            if shape not in self._caches or len(self._caches[shape].k) < num_pages:
+                k, v = (
+                    torch.empty(num_pages, *shape, dtype=self._dtype, device=self._device)
+                    for _ in range(2)
+                )
+                self._caches[shape] = KVCache(k, v)
         table = firsts[:, None] + torch.arange(int(counts.max()))
         if batch.shared is not None:
             lent = torch.from_numpy(batch.shared.lengths) // _PAGE_SIZE
@@ -119,7 +124,7 @@ class _Pages:
         slots = (firsts * _PAGE_SIZE).repeat_interleave(lengths)
         # Columns beyond a text's own are not read, but must name existing pages.
         table = table.clamp_(max=num_pages - 1).to(self._device, torch.int32)
-        return self._cache, table, slots.to(self._device)
+        return [self._caches[shape] for shape in self._shapes], table, slots.to(self._device)
 
 
 def _whole_texts(

@@ -30,7 +30,7 @@ def decoder_weights(spec: DecoderSpec) -> list[WeightSpec]:
     weights = [WeightSpec(embedding, (spec.vocab_size, hidden), embedding)]
     for layer_idx in range(spec.num_layers):
         prefix = f"model.layers.{layer_idx}"
-        weights += _attention_weights(spec, prefix)
+        weights += _attention_weights(spec, layer_idx, prefix)
         if spec.experts is not None and layer_idx in spec.experts.layers:
             weights += spec.experts.weights(prefix, hidden)
         else:
@@ -59,9 +59,10 @@ def linear_weights(
     return weights
 
 
-def _attention_weights(spec: DecoderSpec, prefix: str) -> list[WeightSpec]:
-    hidden, attention = spec.hidden_size, f"{prefix}.self_attn"
-    query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+def _attention_weights(spec: DecoderSpec, layer_idx: int, prefix: str) -> list[WeightSpec]:
+    hidden, attention, of_layer = spec.hidden_size, f"{prefix}.self_attn", spec.attention(layer_idx)
+    head_dim = of_layer.head_dim
+    query, key = of_layer.num_heads * head_dim, of_layer.num_kv_heads * head_dim
     zero_centered = spec.zero_centered_norms
     weights = [
         norm_weight(f"{prefix}.{name}", hidden, f"{prefix}.{place}", zero_centered=zero_centered)
@@ -74,7 +75,7 @@ def _attention_weights(spec: DecoderSpec, prefix: str) -> list[WeightSpec]:
     weights += linear_weights(output, output, (hidden, query), bias=spec.output_bias)
     if spec.qk_norm:
         weights += [
-            norm_weight(f"{attention}.{norm}", spec.head_dim, zero_centered=zero_centered)
+            norm_weight(f"{attention}.{norm}", head_dim, zero_centered=zero_centered)
             for norm in ("q_norm", "k_norm")
         ]
     return weights

@@ -33,6 +33,7 @@ class SeeingDecoder(DecoderForCausalLM):
     def forward(self, batch: ForwardBatch) -> Tensor:
         if batch.rope_axes is not None:
             table = self.model.layers[0].self_attn.attention.cos_sin
+            assert table is not None
             batch.cos_sin = turned_by_axes(table, batch.rope_axes, self._axes)
             batch.positions = torch.arange(len(batch.positions), device=table.device)
         return super().forward(batch)

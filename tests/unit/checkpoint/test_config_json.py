@@ -100,7 +100,7 @@ def test_biases_and_head_norms(tmp_path, changes, expected):
 )
 def test_sliding_windows(tmp_path, changes, windows):
     config = config_of(tmp_path, **changes)
-    assert [config.layer_window(i) for i in range(2)] == windows
+    assert [config.attention(i).window for i in range(2)] == windows
 
 
 @pytest.mark.parametrize(

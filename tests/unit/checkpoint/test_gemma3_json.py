@@ -99,8 +99,8 @@ def test_read_as_transformers_reads_it(tmp_path: Path, style: str) -> None:
     assert spec.embedding_scale == theirs.hidden_size**0.5
     for i, kind in enumerate(theirs.layer_types):
         window = theirs.sliding_window if kind == "sliding_attention" else None
-        assert spec.layer_window(i) == window
-        numbers, rope = theirs.rope_parameters[kind], spec.layer_rope(i)
+        assert spec.attention(i).window == window
+        numbers, rope = theirs.rope_parameters[kind], spec.attention(i).rope
         assert (rope.theta, rope.scaling) == (numbers["rope_theta"], numbers["rope_type"])
         assert rope.parameters.get("factor") == numbers.get("factor")
 

@@ -113,7 +113,7 @@ def test_read_as_transformers_reads_it(tmp_path: Path, style: str) -> None:
     assert vision.num_tokens == theirs.mm_tokens_per_image
     assert (vision.side // vision.patch_size // vision.merge_size) ** 2 == vision.num_tokens
     assert vision.is_bidirectional
-    assert [spec.layer_window(i) for i in range(spec.num_layers)] == [
+    assert [spec.attention(i).window for i in range(spec.num_layers)] == [
         text.sliding_window if kind == "sliding_attention" else None for kind in text.layer_types
     ]
 
@@ -123,7 +123,7 @@ def test_what_the_whole_file_says_counts_for_the_text_model(tmp_path: Path) -> N
     assert spec.dtype == "bfloat16"
     assert spec.eos_token_ids == (1, 106)
     assert spec.architecture == "Gemma3ForConditionalGeneration"
-    assert spec.layer_rope(5).scaling == "linear"
+    assert spec.attention(5).rope.scaling == "linear"
 
 
 def test_both_versions_names_are_known(tmp_path: Path) -> None:

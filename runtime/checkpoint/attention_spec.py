@@ -1,0 +1,59 @@
+"""What one layer's attention is, over all ranks: pools, weights and layers follow. Front-safe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.checkpoint.model_spec import LayerState, PagedState, SharedState
+from runtime.checkpoint.rope_json import RopeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """One layer's attention.
+
+    Attributes:
+        num_heads, num_kv_heads: of all ranks together.
+        head_dim: elements of a head of queries and keys.
+        value_dim: elements of a head of values, at most `head_dim`; 0 for `head_dim`.
+        scale: multiplies the scores.
+        window: keys that a query sees, including its own; `None` for all.
+        softcap: scaled scores become `softcap * tanh(score / softcap)`; 0 leaves them.
+        has_sinks: whether each head has a score without a value.
+        keys_of: index of the earlier layer whose keys and values it reads; `None` for its own.
+        rope: rotation of queries and keys; `None` for none.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    value_dim: int = 0
+    window: int | None = None
+    softcap: float = 0.0
+    has_sinks: bool = False
+    keys_of: int | None = None
+    rope: RopeConfig | None = None
+
+    @property
+    def state(self) -> LayerState:
+        """What the layer keeps of a sequence; pages of values are as wide as those of keys."""
+        if self.keys_of is not None:
+            return SharedState(self.keys_of)
+        return PagedState(self.num_kv_heads, self.head_dim, self.window)
+
+    @property
+    def window_left(self) -> int:
+        """Keys that a query may look back on besides its own, which a window counts; -1 for all."""
+        return -1 if self.window is None else self.window - 1
+
+    def uneven_parts(self, tp_size: int) -> list[str]:
+        """Return what cannot be split evenly among ranks; see `ModelSpec.uneven_parts`."""
+        heads = self.num_kv_heads
+        # With fewer key/value heads than ranks, several ranks hold a copy of one.
+        shared_unevenly = heads % tp_size if heads >= tp_size else tp_size % heads
+        parts = (
+            (self.num_heads % tp_size, f"{self.num_heads} attention heads"),
+            (shared_unevenly, f"{heads} key/value heads"),
+        )
+        return [what for rest, what in parts if rest]
