@@ -60,6 +60,8 @@ def examine(config: ServerConfig, config_file: Path | None = None) -> Report:
         with _noting(report, _OPTIONS):
             nowhere = Folders(run=folder, model=folder, tokenizer=folder)
             resolved = resolve(config, spec, detect_hardware(), nowhere, seed=0)
+            if resolved.worker.model_overrides != spec.overrides:
+                spec = read_model_spec(folder, resolved.worker.model_overrides)
             report.model = _describe(resolved, spec)
     _look_with_torch(report, resolved, spec)
     return report

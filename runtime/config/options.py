@@ -65,9 +65,9 @@ class ModelArgs:
     )
     quantization: str | None = option(
         None,
-        "Form that weights in 16 or 32 bits get while they load: fp8 (E4M3). A checkpoint that is "
-        "quantized says so itself.",
-        choices=("none", "fp8"),
+        "Form that weights in 16 or 32 bits get while they load: fp8 (E4M3), or on a CPU q8_0 or "
+        "q4_k (GGUF's blocks). A checkpoint that is quantized says so itself.",
+        choices=("none", "fp8", "q8_0", "q4_k"),
     )
     context_length: int | None = option(
         None, "Most tokens of prompt and output together; the model's limit when absent."

@@ -9,6 +9,7 @@ from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
 from runtime.launch.hardware import Hardware
+from runtime.models.quantization.registry import ON_CPU
 
 
 def check_experts(config: ServerConfig, model: ModelSpec) -> None:
@@ -90,10 +91,41 @@ def choose_dtype(
         if hardware.cpu_has_bf16:
             why = "the checkpoint's" if stored == "bfloat16" else f"for {stored} on this CPU"
             return str(choices.pick("dtype", "bfloat16", f"{why}; it has bfloat16 instructions"))
-        return str(choices.pick("dtype", "float32", f"this CPU has no fast {stored}"))
+        why = f"this CPU has no fast {stored}; matrices stay in 16 bits"
+        return str(choices.pick("dtype", "float32", why))
     if stored == "float32":
         return str(choices.pick("dtype", "bfloat16", "GPUs are slow at the checkpoint's float32"))
     return str(choices.pick("dtype", stored, "the checkpoint's"))
+
+
+def check_quantization(config: ServerConfig, device: str, dtype: str) -> None:
+    """Refuse a form of weights that the device, or the type of activations, has no kernels for.
+
+    Raises:
+        StartupError: one line.
+    """
+    name = config.model.quantization
+    if name not in ON_CPU:
+        return
+    if device != "cpu":
+        raise StartupError(
+            f"--quantization {name} runs on a CPU only, the model on {device}; on a GPU, "
+            "--quantization fp8 needs half the memory of 16 bits."
+        )
+    if dtype == "float16":
+        raise StartupError(
+            f"--quantization {name} has no kernels for activations in float16; use --dtype "
+            "bfloat16 or float32."
+        )
+
+
+def keeps_16_bits(config: ServerConfig, model: ModelSpec, device: str, dtype: str) -> bool:
+    """Whether matrices stay in 16 bits beside activations in float32.
+
+    Not where float32 was asked for by name: then a trainer's updates keep all their bits.
+    """
+    is_wide = device == "cpu" and dtype == "float32" and config.model.dtype == "auto"
+    return is_wide and model.dtype in ("bfloat16", "float16") and model.quantization is None
 
 
 def rounds_products(

@@ -30,11 +30,14 @@ from runtime.errors import InvalidRequest, StartupError
 from runtime.launch.defaults import (
     Choices,
     check_experts,
+    check_quantization,
     choose_dtype,
     choose_grammars,
+    keeps_16_bits,
     rounds_products,
 )
 from runtime.launch.hardware import Hardware
+from runtime.models.quantization.registry import SAME, as_override
 from runtime.requests.sampling_params import SamplingFields, resolve_sampling
 
 DEFAULT_PAGE_SIZE = 16
@@ -104,6 +107,10 @@ def resolve(
     choices = Choices()
     device = _device(config, hardware, choices)
     dtype = choose_dtype(config, model, device, hardware, choices)
+    check_quantization(config, device, dtype)
+    overrides = dict(model.overrides)
+    if keeps_16_bits(config, model, device, dtype):
+        overrides |= as_override(SAME)
     context_len = _context_len(config, model, choices)
     scheduling = config.scheduling
     chunk = _prefill_chunk(scheduling, model, device, choices)
@@ -210,7 +217,7 @@ def resolve(
         tokenizer_folder=str(folders.tokenizer),
         grammar_backend=grammars.backend,
         is_embedding=config.model.is_embedding,
-        model_overrides=model.overrides,
+        model_overrides=overrides,
         ep_size=config.parallel.ep_size,
         expert_recorder_mode=cast("RecorderMode | None", recorder),
         expert_recorder_size=config.logging.expert_distribution_recorder_buffer_size,

@@ -126,7 +126,7 @@ def read_model_spec(
     family = _find(read_architecture(config), brings_code="auto_map" in config.values)
     read = cast("Callable[[Keys, Keys], ModelSpec]", load_object(family.spec))
     spec = replace(read(config, generation), overrides=overrides or {})
-    quantization = read_quantization(folder, config)
+    quantization = read_quantization(folder, config, spec)
     if quantization is not None:
         spec = replace(spec, quantization=quantization.renamed(spec.canonical))
     spec = with_head_of_files(folder, spec)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import random
-import shutil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.checkpoint.gguf.types import BLOCK_TYPES
-from runtime.checkpoint.headers import SINGLE_FILE as SINGLE
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.registry import read_model_spec
 from runtime.weights.load_model import load_model
 from tests.support.driver import Driver, load
 from tests.support.gguf_models import write_gguf
-from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, TinyModel, tiny_model
+from tests.support.stored_numerics import WIDE, divergence, prompt, reference, variant
 
-# Blocks of 256 need rows as long.
-WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 ARCHITECTURES = {
     "llama": {},
     "llama_tied": {},
@@ -37,46 +30,9 @@ ARCHITECTURES = {
 }
 
 
-def variant(name: str, options: dict[str, object]) -> Path:
-    """A tiny model's folder with other options than the table's."""
-    model = TINY_MODELS[name]
-    key = f"{name} {sorted(options.items())}"
-    if options and key not in TINY_MODELS:
-        changed = {**model.options, **options}
-        TINY_MODELS[key] = TinyModel(model.architecture, changed)
-        try:
-            return tiny_model(key)
-        finally:
-            del TINY_MODELS[key]
-    return tiny_model(name)
-
-
-def reference(folder: Path, weights: dict[str, Tensor], tokens: list[int]) -> Tensor:
-    """What `transformers` makes of the folder's model with other weights."""
-    from transformers import AutoModelForCausalLM
-
-    with TemporaryDirectory() as other:
-        shutil.copy(folder / "config.json", other)
-        save_file({name: each.contiguous() for name, each in weights.items()}, f"{other}/{SINGLE}")
-        model = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32).eval()
-    with torch.inference_mode():
-        return model(torch.tensor([tokens]), use_cache=False).logits[0]
-
-
-def prompt(length: int = 40) -> list[int]:
-    source = random.Random(length)
-    return [source.randrange(VOCAB_SIZE) for _ in range(length)]
-
-
 def logits(model_path: Path, tokens: list[int]) -> Tensor:
     driver = Driver(load(model_path))
     return driver.prefill(driver.start(tokens))
-
-
-def divergence(expected: Tensor, found: Tensor) -> float:
-    """Mean Kullback-Leibler divergence of the positions' distributions."""
-    first, second = (each.log_softmax(dim=-1) for each in (expected, found))
-    return float((first.exp() * (first - second)).sum(dim=-1).mean())
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

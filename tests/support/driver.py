@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +19,10 @@ from runtime.models.registry import read_model_spec
 from runtime.weights.load_model import load_model
 
 
-def load(folder: Path, dtype: str = "float32") -> CausalLM:
-    """Load the model in `folder` on the CPU."""
+def load(folder: Path, dtype: str = "float32", overrides: dict[str, Any] | None = None) -> CausalLM:
+    """Load the model in `folder` on the CPU, with `overrides` of its `config.json`."""
     context = BuildContext(dtype=parse_dtype(dtype), device=torch.device("cpu"))
-    return load_model(folder, read_model_spec(folder), context, lambda share: None)
+    return load_model(folder, read_model_spec(folder, overrides), context, lambda share: None)
 
 
 @dataclass

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from runtime.checkpoint.json_file import Keys, read_json_object
-from runtime.checkpoint.model_spec import Quantization
+from runtime.checkpoint.model_spec import ModelSpec, Quantization
 from runtime.config.registry import load_object
 from runtime.errors import StartupError
-from runtime.models.quantization.fp8.front import while_loading
 
 if TYPE_CHECKING:
     from runtime.models.quantization.method import DeviceMethod
@@ -39,6 +38,8 @@ def _method(folder: str) -> Method:
     return Method(f"{package}.front:read", f"{package}.device:Device")
 
 
+# Keeps 16 bits beside activations in float32; chosen at start, not asked for.
+SAME = "same"
 # Key beside those of `config.json` for the method that weights in floats get while they load.
 _WANTED = "quantization"
 # Where ModelOpt's words are in older folders.
@@ -51,18 +52,30 @@ METHODS: dict[str, Method] = {
     "modelopt": _method("fp8"),
 }
 
+# What weights in floats become while they load, by name: the path of
+# `(path of the model, spec) -> Quantization`.
+WHILE_LOADING: dict[str, str] = {
+    "fp8": "runtime.models.quantization.fp8.front:while_loading",
+    "q8_0": "runtime.models.quantization.gguf.while_loading:q8_0",
+    "q4_k": "runtime.models.quantization.gguf.while_loading:q4_k",
+    SAME: "runtime.models.quantization.gguf.while_loading:same",
+}
+# Those that only a CPU multiplies by.
+ON_CPU = ("q8_0", "q4_k")
+
 
 def as_override(name: str | None) -> dict[str, str]:
     """What `--quantization` adds to the keys of `config.json`."""
     return {_WANTED: name} if name not in (None, "none") else {}
 
 
-def read_quantization(path: Path, config: Keys) -> Quantization | None:
+def read_quantization(path: Path, config: Keys, spec: ModelSpec) -> Quantization | None:
     """Return how the matrices of a model are stored; `None` for plain numbers.
 
     Args:
         path: path of the model.
         config: its `config.json`; a vision model's may have the key in `text_config` only.
+        spec: what the family read of it.
 
     Raises:
         StartupError: the method is unknown, or refuses the model; one line.
@@ -75,7 +88,7 @@ def read_quantization(path: Path, config: Keys) -> Quantization | None:
     if not words and (path / _MODELOPT).is_file():
         words = {"quant_method": "modelopt", **read_json_object(path / _MODELOPT)}
     if not words:
-        return while_loading() if wanted == "fp8" else None
+        return _while_loading(wanted, path, spec)
     name = words.get("quant_method", "unknown")
     method = METHODS.get(name) if isinstance(name, str) else None
     if method is None:
@@ -83,12 +96,19 @@ def read_quantization(path: Path, config: Keys) -> Quantization | None:
             f"{config.source}: weights quantized with {name!r} are not supported;"
             " use a bfloat16, float16, float32 or fp8 checkpoint, or a GGUF file"
         )
-    if wanted == "fp8" and method != METHODS["fp8"]:
+    if wanted in WHILE_LOADING and wanted != SAME and (wanted != "fp8" or method != METHODS["fp8"]):
         raise StartupError(
-            f"--quantization fp8: {config.source} is quantized with {name!r} already"
+            f"--quantization {wanted}: {config.source} is quantized with {name!r} already"
         )
     read = cast("Callable[[Path, dict[str, Any]], Quantization]", load_object(method.front))
     return read(path, words)
+
+
+def _while_loading(wanted: object, path: Path, spec: ModelSpec) -> Quantization | None:
+    if not isinstance(wanted, str) or wanted not in WHILE_LOADING:
+        return None
+    make = cast("Callable[[Path, ModelSpec], Quantization]", load_object(WHILE_LOADING[wanted]))
+    return make(path, spec)
 
 
 def device_method(quantization: Quantization) -> DeviceMethod:

@@ -68,6 +68,30 @@ def test_an_explicit_dtype_is_kept_and_not_explained():
     assert not any(line.startswith("dtype") for line in resolved.choices)
 
 
+def test_matrices_stay_in_16_bits_where_activations_cannot():
+    for stored in ("bfloat16", "float16"):
+        chosen = choose(CPU, fake_model_config(dtype=stored))
+        assert chosen.worker.model_overrides == {"quantization": "same"}
+        assert any("matrices stay in 16 bits" in line for line in chosen.choices)
+        # Who names the type gets it, also for what a trainer sends.
+        named = ServerConfig(model=ModelArgs(dtype="float32"))
+        worker = resolve(named, fake_model_config(dtype=stored), CPU, FOLDERS, 7).worker
+        assert worker.model_overrides == {}
+    for hardware, stored in ((CPU, "float32"), (BF16_CPU, "bfloat16"), (GPU, "bfloat16")):
+        assert not choose(hardware, fake_model_config(dtype=stored)).worker.model_overrides
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_k"])
+def test_blocks_of_gguf_are_for_cpus(name):
+    config = ServerConfig(model=ModelArgs(quantization=name))
+    resolve(config, fake_model_config(), CPU, FOLDERS, 7)
+    with pytest.raises(StartupError, match=f"--quantization {name} runs on a CPU only"):
+        resolve(config, fake_model_config(), GPU, FOLDERS, 7)
+    config = ServerConfig(model=ModelArgs(quantization=name, dtype="half"))
+    with pytest.raises(StartupError, match=f"--quantization {name} has no kernels .* float16"):
+        resolve(config, fake_model_config(), CPU, FOLDERS, 7)
+
+
 def test_vectors_are_made_of_rounded_products_where_that_pays():
     model = dataclasses.replace(fake_model_config(dtype="float32"), gives="vectors")
     chosen = choose(BF16_CPU, model)

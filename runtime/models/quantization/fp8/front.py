@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.checkpoint.headers import read_tensor_infos
-from runtime.checkpoint.model_spec import FLOATS, Quantization, WeightSpec
+from runtime.checkpoint.model_spec import FLOATS, ModelSpec, Quantization, WeightSpec
 from runtime.errors import StartupError
 from runtime.models.quantization.fp8.scheme import Fp8Group, Fp8Scheme, Modules, find_group
 
@@ -117,7 +117,7 @@ def read(path: Path, words: Mapping[str, Any]) -> Fp8Quantization:
     return replace(found, stored=_stored(path))
 
 
-def while_loading() -> Fp8Quantization:
+def while_loading(path: Path, spec: ModelSpec) -> Fp8Quantization:  # noqa: ARG001  # of any files
     """What `--quantization fp8` makes of floats: a scale a row, activations rounded by token."""
     return Fp8Quantization((Fp8Group(Fp8Scheme((1, 0))),), while_loading=True)
 

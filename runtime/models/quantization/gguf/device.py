@@ -18,7 +18,7 @@ from runtime.checkpoint.model_spec import Quantization, WeightSpec
 from runtime.models.layers.experts import ExpertsStore
 from runtime.models.layers.matrix import Matrix
 from runtime.models.layers.parameter import Parameter, Stored, WeightShard
-from runtime.models.quantization.gguf.front import GgufQuantization
+from runtime.models.quantization.gguf.front import StoredForms
 from runtime.models.quantization.method import DeviceMethod
 
 logger = logging.getLogger(__name__)
@@ -31,8 +31,8 @@ class Device(DeviceMethod):
     """Keeps blocks on a CPU for float32 or bfloat16 activations; otherwise widens them."""
 
     def __init__(self, quantization: Quantization) -> None:
-        assert isinstance(quantization, GgufQuantization)
-        self._types = quantization.types
+        assert isinstance(quantization, StoredForms)
+        self._form = quantization.form
         self._widened: Counter[str] = Counter()
         self._why = ""
 
@@ -59,9 +59,7 @@ class Device(DeviceMethod):
         return BlockExperts(blocks["gate_up"], blocks["down"], mine)
 
     def _forms(self, weights: Mapping[str, WeightSpec]) -> dict[str, str]:
-        return {
-            shard: self._types.get(weight.name, "F32").lower() for shard, weight in weights.items()
-        }
+        return {shard: self._form(weight).lower() for shard, weight in weights.items()}
 
     def _keeps(self, plain: Parameter, forms: Mapping[str, str]) -> bool:
         """Whether a matrix is kept as it is stored."""

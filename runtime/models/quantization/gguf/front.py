@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,23 +19,21 @@ from runtime.errors import StartupError
 _FLOAT_BYTES = {"F16": 2, "BF16": 2}
 
 
-@dataclass(frozen=True)
-class GgufQuantization(Quantization):
-    """The types of a file's matrices.
+class StoredForms(Quantization):
+    """Matrices in forms that GGUF has: blocks, or floats of 16 bits."""
 
-    Attributes:
-        types: ggml's type by name in a checkpoint: blocks, or 16-bit floats.
-    """
+    method = "gguf"
 
-    types: Mapping[str, str]
-    method: str = "gguf"
+    @abstractmethod
+    def form(self, weight: WeightSpec) -> str:
+        """Return ggml's name of a weight's type; `F32` for plain numbers of the model's type."""
 
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
         """See `Quantization`: always one tensor.
 
         A matrix stored in blocks accepts these blocks, or floats, which are then encoded as blocks.
         """
-        stored = self.types.get(weight.name)
+        stored = self.form(weight)
         if stored not in BLOCK_TYPES:
             return (weight,)
         return (replace(weight, dtypes=(stored, *FLOATS)),)
@@ -42,12 +41,27 @@ class GgufQuantization(Quantization):
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
         """See `Quantization`: stored blocks on a CPU, plain numbers on a GPU."""
         count = math.prod(weight.shape)
-        stored = self.types.get(weight.name)
-        if stored is None or device != "cpu" or len(weight.shape) != 2:
+        stored = self.form(weight)
+        if stored == "F32" or device != "cpu" or len(weight.shape) != 2:
             return count * itemsize
         if stored in BLOCK_TYPES:
             return weight.shape[0] * BLOCK_TYPES[stored].row_bytes(weight.shape[1])
         return count * min(itemsize, _FLOAT_BYTES[stored])
+
+
+@dataclass(frozen=True)
+class GgufQuantization(StoredForms):
+    """The types of a file's matrices.
+
+    Attributes:
+        types: ggml's type by name in a checkpoint: blocks, or 16-bit floats.
+    """
+
+    types: Mapping[str, str]
+
+    def form(self, weight: WeightSpec) -> str:
+        """See `StoredForms`."""
+        return self.types.get(weight.name, "F32")
 
     @property
     def description(self) -> str:

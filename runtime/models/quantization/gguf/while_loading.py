@@ -1,0 +1,128 @@
+"""Floats that get GGUF's forms while they load. Front-safe: no torch.
+
+`q8_0` and `q4_k` are asked for. The second has the mixture of llama.cpp's Q4_K_M: 6 bits for the
+head, for half of the values and of the down projections, whose errors cost most.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runtime.checkpoint.gguf.types import BLOCK_TYPES
+from runtime.checkpoint.headers import read_tensor_infos
+from runtime.checkpoint.model_spec import ModelSpec, WeightSpec
+from runtime.errors import StartupError
+from runtime.models.quantization.gguf.front import StoredForms
+
+# Targets of matrices that become blocks: those of a decoder's layers, and what tokens are looked up
+# in and scored with. Towers of images and heads after a pooling keep their numbers.
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_OF_TOKENS = ("model.embed_tokens.weight", "lm_head.weight")
+# Matrices that choose: few numbers, large effect.
+_CHOOSES = re.compile(r"\.(router|shared_gate)\.\w+$")
+# What is taken instead where a row is not a whole number of blocks; llama.cpp does the same.
+_NARROWER = {"Q4_K": "Q5_0", "Q6_K": "Q8_0", "Q5_0": "F32", "Q8_0": "F32"}
+
+
+@dataclass(frozen=True)
+class BlocksWhileLoading(StoredForms):
+    """Matrices in floats that become blocks.
+
+    Attributes:
+        name: `q8_0` or `q4_k`.
+        num_layers: layers of the decoder.
+    """
+
+    name: str
+    num_layers: int
+
+    def form(self, weight: WeightSpec) -> str:
+        """See `StoredForms`."""
+        if weight.kind != "matrix" or len(weight.shape) != 2 or _CHOOSES.search(weight.target):
+            return "F32"
+        wanted = self._wanted(weight)
+        while wanted in BLOCK_TYPES and weight.shape[1] % BLOCK_TYPES[wanted].block:
+            wanted = _NARROWER[wanted]
+        return wanted
+
+    def _wanted(self, weight: WeightSpec) -> str:
+        layer = _LAYER.match(weight.target)
+        if layer is None and weight.target not in _OF_TOKENS:
+            return "F32"
+        if self.name == "q8_0":
+            return "Q8_0"
+        if layer is None or (_is_sensitive(weight) and self._gets_more(int(layer[1]))):
+            return "Q6_K"
+        return "Q4_K"
+
+    def _gets_more(self, layer_idx: int) -> bool:
+        """Whether a layer's sensitive matrices have 6 bits: `use_more_bits` of llama.cpp."""
+        eighth = self.num_layers // 8
+        is_end = layer_idx < eighth or layer_idx >= 7 * self.num_layers // 8
+        return is_end or (layer_idx - eighth) % 3 == 2
+
+    @property
+    def description(self) -> str:
+        """See `Quantization`."""
+        mixed = ", some of it in Q6_K" if self.name == "q4_k" else ""
+        return f"floats, {self.name.upper()} once loaded{mixed}"
+
+
+def _is_sensitive(weight: WeightSpec) -> bool:
+    return weight.shard == "v" or re.search(r"(\.|_)down(_proj)?\b", weight.target) is not None
+
+
+@dataclass(frozen=True)
+class SameWhileLoaded(StoredForms):
+    """Matrices in 16 bits that stay so where activations are in float32.
+
+    A product of both is exact in float32, so nothing changes but memory and speed.
+
+    Attributes:
+        stored: type by name of the files' tensors; empty where there are no files.
+        others: type of what `stored` does not name.
+    """
+
+    stored: Mapping[str, str]
+    others: str
+
+    def form(self, weight: WeightSpec) -> str:
+        """See `StoredForms`."""
+        # Other embeddings are read as plain tensors.
+        is_product = "embeddings." not in weight.target
+        if weight.kind != "matrix" or len(weight.shape) != 2 or not is_product:
+            return "F32"
+        found = self.stored.get(weight.name, self.others)
+        return found if found in ("F16", "BF16") else "F32"
+
+    def renamed(self, canonical: Callable[[str], str]) -> SameWhileLoaded:
+        """See `Quantization`."""
+        return replace(self, stored={canonical(name): kind for name, kind in self.stored.items()})
+
+    @property
+    def description(self) -> str:
+        """See `Quantization`."""
+        return self.others.lower()
+
+
+def q8_0(path: Path, spec: ModelSpec) -> BlocksWhileLoading:  # noqa: ARG001  # of any files
+    """What `--quantization q8_0` makes of floats."""
+    return BlocksWhileLoading("q8_0", len(spec.layer_states))
+
+
+def q4_k(path: Path, spec: ModelSpec) -> BlocksWhileLoading:  # noqa: ARG001  # of any files
+    """What `--quantization q4_k` makes of floats."""
+    return BlocksWhileLoading("q4_k", len(spec.layer_states))
+
+
+def same(path: Path, spec: ModelSpec) -> SameWhileLoaded:
+    """16 bits as they are in the files of `path`; without files, of the spec's type."""
+    try:
+        infos = read_tensor_infos(path if path.is_dir() else path.parent)
+    except (StartupError, OSError):
+        infos = {}
+    others = {"bfloat16": "BF16", "float16": "F16"}.get(spec.dtype, "F32")
+    return SameWhileLoaded({name: info.dtype for name, info in infos.items()}, others)
