@@ -48,6 +48,7 @@ class Estimate:
             dtype=parse_dtype(config.dtype),
             device=torch.device(config.device),
             tp_size=config.tp_size,
+            kv_cache_dtype=config.kv_cache_dtype,
         )
         self.needs = Needs(
             weight_bytes=least_weight_bytes(spec, self._context),

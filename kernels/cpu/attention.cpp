@@ -5,7 +5,8 @@
 // the same code with few or many rows. Keys and values of a block are repacked into cache-sized
 // scratch (see gemm.h); the caches themselves are read once per query block and never copied.
 //
-// The storage type (S) may be wider than the product type (T): float32 with bfloat16 products.
+// Queries and results (S) may be wider than products (T): float32 with bfloat16 products. Keys and
+// values (C) may be kept in fewer bits, see kept.h.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -15,6 +16,7 @@
 
 #include "amx.h"
 #include "gemm.h"
+#include "kept.h"
 #include "pool.h"
 
 namespace hr {
@@ -40,9 +42,9 @@ struct Sizes {
 };
 
 // The location of keys and values: in pages, or, without a page table, columns of packed rows.
-template <class S>
+template <class C>
 struct Keys {
-    const S *k, *v;
+    const C *k, *v;
     const int32_t *page_table;
     int64_t page_size, max_pages, row_stride;
 };
@@ -99,21 +101,13 @@ inline void multiply(const uint32_t *a, int64_t lda, const uint32_t *b, int64_t 
     product<T, ACCUMULATE>(a, lda, b, ldb, k, c, ldc, m, n);
 }
 
-inline void convert(const float *from, bf16 *to, int64_t n) {
-    for (int64_t i = 0; i < n; i += W) store(to + i, load(from + i));
-}
-template <class T>
-inline void convert(const T *from, T *to, int64_t n) {
-    std::memcpy(to, from, n * sizeof(T));
-}
-
-template <class T, class S>
+template <class T, class S, class C = S>
 struct Attention {
-    static constexpr bool IS_NARROWED = !std::is_same_v<T, S>;
+    static constexpr bool IS_CONVERTED = !std::is_same_v<T, C>;
 
     Sizes s;
     const S *q;
-    Keys<S> cache;
+    Keys<C> cache;
     S *out;
 
     int64_t group() const { return s.heads / s.kv_heads; }
@@ -121,7 +115,7 @@ struct Attention {
     size_t scratch_bytes(int64_t rows) const {
         return round64(rows * s.dim * sizeof(T)) + round64(rows * KEYS * 4) +
                round64(rows * KEYS * sizeof(T)) + 2 * round64(KEYS * s.dim * sizeof(T)) +
-               (IS_NARROWED ? round64(KEYS * s.dim * sizeof(T)) : 0) + result_bytes(rows);
+               (IS_CONVERTED ? round64(KEYS * s.dim * sizeof(T)) : 0) + result_bytes(rows);
     }
     // One set of unfinished results: sums `[rows, dim]`, then the state of each row.
     size_t result_bytes(int64_t rows) const {
@@ -132,10 +126,10 @@ struct Attention {
     }
 
     // Finds the keys [base + begin, base + end) of a sequence; the rest of the block is 0.
-    void locate(const Task &t, int64_t base, int64_t begin, int64_t end, const S **keys,
-                const S **values) const {
-        for (int64_t i = 0; i < begin; i++) keys[i] = values[i] = (const S *)ZEROS;
-        for (int64_t i = end; i < KEYS; i++) keys[i] = values[i] = (const S *)ZEROS;
+    void locate(const Task &t, int64_t base, int64_t begin, int64_t end, const C **keys,
+                const C **values) const {
+        for (int64_t i = 0; i < begin; i++) keys[i] = values[i] = (const C *)ZEROS;
+        for (int64_t i = end; i < KEYS; i++) keys[i] = values[i] = (const C *)ZEROS;
         if (cache.page_table == nullptr) {
             for (int64_t i = begin; i < end; i++) {
                 int64_t at = (t.first_token + base + i) * cache.row_stride + t.kv_head * s.dim;
@@ -149,8 +143,9 @@ struct Attention {
             int64_t page = pages[(base + i) / cache.page_size];
             int64_t offset = (base + i) % cache.page_size;
             int64_t run = std::min(end - i, cache.page_size - offset);
-            int64_t at = ((page * s.kv_heads + t.kv_head) * cache.page_size + offset) * s.dim;
-            for (int64_t j = 0; j < run; j++, i++, at += s.dim) {
+            const int64_t width = row_elements<C>(s.dim);
+            int64_t at = ((page * s.kv_heads + t.kv_head) * cache.page_size + offset) * width;
+            for (int64_t j = 0; j < run; j++, i++, at += width) {
                 keys[i] = cache.k + at;
                 values[i] = cache.v + at;
             }
@@ -158,8 +153,8 @@ struct Attention {
     }
 
     // The same rows as T; rows that need conversion are written to `space`.
-    const T **narrowed(const S **rows, int64_t count, T *space, const T **found) const {
-        if constexpr (!IS_NARROWED) return rows;
+    const T **converted(const C **rows, int64_t count, T *space, const T **found) const {
+        if constexpr (!IS_CONVERTED) return rows;
         for (int64_t i = 0; i < count; i++) {
             convert(rows[i], space + i * s.dim, s.dim);
             found[i] = space + i * s.dim;
@@ -222,7 +217,7 @@ struct Attention {
         std::memset(acc, 0, rows * dim * sizeof(float));
         for (int64_t r = 0; r < rows; r++) state[r] = {MINUS_INF, 0.0f};
 
-        const S *keys[KEYS], *values[KEYS];
+        const C *keys[KEYS], *values[KEYS];
         const T *found[KEYS];
         for (int64_t base = from / KEYS * KEYS; base < to; base += KEYS) {
             int64_t begin = std::max<int64_t>(0, from - base), end = std::min(KEYS, to - base);
@@ -239,11 +234,11 @@ struct Attention {
             // Columns past `end` are never read, whatever the packed keys held before.
             int64_t columns = (end + 15) / 16 * 16;
             locate(t, base, begin, end, keys, values);
-            const T **rows_k = narrowed(keys, columns, space, found);
+            const T **rows_k = converted(keys, columns, space, found);
             for (int64_t i = 0; i < columns; i += 16)
                 transpose16((const uint32_t *const *)(rows_k + i), 16, dim / PER, packed_k + i, KEYS);
             const int64_t step = k_step<T>() * PER, filled = (end + step - 1) / step * step;
-            pack_values(narrowed(values, filled, space, found), filled, dim, packed_v);
+            pack_values(converted(values, filled, space, found), filled, dim, packed_v);
             // The number of probabilities: all columns that are multiplied.
             const int64_t width = std::max(columns, filled);
 
@@ -354,8 +349,8 @@ void plan(const Sizes &s, const int32_t *seq_lens, const int32_t *qo_indptr, int
 }
 
 // For few tasks that do not divide evenly, every part of every task becomes a separate work item.
-template <class T, class S>
-void attend_in_parts(const Attention<T, S> &a, const std::vector<Task> &tasks, size_t scratch_bytes,
+template <class T, class S, class C>
+void attend_in_parts(const Attention<T, S, C> &a, const std::vector<Task> &tasks, size_t scratch_bytes,
                      size_t result_bytes, int64_t threads) {
     std::vector<int64_t> owner, first(1, 0);
     for (size_t i = 0; i < tasks.size(); i++) {
@@ -380,8 +375,8 @@ void attend_in_parts(const Attention<T, S> &a, const std::vector<Task> &tasks, s
     }
 }
 
-template <class T, class S>
-void attend(const Attention<T, S> &a, const std::vector<Task> &tasks, int64_t threads) {
+template <class T, class S, class C>
+void attend(const Attention<T, S, C> &a, const std::vector<Task> &tasks, int64_t threads) {
     int64_t count = (int64_t)tasks.size(), rows = 0, elements = 0;
     bool decode = true;
     for (const Task &t : tasks) {
@@ -410,7 +405,8 @@ void attend(const Attention<T, S> &a, const std::vector<Task> &tasks, int64_t th
 
 using namespace hr;
 
-extern "C" void hr_paged_attention(int64_t is_bf16, const void *q, int64_t q_stride,
+// `kept`: how the caches keep numbers, a `Kept`.
+extern "C" void hr_paged_attention(int64_t is_bf16, int64_t kept, const void *q, int64_t q_stride,
                                    const void *k_cache, const void *v_cache,
                                    const int32_t *page_table, int64_t max_pages,
                                    const int32_t *seq_lens, const int32_t *qo_indptr,
@@ -425,8 +421,11 @@ extern "C" void hr_paged_attention(int64_t is_bf16, const void *q, int64_t q_str
     plan(s, seq_lens, qo_indptr, seqs, tasks);
     auto run = [&](auto *typed) {
         using T = std::remove_pointer_t<decltype(typed)>;
-        Keys<T> keys{(const T *)k_cache, (const T *)v_cache, page_table, page_size, max_pages, 0};
-        attend(Attention<T, T>{s, (const T *)q, keys, typed}, tasks, threads);
+        with_kept<T>(kept, [&](auto *cached) {
+            using C = std::remove_pointer_t<decltype(cached)>;
+            Keys<C> keys{(const C *)k_cache, (const C *)v_cache, page_table, page_size, max_pages, 0};
+            attend(Attention<T, T, C>{s, (const T *)q, keys, typed}, tasks, threads);
+        });
     };
     is_bf16 ? run((bf16 *)out) : run((float *)out);
 }

@@ -12,10 +12,15 @@ from pathlib import Path
 import torch
 
 from kernels.cpu.build import BuildError, build
+from kernels.kv_forms import KV_FORMS
 
 logger = logging.getLogger(__name__)
 
 DTYPES = (torch.bfloat16, torch.float32)
+# `Kept` of kernels/cpu/kept.h, by the dtype of a cache.
+_KEPT = {form.dtype: number for number, form in enumerate(KV_FORMS.values())}
+# Rows in another form are converted in whole vectors.
+_VECTOR = 16
 
 _POINTER = ctypes.c_void_p
 _SIZE = ctypes.c_int64
@@ -26,12 +31,12 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "hr_layer_norm": (_SIZE, *[_POINTER] * 5, _SIZE, _SIZE, _REAL, _SIZE),
     "hr_act_and_mul": (_SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
     "hr_rope_kv_write": (
-        *(_SIZE, _POINTER, *[_SIZE] * 4, *[_POINTER] * 5),
+        *(_SIZE, _SIZE, _POINTER, *[_SIZE] * 4, *[_POINTER] * 5),
         *(_SIZE, _POINTER, _POINTER, _REAL, _SIZE, _SIZE),
     ),
     "hr_kv_write": (_POINTER, *[_SIZE] * 3, _POINTER, _SIZE, _POINTER, *[_SIZE] * 4),
     "hr_paged_attention": (
-        *(_SIZE, _POINTER, _SIZE, *[_POINTER] * 3, _SIZE, _POINTER, _POINTER),
+        *(_SIZE, _SIZE, _POINTER, _SIZE, *[_POINTER] * 3, _SIZE, _POINTER, _POINTER),
         *(*[_SIZE] * 5, _REAL, _SIZE, _POINTER, _REAL, _POINTER, _POINTER, _SIZE),
     ),
     "hr_encoder_attention": (
@@ -54,6 +59,19 @@ _RESULTS: dict[str, tuple[type, ...]] = {
     "hr_stored_panel_bytes": (_SIZE, _SIZE, _SIZE),
     "hr_dots_name": (ctypes.c_char_p,),
 }
+
+
+def kept_number(cache: torch.dtype, dtype: torch.dtype, head_dim: int) -> int | None:
+    """Return how a cache keeps the numbers of a model, as the library counts; `None` if it cannot.
+
+    Args:
+        cache: dtype of the cache.
+        dtype: dtype of the model.
+        head_dim: numbers of a row.
+    """
+    if cache is dtype:
+        return 0
+    return None if head_dim % _VECTOR else _KEPT.get(cache)
 
 
 @cache

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "kept.h"
 #include "norm.h"
 #include "pool.h"
 
@@ -37,10 +38,10 @@ void rotate_head(T *head, const float *cos, const float *sin, int64_t half) {
     }
 }
 
-template <bool ZERO_CENTERED, class T>
+template <bool ZERO_CENTERED, class T, class C>
 void rope_rows(T *qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
-               const float *cos_sin, const int64_t *positions, const int64_t *slots, T *k_cache,
-               T *v_cache, int64_t page_size, const T *q_norm, const T *k_norm, float eps,
+               const float *cos_sin, const int64_t *positions, const int64_t *slots, C *k_cache,
+               C *v_cache, int64_t page_size, const T *q_norm, const T *k_norm, float eps,
                int64_t threads) {
     int64_t width = (heads + 2 * kv_heads) * dim;
     parallel(tokens, threads, tokens * width * 2, [=](int64_t begin, int64_t end) {
@@ -58,9 +59,9 @@ void rope_rows(T *qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t 
             int64_t page = slot / page_size, offset = slot % page_size;
             const T *key = row + heads * dim, *value = key + kv_heads * dim;
             for (int64_t h = 0; h < kv_heads; h++) {
-                int64_t to = ((page * kv_heads + h) * page_size + offset) * dim;
-                std::memcpy(k_cache + to, key + h * dim, dim * sizeof(T));
-                std::memcpy(v_cache + to, value + h * dim, dim * sizeof(T));
+                int64_t to = ((page * kv_heads + h) * page_size + offset) * row_elements<C>(dim);
+                convert(key + h * dim, k_cache + to, dim);
+                convert(value + h * dim, v_cache + to, dim);
             }
         }
     });
@@ -70,7 +71,8 @@ void rope_rows(T *qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t 
 
 using namespace hr;
 
-extern "C" void hr_rope_kv_write(int64_t is_bf16, void *qkv, int64_t tokens, int64_t heads,
+// `kept`: how the caches keep numbers, a `Kept`.
+extern "C" void hr_rope_kv_write(int64_t is_bf16, int64_t kept, void *qkv, int64_t tokens, int64_t heads,
                                  int64_t kv_heads, int64_t dim, const float *cos_sin,
                                  const int64_t *positions, const int64_t *slots, void *k_cache,
                                  void *v_cache, int64_t page_size, const void *q_norm,
@@ -78,10 +80,13 @@ extern "C" void hr_rope_kv_write(int64_t is_bf16, void *qkv, int64_t tokens, int
                                  int64_t threads) {
     auto run = [&](auto *typed, auto centered) {
         using T = std::remove_pointer_t<decltype(typed)>;
-        rope_rows<decltype(centered)::value>(typed, tokens, heads, kv_heads, dim, cos_sin,
-                                             positions, slots, (T *)k_cache, (T *)v_cache,
-                                             page_size, (const T *)q_norm, (const T *)k_norm,
-                                             (float)eps, threads);
+        with_kept<T>(kept, [&](auto *cached) {
+            using C = std::remove_pointer_t<decltype(cached)>;
+            rope_rows<decltype(centered)::value>(typed, tokens, heads, kv_heads, dim, cos_sin,
+                                                 positions, slots, (C *)k_cache, (C *)v_cache,
+                                                 page_size, (const T *)q_norm, (const T *)k_norm,
+                                                 (float)eps, threads);
+        });
     };
     auto run_type = [&](auto centered) {
         is_bf16 ? run((bf16 *)qkv, centered) : run((float *)qkv, centered);

@@ -79,8 +79,9 @@ def paged_attention(  # noqa: PLR0913 the op needs all of these
     Args:
         q: `[num_tokens, num_heads, head_dim]`, usually a view into `qkv`: heads and elements
             contiguous, rows at any stride; float16, bfloat16 or float32.
-        k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous, the dtype of `q`;
-            `num_kv_heads` divides `num_heads`. Slots outside the sequences are never used.
+        k_cache: `[num_pages, num_kv_heads, page_size, row_elements]`, contiguous, the dtype of `q`
+            or on a CPU another of `kernels.kv_forms`; `num_kv_heads` divides `num_heads`. Slots
+            outside the sequences are never used.
         v_cache: likewise.
         page_table: `[num_seqs, max_pages]` int32, the pages of each sequence in order.
         seq_lens: `[num_seqs]` int32, key length including this step's tokens.

@@ -6,7 +6,7 @@ float16, and head sizes that are not a multiple of 16, go to the reference.
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import DTYPES, library
+from kernels.cpu.library import DTYPES, kept_number, library
 from kernels.paged_attention import reference
 
 _paged_attention = library().hr_paged_attention
@@ -35,7 +35,8 @@ def paged_attention(  # noqa: PLR0913 the op's signature
     """Attend in blocks; see `kernels.paged_attention.paged_attention`."""
     dtype = q.dtype
     num_tokens, num_heads, head_dim = q.shape
-    if not supports(dtype, head_dim) or k_cache.dtype != dtype:
+    kept = kept_number(k_cache.dtype, dtype, head_dim)
+    if not supports(dtype, head_dim) or kept is None:
         return reference.paged_attention(
             q,
             k_cache,
@@ -65,6 +66,7 @@ def paged_attention(  # noqa: PLR0913 the op's signature
         out = q.new_empty(num_tokens, num_heads * head_dim)
     _paged_attention(
         dtype is torch.bfloat16,
+        kept,
         q.data_ptr(),
         row_stride,
         k_cache.data_ptr(),

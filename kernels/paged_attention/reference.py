@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from kernels.kv_forms import numbers
+
 
 def paged_attention(  # noqa: PLR0913 the op's signature
     q: Tensor,
@@ -35,10 +37,9 @@ def paged_attention(  # noqa: PLR0913 the op's signature
         held = slice(first - first_page * page_size, kv_len - first_page * page_size)
         query = q[start:stop].transpose(0, 1).float()
         key, value = (
-            cache[pages]
+            numbers(cache.view(torch.uint8)[pages].view(cache.dtype))
             .transpose(0, 1)
             .reshape(cache.shape[1], -1, head_dim)[:, held]
-            .float()
             .repeat_interleave(num_heads // cache.shape[1], dim=0)
             for cache in (k_cache, v_cache)
         )

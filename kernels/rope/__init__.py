@@ -87,7 +87,8 @@ def rope_kv_write(  # noqa: PLR0913 one pass over qkv touches all of these
         positions: `[num_tokens]` int64, rows of `cos_sin`.
         slots: `[num_tokens]` int64, `page * page_size + offset`; -1 stores nothing (the token
             is still rotated in `qkv`).
-        k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous, the dtype of `qkv`.
+        k_cache: `[num_pages, num_kv_heads, page_size, row_elements]`, contiguous, the dtype of
+            `qkv` or on a CPU another of `kernels.kv_forms`.
         v_cache: likewise.
         q_norm: `[head_dim]` weight of the RMS norm of each query head before the rotation, or
             None.

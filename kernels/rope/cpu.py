@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import DTYPES, library
+from kernels.cpu.library import DTYPES, kept_number, library
 from kernels.rope import reference
 
 _rope_kv_write = library().hr_rope_kv_write
@@ -27,7 +27,8 @@ def rope_kv_write(  # noqa: PLR0913 the op's signature
 ) -> None:
     """Norm, rotate and store; see `kernels.rope.rope_kv_write`."""
     dtype = qkv.dtype
-    if dtype not in DTYPES or k_cache.dtype != dtype:
+    kept = kept_number(k_cache.dtype, dtype, head_dim)
+    if dtype not in DTYPES or kept is None:
         reference.rope_kv_write(
             qkv,
             num_heads,
@@ -53,6 +54,7 @@ def rope_kv_write(  # noqa: PLR0913 the op's signature
     assert slots.dtype is torch.int64
     _rope_kv_write(
         dtype is torch.bfloat16,
+        kept,
         qkv.data_ptr(),
         qkv.shape[0],
         num_heads,
@@ -74,7 +76,10 @@ def rope_kv_write(  # noqa: PLR0913 the op's signature
 
 def kv_write(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     """Store keys and values; see `kernels.rope.kv_write`."""
-    assert k.dtype == v.dtype == k_cache.dtype == v_cache.dtype
+    if k_cache.dtype != k.dtype:
+        reference.kv_write(k, v, slots, k_cache, v_cache)
+        return
+    assert k.dtype == v.dtype == v_cache.dtype
     assert k.stride(2) == 1
     assert v.stride(2) == 1
     assert k_cache.is_contiguous()

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kernels.kv_forms import head_elements, kept
 from kernels.norm.reference import rms_norm
 
 
@@ -43,5 +44,8 @@ def kv_write(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tens
     stored = slots >= 0
     pages = slots[stored] // k_cache.shape[2]
     offsets = slots[stored] % k_cache.shape[2]
-    k_cache[pages, :, offsets] = k[stored]
-    v_cache[pages, :, offsets] = pad(v[stored], (0, v_cache.shape[3] - v.shape[2]))
+    for cache, rows in ((k_cache, k), (v_cache, v)):
+        whole = pad(rows[stored], (0, head_elements(cache) - rows.shape[2]))
+        # As bytes: torch does not index all types of 8 bits.
+        to, row = cache.view(torch.uint8), kept(whole, cache.dtype).contiguous()
+        to[pages, :, offsets] = row.view(torch.uint8)

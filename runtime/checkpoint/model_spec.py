@@ -103,15 +103,13 @@ class PagedState:
         num_kv_heads: key/value heads of all ranks together.
         window: keys that a query sees, including its own; `None` for all. Keys that no later query
             sees need not be kept.
+        form: how numbers are kept, a name of `kernels.kv_forms`: `auto` for the model's type.
     """
 
     num_kv_heads: int
     head_dim: int
     window: int | None = None
-
-    def elements_per_token(self, tp_size: int) -> int:
-        """Numbers that one token leaves on one rank."""
-        return 2 * self.heads_of_rank(tp_size) * self.head_dim
+    form: str = "auto"
 
     def heads_of_rank(self, tp_size: int) -> int:
         """Key/value heads of one rank: with fewer heads than ranks, ranks hold copies."""
@@ -128,18 +126,10 @@ class SharedState:
 
     layer_idx: int
 
-    def elements_per_token(self, tp_size: int) -> int:  # noqa: ARG002  # on any number of ranks
-        """Numbers that one token leaves on one rank: none."""
-        return 0
-
 
 @dataclass(frozen=True)
 class NoState:
     """No state: the layer sees all tokens of a sequence in one step."""
-
-    def elements_per_token(self, tp_size: int) -> int:  # noqa: ARG002  # on any number of ranks
-        """Numbers that one token leaves on one rank: none."""
-        return 0
 
 
 # The state that one layer keeps of a sequence between steps. Pools, allocation, prefix cache and
@@ -316,10 +306,6 @@ class ModelSpec(ABC):
         0 if its position is its index in the sequence, like any token's.
         """
         return 0
-
-    def elements_per_token(self, tp_size: int) -> int:
-        """Numbers that one token leaves on one rank between steps, over all layers."""
-        return sum(state.elements_per_token(tp_size) for state in self.layer_states)
 
 
 def head_weights(pooling: Pooling) -> list[WeightSpec]:

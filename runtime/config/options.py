@@ -291,6 +291,12 @@ class KernelArgs:
         "for prompts and for decode steps without CUDA graphs; auto never selects it.",
         choices=("auto", "cpu", "torch", "triton", "flashinfer"),
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "How keys and values are kept; auto is the model's type. On a CPU fp8_e4m3, fp8_e5m2 and "
+        "int8 (a scale for each head of a token, the most accurate of the three) take 8 bits.",
+        choices=("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8"),
+    )
     moe_runner_backend: str = option(
         "auto",
         "How experts are computed on a GPU: torch sorts tokens and uses torch's grouped products, "
@@ -412,6 +418,7 @@ class WorkerConfig:
     disable_radix_cache: bool
     overlap: bool
     attention_backend: str
+    kv_cache_dtype: str = "auto"
     moe_runner_backend: str = "auto"
     num_threads: int
     disable_cuda_graph: bool = False

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import math
 import mmap
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from runtime.checkpoint.model_spec import ModelSpec, PagedState, SharedState
+from kernels.kv_forms import KV_FORMS
+from runtime.checkpoint.model_spec import LayerState, ModelSpec, PagedState, SharedState
 from runtime.executor.memory import PoolSize
 from runtime.models.attention.forward_batch import KVCache
 from runtime.models.layers.build_context import BuildContext
 
 
+def kept_states(spec: ModelSpec, context: BuildContext) -> list[LayerState]:
+    """What each layer keeps, in the form that the operator chose."""
+    form = context.kv_cache_dtype
+    return [
+        replace(state, form=form) if isinstance(state, PagedState) else state
+        for state in spec.layer_states
+    ]
+
+
 def pool_bytes_per_token(spec: ModelSpec, context: BuildContext) -> int:
     """Bytes that one token takes on this rank."""
-    return spec.elements_per_token(context.tp_size) * context.dtype.itemsize
+    total = 0
+    for state in kept_states(spec, context):
+        if isinstance(state, PagedState):
+            form = KV_FORMS[state.form]
+            row = form.row_elements(state.head_dim) * (form.dtype or context.dtype).itemsize
+            total += 2 * state.heads_of_rank(context.tp_size) * row
+    return total
 
 
 def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[KVCache]:
@@ -35,15 +52,18 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
         MemoryError: there is too little memory on a CPU; on a GPU torch raises its own error.
     """
     kv: list[KVCache] = []
-    for state in spec.layer_states:
+    for state in kept_states(spec, context):
         if isinstance(state, SharedState):
             kv.append(kv[state.layer_idx])
             continue
         shape: tuple[int, ...] = (0,)
+        dtype = context.dtype
         if isinstance(state, PagedState):
-            heads = state.heads_of_rank(context.tp_size)
-            shape = (size.num_pages + 1, heads, size.page_size, state.head_dim)
-        kv.append(KVCache(*(_zeros(shape, context.dtype, context.device) for _ in range(2))))
+            heads, form = state.heads_of_rank(context.tp_size), KV_FORMS[state.form]
+            dtype = form.dtype or dtype
+            row = form.row_elements(state.head_dim)
+            shape = (size.num_pages + 1, heads, size.page_size, row)
+        kv.append(KVCache(*(_zeros(shape, dtype, context.device) for _ in range(2))))
     return kv
 
 

@@ -119,6 +119,24 @@ def check_quantization(config: ServerConfig, device: str, dtype: str) -> None:
         )
 
 
+def choose_kv_cache(config: ServerConfig, device: str, dtype: str) -> str:
+    """How keys and values are kept: a name in `kernels.kv_forms`.
+
+    Raises:
+        StartupError: the device has no kernels for it.
+    """
+    asked = config.kernels.kv_cache_dtype
+    name = "bf16" if asked == "bfloat16" else asked
+    if name == "bf16" and dtype == "bfloat16":
+        return "auto"
+    if device != "cpu" and name != "auto":
+        raise StartupError(
+            f"--kv-cache-dtype {asked} runs on a CPU only, the model in {dtype} on {device}; "
+            "use auto."
+        )
+    return name
+
+
 def keeps_16_bits(config: ServerConfig, model: ModelSpec, device: str, dtype: str) -> bool:
     """Whether matrices stay in 16 bits beside activations in float32.
 

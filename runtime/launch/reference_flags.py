@@ -76,7 +76,6 @@ _REFUSED_SWITCHES = {
 
 _REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--torchao-config": ("use --quantization", ("",)),
-    "--kv-cache-dtype": ("the KV pool has the model's dtype", ("auto",)),
     "--hf-chat-template-name": ("use --chat-template", ()),
     "--completion-template": ("/v1/completions applies no template", ()),
     "--tool-server": ("tools run at the client", ()),

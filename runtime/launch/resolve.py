@@ -33,6 +33,7 @@ from runtime.launch.defaults import (
     check_quantization,
     choose_dtype,
     choose_grammars,
+    choose_kv_cache,
     keeps_16_bits,
     rounds_products,
 )
@@ -201,6 +202,7 @@ def resolve(
         disable_radix_cache=scheduling.disable_radix_cache,
         overlap=overlap,
         attention_backend=attention,
+        kv_cache_dtype=choose_kv_cache(config, device, dtype),
         moe_runner_backend=experts,
         disable_cuda_graph=config.kernels.disable_cuda_graph,
         deterministic=deterministic,

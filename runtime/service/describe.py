@@ -30,7 +30,6 @@ _FIXED_ARGS: dict[str, Any] = {
     "nnodes": 1,
     "node_rank": 0,
     "disaggregation_mode": "null",
-    "kv_cache_dtype": "auto",
     "speculative_algorithm": None,
 }
 # Tokens that admission keeps free beyond a prompt: one to generate.

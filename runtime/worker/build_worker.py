@@ -239,6 +239,7 @@ def _build_context(
         device=device,
         max_positions=config.context_len + 1,
         rounds_products=rounds_products(config, device.type),
+        kv_cache_dtype=config.kv_cache_dtype,
         linear=linear,
         experts=choose_experts(config, device.type) if spec.num_experts else None,
         expert_counts=_expert_counts(config, spec, device),

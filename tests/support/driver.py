@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.kv_forms import KV_FORMS
 from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
 from runtime.models.attention.forward_batch import ForwardBatch, KVCache
 from runtime.models.layers.build_context import BuildContext, parse_dtype
@@ -43,20 +44,21 @@ class Driver:
         backend: str = "cpu",
         page_size: int = 16,
         num_pages: int = 160,
+        kv_form: str = "auto",
     ) -> None:
         self.model = model
         self.attention: AttentionBackend = ATTENTION_BACKENDS.load(backend)(
             "cpu", StepLimits(max_seqs=64, max_tokens=2048)
         )
         self.page_size = page_size
-        config, dtype = model.spec, model.context.dtype
-        shape = (num_pages, config.num_kv_heads, page_size, config.head_dim)
-        # NaN in what was never written shows any read beyond a sequence's end.
+        config, form = model.spec, KV_FORMS[kv_form]
+        dtype = form.dtype or model.context.dtype
+        row_bytes = form.row_elements(config.head_dim) * dtype.itemsize
+        shape = (num_pages, config.num_kv_heads, page_size, row_bytes)
+        # NaN in what was never written shows any read beyond a sequence's end; in every form of
+        # numbers and scales it is all ones.
         self.kv = [
-            KVCache(
-                torch.full(shape, float("nan"), dtype=dtype),
-                torch.full(shape, float("nan"), dtype=dtype),
-            )
+            KVCache(*(torch.full(shape, 255, dtype=torch.uint8).view(dtype) for _ in "kv"))
             for _ in range(config.num_layers)
         ]
         self.free = list(range(1, num_pages))

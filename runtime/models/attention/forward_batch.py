@@ -19,8 +19,9 @@ class KVCache:
     """One layer's pages.
 
     Attributes:
-        k, v: `[num_pages, num_kv_heads, page_size, head_dim]`, of the model's dtype; an fp8 pool's
-            scales would be here. No sequence has page 0: padding may write there.
+        k, v: `[num_pages, num_kv_heads, page_size, row_elements]`: `head_dim` numbers of the
+            model's dtype, or a row of another form (`kernels.kv_forms`), whose scales are in it. No
+            sequence has page 0: padding may write there.
     """
 
     k: Tensor

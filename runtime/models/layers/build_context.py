@@ -47,6 +47,7 @@ class BuildContext:
         splits_experts: whether each rank holds some whole experts instead of a part of each.
         expert_counts: where layers record the chosen experts; `None` if unused.
         rounds_products: whether float32 is multiplied as bfloat16, if there are such kernels.
+        kv_cache_dtype: form of the pool, a name in `kernels.kv_forms.KV_FORMS`.
         linear: name in `kernels.linear.LINEAR` to use everywhere; `None` for the device's best.
         experts: name in `kernels.experts.EXPERTS`; `None` for the device's best.
     """
@@ -62,6 +63,7 @@ class BuildContext:
     splits_experts: bool = False
     expert_counts: ExpertCounts | None = None
     rounds_products: bool = False
+    kv_cache_dtype: str = "auto"
     linear: str | None = None
     experts: str | None = None
 

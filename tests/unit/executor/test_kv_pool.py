@@ -42,6 +42,28 @@ def test_a_pool_takes_memory_when_it_is_used(tmp_path, dtype) -> None:
     assert anonymous_bytes() - before < 64 * 2**20
 
 
+@pytest.mark.parametrize(
+    ("form", "dtype", "row_bytes"),
+    [
+        ("auto", torch.float32, 16),
+        ("bf16", torch.bfloat16, 8),
+        ("fp8_e4m3", torch.float8_e4m3fn, 4),
+        ("fp8_e5m2", torch.float8_e5m2, 4),
+        # Four numbers and their scale.
+        ("int8", torch.int8, 8),
+    ],
+)
+def test_a_pool_in_fewer_bits_takes_fewer_bytes(tmp_path, form, dtype, row_bytes) -> None:
+    spec = read_model_spec(write_config(tmp_path))
+    context = BuildContext(dtype=torch.float32, device=torch.device("cpu"), kv_cache_dtype=form)
+    num_layers = len(spec.layer_states)
+    assert pool_bytes_per_token(spec, context) == num_layers * 2 * 2 * row_bytes
+    for layer in allocate_kv(PoolSize(3, PAGE, 0), spec, context):
+        for each in (layer.k, layer.v):
+            assert each.dtype is dtype
+            assert each.nbytes == 4 * PAGE * 2 * row_bytes
+
+
 def test_more_than_a_process_may_map_is_reported(tmp_path) -> None:
     spec = read_model_spec(write_config(tmp_path))
     context = BuildContext(dtype=torch.float32, device=torch.device("cpu"))

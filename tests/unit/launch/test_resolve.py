@@ -92,6 +92,29 @@ def test_blocks_of_gguf_are_for_cpus(name):
         resolve(config, fake_model_config(), CPU, FOLDERS, 7)
 
 
+@pytest.mark.parametrize(
+    ("asked", "stored", "kept"),
+    [
+        ("auto", "bfloat16", "auto"),
+        ("bf16", "float32", "bf16"),
+        ("bfloat16", "float32", "bf16"),
+        ("bf16", "bfloat16", "auto"),
+        ("fp8_e4m3", "bfloat16", "fp8_e4m3"),
+        ("int8", "float32", "int8"),
+    ],
+)
+def test_keys_and_values_are_kept_as_asked(asked, stored, kept):
+    model, kernels = fake_model_config(dtype=stored), KernelArgs(kv_cache_dtype=asked)
+    assert choose(BF16_CPU, model, kernels=kernels).worker.kv_cache_dtype == kept
+    if kept == "auto":
+        bf16 = fake_model_config(dtype="bfloat16")
+        assert choose(GPU, bf16, kernels=kernels).worker.kv_cache_dtype == "auto"
+        return
+    half = fake_model_config(dtype="float16")
+    with pytest.raises(StartupError, match=f"--kv-cache-dtype {asked} runs on a CPU only"):
+        choose(GPU, half, kernels=kernels)
+
+
 def test_vectors_are_made_of_rounded_products_where_that_pays():
     model = dataclasses.replace(fake_model_config(dtype="float32"), gives="vectors")
     chosen = choose(BF16_CPU, model)

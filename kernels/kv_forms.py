@@ -1,0 +1,82 @@
+"""The forms in which caches keep keys and values: the numbers of the model, or fewer bits.
+
+A row is one head of one token. 8-bit floats have no scale: numbers beyond their range become the
+largest. An int8 row has a scale of its own, a float32 in its last four bytes, so it is wider than
+the head. Kernels tell the forms apart by the dtype of the cache.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["KV_FORMS", "KvForm", "head_elements", "kept", "numbers"]
+
+
+@dataclass(frozen=True)
+class KvForm:
+    """One form.
+
+    Attributes:
+        dtype: of the cache; `None` for the model's.
+        extra: elements of a row after the head's.
+    """
+
+    dtype: torch.dtype | None
+    extra: int = 0
+
+    def row_elements(self, head_dim: int) -> int:
+        """Elements of a row."""
+        return head_dim + self.extra
+
+
+_SCALE_BYTES = 4
+# By the values of `--kv-cache-dtype`, in the order of `Kept` in kernels/cpu/kept.h.
+KV_FORMS: dict[str, KvForm] = {
+    "auto": KvForm(None),
+    "bf16": KvForm(torch.bfloat16),
+    "fp8_e4m3": KvForm(torch.float8_e4m3fn),
+    "fp8_e5m2": KvForm(torch.float8_e5m2),
+    "int8": KvForm(torch.int8, _SCALE_BYTES),
+}
+_LARGEST_CODE = 127
+
+
+def kept(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return rows as a cache of `dtype` keeps them: rounded to nearest, ties to even.
+
+    Args:
+        rows: `[..., head_dim]`, any floating dtype.
+        dtype: of the cache.
+
+    Returns:
+        `[..., row_elements]` of `dtype`. A NaN stays a NaN; in int8 it, or an infinity, makes all
+        of its row NaN.
+    """
+    if dtype is torch.int8:
+        wide = rows.float()
+        top = wide.abs().nan_to_num(0.0, posinf=0.0).amax(dim=-1, keepdim=True)
+        # Divided by tensors: torch multiplies by a plain number's inverse, which rounds twice.
+        most_codes = torch.full_like(top, _LARGEST_CODE)
+        inverse = torch.where(top > 0, most_codes / top, 0.0)
+        codes = (wide.nan_to_num(0.0, 0.0, 0.0) * inverse).round().to(torch.int8)
+        bad = ~wide.isfinite().all(dim=-1, keepdim=True)
+        scale = (top / most_codes).masked_fill(bad, torch.nan)
+        return torch.cat((codes, scale.view(torch.int8)), dim=-1)
+    if dtype.itemsize == 1:
+        most = torch.finfo(dtype).max
+        return rows.float().clamp(-most, most).to(dtype)
+    return rows.to(dtype)
+
+
+def head_elements(cache: Tensor) -> int:
+    """Return how many elements of a cache's row belong to the head."""
+    return cache.shape[-1] - (_SCALE_BYTES if cache.dtype is torch.int8 else 0)
+
+
+def numbers(rows: Tensor) -> Tensor:
+    """Return what a cache's rows stand for, float32 `[..., head_dim]`."""
+    if rows.dtype is torch.int8:
+        scale = rows[..., -_SCALE_BYTES:].contiguous().view(torch.float32)
+        return rows[..., :-_SCALE_BYTES].float() * scale
+    return rows.float()
