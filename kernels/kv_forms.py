@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["KV_FORMS", "KvForm", "head_elements", "kept", "numbers"]
+__all__ = ["FLOATS_OF_8_BITS", "KV_FORMS", "KvForm", "head_elements", "kept", "numbers"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ KV_FORMS: dict[str, KvForm] = {
     "fp8_e5m2": KvForm(torch.float8_e5m2),
     "int8": KvForm(torch.int8, _SCALE_BYTES),
 }
+FLOATS_OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 _LARGEST_CODE = 127
 
 

@@ -18,6 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.kv_forms import FLOATS_OF_8_BITS
 from kernels.paged_attention.triton_decode import decode_kernel
 from kernels.paged_attention.triton_extend import extend_kernel
 from kernels.paged_attention.triton_plan import (
@@ -58,7 +59,8 @@ def run_attention(
     Args:
         plan: for this step and this layer's `window_left`.
         q: `[num_tokens, num_heads, head_dim]`, heads and elements contiguous, rows at any stride.
-        k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous, the dtype of `q`.
+        k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous, the dtype of `q` or
+            an 8-bit float.
         v_cache: likewise.
         page_table: `[num_seqs, max_pages]` int32, rows contiguous.
         scale: factor on the scores.
@@ -79,7 +81,9 @@ def run_attention(
     )
     assert q.stride(1) == head_dim
     assert q.stride(2) == 1
-    assert q.dtype == k_cache.dtype == v_cache.dtype == out.dtype
+    assert q.dtype == out.dtype
+    assert k_cache.dtype == v_cache.dtype
+    assert k_cache.dtype in (q.dtype, *FLOATS_OF_8_BITS)
     assert page_table.dtype is torch.int32
     assert page_table.stride(1) == 1
     assert out.is_contiguous()
@@ -129,7 +133,7 @@ def run_attention(
             **launch_options(q.device),
         )
     if plan.max_decode_items:
-        tile = tiles[0] or decode_tile(q.dtype, block_dim, plan.decode_load)
+        tile = tiles[0] or decode_tile(q.dtype, block_dim, plan.decode_load, k_cache.itemsize)
         decode_kernel[(num_kv_heads, plan.max_decode_items)](
             q,
             k_cache,

@@ -14,6 +14,7 @@ stream-K (Osama et al., 2023).
 import triton
 import triton.language as tl
 
+from kernels.paged_attention.triton_kept import beside, widened
 from kernels.paged_attention.triton_scores import soft_capped, with_sink
 from kernels.triton_support.launch import start_next, wait_for_inputs
 
@@ -135,7 +136,7 @@ def decode_kernel(
     column = tl.arange(0, BLOCK_D)
     held = (head < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
     q_at = q_row * q_stride + (kv_head * GROUP + head)[:, None] * HEAD_DIM + column[None, :]
-    q = tl.load(q_ptr + q_at, mask=held, other=0.0)
+    q = beside(tl.load(q_ptr + q_at, mask=held, other=0.0), k_ptr)
 
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -151,7 +152,7 @@ def decode_kernel(
         mask = inside[:, None]
         if HEAD_DIM != BLOCK_D:
             mask = mask & (column < HEAD_DIM)[None, :]
-        k = tl.load(k_ptr + at, mask=mask, other=0.0)
+        k = widened(tl.load(k_ptr + at, mask=mask, other=0.0), q)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
         if CAPPED:
             scores = soft_capped(scores, cap_log2)
@@ -160,7 +161,7 @@ def decode_kernel(
         weight = tl.exp2(scores - new_best[:, None])
         rescale = tl.exp2(best - new_best)
         total = total * rescale + tl.sum(weight, axis=1)
-        v = tl.load(v_ptr + at, mask=mask, other=0.0)
+        v = widened(tl.load(v_ptr + at, mask=mask, other=0.0), q)
         acc = tl.dot(weight.to(v.dtype), v, acc=acc * rescale[:, None], input_precision=PRECISION)
         best = new_best
 

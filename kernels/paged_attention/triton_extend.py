@@ -12,6 +12,7 @@ Source: FlashAttention-2 (Dao, 2023).
 import triton
 import triton.language as tl
 
+from kernels.paged_attention.triton_kept import beside, widened
 from kernels.paged_attention.triton_scores import soft_capped, with_sink
 from kernels.triton_support.launch import wait_for_inputs
 
@@ -67,6 +68,8 @@ def attend_block(
     else:
         k = tl.load(k_ptr + at)
         v = tl.load(v_ptr + at)
+    k = widened(k, q)
+    v = widened(v, q)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CAPPED:
         scores = soft_capped(scores * scale_log2, cap_log2) / scale_log2
@@ -137,7 +140,7 @@ def extend_kernel(
     held = (token < num_queries)[:, None] & (column < HEAD_DIM)[None, :]
     q_row = (q_start + token).to(tl.int64)
     q_at = (q_row * q_stride + head * HEAD_DIM)[:, None] + column[None, :]
-    q = tl.load(q_ptr + q_at, mask=held, other=0.0)
+    q = beside(tl.load(q_ptr + q_at, mask=held, other=0.0), k_ptr)
     query_at = kv_len - num_queries + token
     last_key = query_at
 

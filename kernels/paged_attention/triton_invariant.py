@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.kv_forms import FLOATS_OF_8_BITS
 from kernels.paged_attention.triton_invariant_kernel import attention_kernel
 from kernels.paged_attention.triton_scores import score_options
 from kernels.paged_attention.triton_tiles import ROOM_OF_WIDE_HEADS
@@ -253,7 +254,8 @@ def run_attention(
     Args:
         plan: for this step and this layer's `window_left`.
         q: `[num_tokens, num_heads, head_dim]`, heads and elements contiguous, rows at any stride.
-        k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous, the dtype of `q`.
+        k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous, the dtype of `q` or
+            an 8-bit float.
         v_cache: likewise.
         page_table: `[num_seqs, max_pages]` int32, rows contiguous.
         scale: factor on the scores.
@@ -274,7 +276,9 @@ def run_attention(
     )
     assert q.stride(1) == head_dim
     assert q.stride(2) == 1
-    assert q.dtype == k_cache.dtype == v_cache.dtype == out.dtype
+    assert q.dtype == out.dtype
+    assert k_cache.dtype == v_cache.dtype
+    assert k_cache.dtype in (q.dtype, *FLOATS_OF_8_BITS)
     assert page_table.dtype is torch.int32
     assert page_table.stride(1) == 1
     assert out.is_contiguous()

@@ -18,6 +18,7 @@ fixed size instead of a fixed number: "Defeating Nondeterminism in LLM Inference
 import triton
 import triton.language as tl
 
+from kernels.paged_attention.triton_kept import beside, widened
 from kernels.paged_attention.triton_scores import soft_capped, with_sink
 from kernels.triton_support.launch import wait_for_inputs
 
@@ -86,6 +87,8 @@ def _attend(
     else:
         k = tl.load(k_ptr + at)
         v = tl.load(v_ptr + at)
+    k = widened(k, q)
+    v = widened(v, q)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CAPPED:
         scores = soft_capped(scores * scale_log2, cap_log2) / scale_log2
@@ -214,7 +217,7 @@ def attention_kernel(
     held = (token < num_queries)[:, None] & (column < HEAD_DIM)[None, :]
     q_row = (q_start + token).to(tl.int64)
     q_at = (q_row * q_stride + head * HEAD_DIM)[:, None] + column[None, :]
-    q = tl.load(q_ptr + q_at, mask=held, other=0.0)
+    q = beside(tl.load(q_ptr + q_at, mask=held, other=0.0), k_ptr)
     query_at = kv_len - num_queries + token
     last_key = query_at
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.paged_attention.triton_extend import attend_block
+from kernels.paged_attention.triton_kept import beside
 from kernels.triton_support.launch import wait_for_inputs
 
 
@@ -67,7 +68,7 @@ def prefix_kernel(
     seq = tl.load(members_ptr + first_member + place, mask=held, other=0)
     slot = tl.load(first_slots_ptr + seq, mask=held, other=0) + part
     q_at = (seq.to(tl.int64) * q_stride + (kv_head * GROUP + head) * HEAD_DIM)[:, None]
-    q = tl.load(q_ptr + q_at + column[None, :], mask=inside, other=0.0)
+    q = beside(tl.load(q_ptr + q_at + column[None, :], mask=inside, other=0.0), k_ptr)
 
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)

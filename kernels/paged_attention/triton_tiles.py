@@ -40,10 +40,19 @@ def takes_long_chunks(head_dim: int, load: float) -> bool:
     return head_dim <= 128 and 0.75 <= load < (4 if head_dim <= 64 else 3)
 
 
-def decode_tile(dtype: torch.dtype, block_dim: int, load: float) -> Tile:
-    """Return the decode tile; `load` as in `takes_long_chunks`, 0 if chunks are short."""
+def decode_tile(dtype: torch.dtype, block_dim: int, load: float, kept_bytes: int = 2) -> Tile:
+    """Return the decode tile.
+
+    Args:
+        dtype: of queries.
+        block_dim: elements of a head, rounded up.
+        load: as in `takes_long_chunks`, 0 if chunks are short.
+        kept_bytes: of one number of a key; tiles of one byte were measured on an H100.
+    """
     if dtype is torch.float32 or block_dim > 128:
         return Tile(32, 4, 2)
+    if block_dim > 64 and kept_bytes == 1:
+        return Tile(128, 4, 5) if 0.25 <= load < 3 else Tile(64, 2, 5 if load >= 3 else 2)
     if block_dim > 64:
         # More programs hide each other's latency.
         return Tile(64, 2, 5 if 0.25 <= load < 3 else 2)

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.norm.triton import times_weight
+from kernels.paged_attention.triton_kept import narrowed
 from kernels.triton_support.launch import launch_options, lets_next_in, start_next, wait_for_inputs
 
 # Elements of qkv per program: enough to hide latency, few enough to spread one token.
@@ -96,12 +97,13 @@ def _rope_kernel(
     stored = inside & (slot >= 0)
     k_head = (head - NUM_HEADS)[:, None]
     k_ptr = k_cache_ptr + ((page * NUM_KV_HEADS + k_head) * PAGE_SIZE + offset) * HEAD_DIM
-    tl.store(k_ptr + column[None, :], turned_1, mask=stored & is_key)
-    tl.store(k_ptr + HALF + column[None, :], turned_2, mask=stored & is_key)
+    kept_1, kept_2 = narrowed(turned_1, k_cache_ptr), narrowed(turned_2, k_cache_ptr)
+    tl.store(k_ptr + column[None, :], kept_1, mask=stored & is_key)
+    tl.store(k_ptr + HALF + column[None, :], kept_2, mask=stored & is_key)
     v_head = k_head - NUM_KV_HEADS
     v_ptr = v_cache_ptr + ((page * NUM_KV_HEADS + v_head) * PAGE_SIZE + offset) * HEAD_DIM
-    tl.store(v_ptr + column[None, :], turned_1, mask=stored & is_value)
-    tl.store(v_ptr + HALF + column[None, :], turned_2, mask=stored & is_value)
+    tl.store(v_ptr + column[None, :], kept_1, mask=stored & is_value)
+    tl.store(v_ptr + HALF + column[None, :], kept_2, mask=stored & is_value)
 
 
 def rope_kv_write(
@@ -188,10 +190,10 @@ def _write_kernel(
     to = row[:, None] * HEAD_DIM + column[None, :]
     at = token * k_token + head[:, None] * k_head + column[None, :]
     k = tl.load(k_ptr + at, mask=inside, other=0.0)
-    tl.store(k_cache_ptr + to, k, mask=inside & (slot >= 0))
+    tl.store(k_cache_ptr + to, narrowed(k, k_cache_ptr), mask=inside & (slot >= 0))
     at = token * v_token + head[:, None] * v_head + column[None, :]
     v = tl.load(v_ptr + at, mask=inside & (column < VALUE_DIM)[None, :], other=0.0)
-    tl.store(v_cache_ptr + to, v, mask=inside & (slot >= 0))
+    tl.store(v_cache_ptr + to, narrowed(v, v_cache_ptr), mask=inside & (slot >= 0))
 
 
 def kv_write(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:

@@ -9,8 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kernels.fp8_linear import unavailable
 from kernels.kv_forms import KV_FORMS
 from runtime.checkpoint.model_spec import LayerState, ModelSpec, PagedState, SharedState
+from runtime.errors import StartupError
 from runtime.executor.memory import PoolSize
 from runtime.models.attention.forward_batch import KVCache
 from runtime.models.layers.build_context import BuildContext
@@ -50,6 +52,7 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
 
     Raises:
         MemoryError: there is too little memory on a CPU; on a GPU torch raises its own error.
+        StartupError: the GPU has no numbers of this form.
     """
     kv: list[KVCache] = []
     for state in kept_states(spec, context):
@@ -61,6 +64,12 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
         if isinstance(state, PagedState):
             heads, form = state.heads_of_rank(context.tp_size), KV_FORMS[state.form]
             dtype = form.dtype or dtype
+            if (
+                dtype is torch.float8_e4m3fn
+                and context.device.type == "cuda"
+                and (why := unavailable())
+            ):
+                raise StartupError(f"--kv-cache-dtype {state.form}: {why}; use fp8_e5m2 or auto.")
             row = form.row_elements(state.head_dim)
             shape = (size.num_pages + 1, heads, size.page_size, row)
         kv.append(KVCache(*(_zeros(shape, dtype, context.device) for _ in range(2))))

@@ -119,7 +119,7 @@ def check_quantization(config: ServerConfig, device: str, dtype: str) -> None:
         )
 
 
-def choose_kv_cache(config: ServerConfig, device: str, dtype: str) -> str:
+def choose_kv_cache(config: ServerConfig, device: str, dtype: str, attention: str) -> str:
     """How keys and values are kept: a name in `kernels.kv_forms`.
 
     Raises:
@@ -129,10 +129,17 @@ def choose_kv_cache(config: ServerConfig, device: str, dtype: str) -> str:
     name = "bf16" if asked == "bfloat16" else asked
     if name == "bf16" and dtype == "bfloat16":
         return "auto"
-    if device != "cpu" and name != "auto":
+    if device == "cpu" or name == "auto":
+        return name
+    if not name.startswith("fp8"):
         raise StartupError(
             f"--kv-cache-dtype {asked} runs on a CPU only, the model in {dtype} on {device}; "
-            "use auto."
+            "use auto, fp8_e4m3 or fp8_e5m2."
+        )
+    if attention == "flashinfer":
+        raise StartupError(
+            f"--kv-cache-dtype {asked} does not work with --attention-backend flashinfer; omit "
+            "one of the two."
         )
     return name
 

@@ -25,7 +25,12 @@ MODELS = "(qwen3-triton or mistral_window-triton or gemma3-triton) and not invar
     [
         ["test_layer_ops.py", "test_step_ops.py", "triton_linear_cases.py", "triton_fp8_cases.py"],
         ["../numerics/test_models.py", "triton_experts_cases.py"],
-        ["test_attention.py", "test_attention_halves.py", "triton_attention_cases.py"],
+        [
+            "test_attention.py",
+            "test_attention_halves.py",
+            "triton_attention_cases.py",
+            "triton_kv_cases.py",
+        ],
         ["triton_sampling_cases.py", "triton_gated_cases.py"],
         ["triton_invariant_linear_cases.py", "triton_invariant_attention_cases.py"],
     ],

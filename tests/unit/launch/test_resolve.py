@@ -19,6 +19,7 @@ from runtime.config.options import (
     ServerConfig,
 )
 from runtime.errors import StartupError
+from runtime.launch.defaults import choose_kv_cache
 from runtime.launch.hardware import (
     Hardware,
     cpu_has_bf16,
@@ -111,6 +112,11 @@ def test_keys_and_values_are_kept_as_asked(asked, stored, kept):
         assert choose(GPU, bf16, kernels=kernels).worker.kv_cache_dtype == "auto"
         return
     half = fake_model_config(dtype="float16")
+    if asked.startswith("fp8"):
+        assert choose(GPU, half, kernels=kernels).worker.kv_cache_dtype == kept
+        with pytest.raises(StartupError, match="does not work with --attention-backend flash"):
+            choose_kv_cache(ServerConfig(kernels=kernels), "cuda", "bfloat16", "flashinfer")
+        return
     with pytest.raises(StartupError, match=f"--kv-cache-dtype {asked} runs on a CPU only"):
         choose(GPU, half, kernels=kernels)
 
