@@ -57,13 +57,12 @@ class EngineClient:
         accepting: false while draining.
         links: the replicas, in the order of their ranks.
         grammars: compiles constraints; `None` if structured output is off.
-        why_no_grammars: why structured output is off and how to turn it on; empty if it is on.
+        why_no_grammars: why structured output is off; empty if it is on.
         gate: keeps new requests back while weights change or generation is paused.
         loaded: which weights the replicas have.
         sinks: receivers of a record of every request that ended; may be empty.
         keeps_text: whether records contain the generated text.
-        max_pixel_bytes: bound on the images of all requests in flight; `None` (no bound) if the
-            memory is the caller's own.
+        max_pixel_bytes: bound on the images of all requests in flight; `None` for no bound.
     """
 
     def __init__(
