@@ -1,1 +1,1 @@
-"""Several ranks compute one model: their group, and the plans that rank 0 sends to the others."""
+"""The group of ranks that compute one model together."""

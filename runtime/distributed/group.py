@@ -1,7 +1,7 @@
 """The ranks that share each layer: sums, gathers and the tokens of rank 0.
 
-NCCL between GPUs, except for small sums; gloo between processes on the CPU. Everything runs on the
-device's current stream, so CUDA graphs capture it.
+GPUs communicate by NCCL, except for small sums. Processes on the CPU use gloo. All operations run
+on the device's current stream, so CUDA graphs capture them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-# Above this two rounds of fewer bytes are soon as fast, which NCCL does: on H200s from 8 MB on with
-# two ranks, from 4 MB on with four.
+# For larger sums NCCL is as fast or faster: it sends fewer bytes in two rounds. On H200s that holds
+# from 8 MB on with two ranks, and from 4 MB on with four.
 MAX_BYTES = 2 * 1024 * 1024
-# Measured so far. Each rank reads the parts of all others: with many, two rounds are better.
+# The numbers of ranks that were measured. Each rank reads the parts of all others, so with many
+# ranks two rounds are better.
 SIZES = (2, 4)
-# The kernel wants whole 16-byte vectors.
+# The kernel needs whole 16-byte vectors.
 _ALIGNMENT = 16
 
 
@@ -33,7 +34,7 @@ class OneShotAllReduce:
     """Sums of the ranks through shared device memory."""
 
     def __init__(self, buffer: Tensor, sum_of: Callable[[Tensor], Tensor]) -> None:
-        """Sum what lies in `buffer` by `sum_of`."""
+        """Sum the data in `buffer` with `sum_of`."""
         self._buffer = buffer
         self._sum = sum_of
 
@@ -54,10 +55,10 @@ class OneShotAllReduce:
         return cls(buffer, lambda part: sum_of(part, "sum", group))
 
     def place(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """Return shared memory for a part, to be written and then summed before the next.
+        """Return shared memory for this rank's part; write and sum it before the next call.
 
-        The sum's end on a rank tells that all have read its part. None for one that is too large,
-        no multiple of 16 bytes, or neither bfloat16 nor float32.
+        Once the sum is complete on a rank, all ranks have read that rank's part. The result is None
+        if the part is too large, not a multiple of 16 bytes, or neither bfloat16 nor float32.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
         if not 0 < num_bytes <= self._buffer.nbytes or num_bytes % _ALIGNMENT:
@@ -67,23 +68,23 @@ class OneShotAllReduce:
         return self._buffer[:num_bytes].view(dtype).view(shape)
 
     def holds(self, x: Tensor) -> bool:
-        """Whether `x` is what `place` gave."""
+        """Whether `x` is the memory that `place` returned."""
         return x.data_ptr() == self._buffer.data_ptr()
 
     def __call__(self, place: Tensor) -> Tensor:
         """Return the sum of all ranks' parts as a new tensor.
 
         Args:
-            place: what `place` gave, written by then.
+            place: the memory that `place` returned, written by now.
         """
         return self._sum(place)
 
 
 def make_one_shot(size: int, device: torch.device) -> OneShotAllReduce | None:
-    """Return the faster sum where it can be had; all ranks call this together."""
+    """Return the faster sum, or None if it cannot work here; all ranks call this together."""
     if size not in SIZES or device.type != "cuda":
         return None
-    # Every rank looks at all pairs, so that all come to the same end.
+    # Every rank checks all pairs of ranks, so that all come to the same result.
     pairs = itertools.permutations(range(size), 2)
     if not all(torch.cuda.can_device_access_peer(*pair) for pair in pairs):
         return None
@@ -94,7 +95,7 @@ def make_one_shot(size: int, device: torch.device) -> OneShotAllReduce | None:
         return None
 
 
-# The name in newer versions of torch, else the old one.
+# Newer versions of torch have another name for this.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -110,10 +111,10 @@ class TensorGroup:
         """Join the other ranks; returns once all have joined.
 
         Args:
-            rank: below `size`.
+            rank: number of this rank, below `size`.
             size: at least 2.
-            device: this rank's.
-            store: a file that does not exist yet, the same for every rank.
+            device: this rank's device.
+            store: path of a file that does not exist yet, the same for every rank.
         """
         self.rank = rank
         self.size = size
@@ -134,7 +135,7 @@ class TensorGroup:
             self._one_shot = None
 
     def place(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
-        """Return `[num_rows, width]` for what `all_reduce` sums next; None if any memory does."""
+        """Return `[num_rows, width]` for the next `all_reduce`; None if any memory will do."""
         return None if self._one_shot is None else self._one_shot.place((num_rows, width), dtype)
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -147,7 +148,7 @@ class TensorGroup:
     def sum_in_order(self, x: Tensor) -> Tensor:
         """Sum `x` over the ranks in place, rank 0 first, and return it.
 
-        The backend's own sum may use another order for another number of rows, and so round
+        For another number of rows, the backend's own sum may use another order and so round
         differently. Here an element's sum is the same in every batch and on each rank.
         """
         parts = x.new_empty(self.size, x.numel())
@@ -168,12 +169,12 @@ class TensorGroup:
         return parts.reshape(num_rows, self.size * width)
 
     def share(self, x: Tensor) -> Tensor:
-        """Overwrite `x` with that of rank 0, and return it."""
+        """Overwrite `x` with rank 0's `x`, and return it."""
         dist.broadcast(x, 0)
         return x
 
     def minimum(self, *values: int) -> list[int]:
-        """The minimum of each value over the ranks; waits for all of them."""
+        """Return the minimum of each value over the ranks; wait for all ranks."""
         numbers = torch.tensor(values, dtype=torch.int64, device=self._device)
         dist.all_reduce(numbers, dist.ReduceOp.MIN)
         return numbers.tolist()

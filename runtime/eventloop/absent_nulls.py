@@ -1,4 +1,4 @@
-"""A null field means the same as an omitted one, in every field of every body."""
+"""Treats a null field like an omitted one, in every body."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
     Raises:
         msgspec.DecodeError: `body` is not JSON, or not of the type (`msgspec.ValidationError`).
-        RecursionError: it is nested too deeply.
+        RecursionError: `body` is nested too deeply.
     """
     try:
         return decoder.decode(body)
@@ -41,9 +41,9 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def without_nulls(value: Any, expected: Any) -> Any:
-    """`value` without the nulls of fields that a body of the type `expected` may omit.
+    """Return `value` without the nulls of fields that a body of type `expected` may omit.
 
-    Fields declared as plain JSON stay as they were sent, and so do nulls in lists.
+    Fields declared as plain JSON are not changed, and neither are nulls in lists.
     """
     return _pruned(value, _info(expected))
 

@@ -1,4 +1,4 @@
-"""Event loop tasks that are never awaited; the end of each one is still noticed."""
+"""Runs event loop tasks that are never awaited, and notices the end of each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Background:
 
         Args:
             work: makes the coroutine; called again after each failure.
-            what: for the log, as "receiving from replica 0".
+            what: text for the log, such as "receiving from replica 0".
         """
         failures: deque[float] = deque(maxlen=MAX_FAILURES)
 
@@ -61,7 +61,7 @@ class Background:
         self._start(work, ended)
 
     async def stop(self) -> None:
-        """Cancel everything, and wait until it has ended."""
+        """Cancel all tasks, and wait until they have ended."""
         self._is_stopped = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -78,6 +78,6 @@ class Background:
                 ended(task.exception())
 
         task = asyncio.create_task(work)
-        # The loop itself holds tasks weakly.
+        # This set keeps tasks alive: the loop has only weak references to them.
         self._tasks.add(task)
         task.add_done_callback(done)

@@ -19,24 +19,24 @@ _STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
 
 
 class InvalidBody(InvalidRequest):
-    """The body is not the JSON that the route takes; the message names the place."""
+    """The body is not the JSON that the route takes. The message names the position."""
 
 
 def not_json(reason: str) -> InvalidBody:
-    """The error for a body that is not JSON at all."""
+    """Return the error for a body that is not JSON."""
     return InvalidBody(f"The body is not valid JSON: {reason}.")
 
 
 def fields_of_type(body: type[msgspec.Struct], kind: object) -> tuple[str, ...]:
-    """Names of the fields of `body` that are declared as `kind`, in order."""
+    """Return the names of `body`'s fields that are declared as `kind`, in order."""
     return tuple(field.name for field in msgspec.structs.fields(body) if field.type == kind)
 
 
 def explain(error: msgspec.ValidationError, expected: Any) -> str:
-    """The message of `error`, which was raised while decoding into the type `expected`.
+    """Return the message of `error`, which was raised while decoding into the type `expected`.
 
-    For a field that takes one of a few strings the message lists them. For an unknown field it
-    suggests the most similar name. Every other message stays as it is.
+    For a field that takes one of a few strings, the message lists them. For an unknown field, the
+    message suggests the most similar name. Other messages are unchanged.
     """
     message = str(error)
     reason, found, place = message.rpartition(" - at `")
@@ -54,7 +54,7 @@ def explain(error: msgspec.ValidationError, expected: Any) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint to append to the message about an unknown `name`; empty without a similar name."""
+    """Return a hint for the message about an unknown `name`; empty without a similar name."""
     near = difflib.get_close_matches(name, sorted(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
@@ -86,7 +86,7 @@ def _nodes(root: inspect.Type, place: str) -> list[inspect.Type]:
 
 
 def _below(nodes: Iterable[inspect.Type], name: str | None) -> Iterator[inspect.Type]:
-    """The types of the field `name` of `nodes`, or of their items when `name` is `None`."""
+    """Return the types of the field `name` of `nodes`, or of their items if `name` is `None`."""
     for node in nodes:
         if name is not None:
             if isinstance(node, inspect.StructType):

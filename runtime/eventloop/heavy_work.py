@@ -1,7 +1,7 @@
-"""Work in Python that grows with a request: on the event loop where it is short, else on a thread.
+"""Runs Python work that grows with a request: on the event loop if it is short, else on a thread.
 
-A thread shares the GIL with the loop, which gets it back within a switch interval, so the loop
-stands still for that long and not for as long as the work takes.
+A thread shares the GIL with the loop. The loop gets the GIL back within a switch interval, so it
+stands still only that long, not for the whole work.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from runtime.eventloop.offload import OffloadPool
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Worked on at once: what has so many values takes some two milliseconds to check and convert.
+# Values that are handled at once: checking and converting so many takes about two milliseconds.
 _LIGHT_VALUES = 512
-# Characters that count as much as a value.
+# Number of characters that count as one value.
 _CHARS_PER_VALUE = 4096
-# Children that are looked at, or let go, at a time.
+# Number of children that are counted or freed at a time.
 _AT_ONCE = 1024
 _FREED_AFTER_S = 1.0
 _LEAVES = frozenset({str, int, float, bool, bytes, type(None)})
@@ -33,26 +33,28 @@ _LEAF_INFOS = (
     *(msgspec.inspect.NoneType, msgspec.inspect.BoolType, msgspec.inspect.IntType),
     *(msgspec.inspect.FloatType, msgspec.inspect.StrType, msgspec.inspect.LiteralType),
 )
-# References to a value that is held once: where it is held, and the argument of `getrefcount`.
+# Reference count of a value with one owner: the owner's reference and the argument of
+# `getrefcount`.
 _OWN_REFERENCES = 2
 
-# One pool for reading and checking: each thread more that wants the GIL makes the loop wait longer.
+# Reading and checking share a pool, because each further thread that wants the GIL makes the loop
+# wait longer.
 PREPARING = OffloadPool("reading of the request", workers=2, max_queued=4096, timeout_s=120.0)
 _freeing: set[asyncio.Task[None]] = set()
 _FREEING = OffloadPool("freeing of requests", workers=1, max_queued=1 << 20, timeout_s=3600.0)
 
 
 async def aside(weighed: object, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work`: at once where `weighed` is light, else on a thread.
+    """Call `work`: at once if `weighed` is light, else on a thread.
 
     Args:
-        weighed: what the time of `work` grows with.
+        weighed: value whose size determines the time of `work`.
         work: plain Python that reads no context variable.
         *args: for `work`.
         **kwargs: for `work`.
 
     Raises:
-        Overloaded: too much of such work waits.
+        Overloaded: too much work of this kind waits.
         Exception: whatever `work` raises.
     """
     if is_light(weighed):
@@ -61,11 +63,11 @@ async def aside(weighed: object, work: Callable[P, T], *args: P.args, **kwargs: 
 
 
 def is_light(value: object, most: int = _LIGHT_VALUES) -> bool:
-    """Whether `value` is made of up to `most` values; takes no longer where it is made of more.
+    """Whether `value` consists of at most `most` values; counting stops there.
 
     Args:
         value: structs, dicts, lists and plain values; long texts count as several values.
-        most: values.
+        most: number of values.
     """
     num_values = 0
     stack = [value]
@@ -75,7 +77,7 @@ def is_light(value: object, most: int = _LIGHT_VALUES) -> bool:
         if isinstance(part, str | bytes):
             num_values += len(part) // _CHARS_PER_VALUE
         elif isinstance(part, msgspec.Struct):
-            # Not counted: most fields of a request are absent.
+            # Absent fields do not count, and most fields of a request are absent.
             stack += [each for each in _fields(part) if each is not None]
         elif isinstance(part, dict | list | tuple):
             num_values += len(part) if len(part) > most else 0
@@ -87,22 +89,23 @@ def is_light(value: object, most: int = _LIGHT_VALUES) -> bool:
 
 
 def free_politely(value: object, after_s: float = _FREED_AFTER_S) -> None:
-    """Have a large value freed piece by piece on a thread, once nothing else refers to it.
+    """Free a large value piece by piece on a thread, once no other object refers to it.
 
-    Python frees what a request was made of at once, where its last reference goes: on the event
-    loop, tens of milliseconds for some 100,000 objects. The memory goes back to the system: the C
-    library's allocator would keep hundreds of MiB for the threads that read such requests.
+    Python frees a request's objects all at once when the last reference goes away. On the event
+    loop that takes tens of milliseconds for 100,000 objects. This function also returns the memory
+    to the system: the C library's allocator would keep hundreds of MiB for the threads that read
+    such requests.
 
     Args:
-        value: of a request.
-        after_s: seconds between two looks at whether it is still in use.
+        value: a value of a request.
+        after_s: seconds between two checks of whether the value is still in use.
     """
     loop = asyncio.get_running_loop()
     held = [value]
     del value
 
     def look() -> None:
-        # In use for as long as the request is answered, which may take minutes.
+        # The value is in use until the request is answered, which may take minutes.
         if sys.getrefcount(held[0]) > _OWN_REFERENCES:
             loop.call_later(after_s, look)
         else:
@@ -121,10 +124,10 @@ def _free(held: list[Any]) -> None:
 
 
 def take_apart(held: list[Any]) -> None:
-    """Free what `held` holds piece by piece; what others refer to stays as it is.
+    """Free the content of `held` piece by piece, except objects that have other references.
 
     Args:
-        held: gets empty.
+        held: list that becomes empty.
     """
     while held:
         value = held.pop()
@@ -144,7 +147,10 @@ def take_apart(held: list[Any]) -> None:
 
 
 def _nested(values: list[Any]) -> list[Any]:
-    """Those of some values that hold others; none where the first does not, as a rule a number."""
+    """Return the values that contain others.
+
+    If the first one does not, as in a list of numbers, return none.
+    """
     if type(values[0]) in _LEAVES:
         return []
     return [each for each in values if type(each) not in _LEAVES and _nesting_fields(_kind(each))]
@@ -152,7 +158,7 @@ def _nested(values: list[Any]) -> list[Any]:
 
 @lru_cache(maxsize=256)
 def _nesting_fields(kind: Any) -> tuple[str, ...]:
-    """Fields of a struct that may hold lists and objects; the type's own name for these."""
+    """Return the names of a struct's fields that may contain lists and objects."""
     if kind in (list, dict):
         return (kind.__name__,)
     if not issubclass(kind, msgspec.Struct):

@@ -18,12 +18,12 @@ import msgspec
 logger = logging.getLogger(__name__)
 
 HEADER = "x-ignored-fields"
-# Per request: the number of names that are kept, and the characters kept of each.
+# Most names that are kept for a request, and most characters of a name.
 _MAX_NAMES = 64
 _MAX_NAME_CHARS = 64
-# Clients and proxies bound a header's line; 8 KiB is the least of the usual bounds.
+# Clients and proxies bound the length of a header; 8 KiB is the smallest of the usual bounds.
 _MAX_HEADER_BYTES = 1024
-# Pairs of a name and a route that are logged. Further ones are in the header only.
+# Most pairs of a name and a route that are logged. Further ones are only in the header.
 MAX_LOGGED = 1024
 # Characters that need no encoding in the header: no blank, no comma, no percent sign.
 _PLAIN = "!#$&'*+-.^_`|~[]{}():;<>=@/?"
@@ -36,7 +36,7 @@ class IgnoredFields:
     """The names of one request.
 
     Attributes:
-        names: in the order of the body.
+        names: names of ignored fields, in the body's order.
     """
 
     def __init__(self, route: str) -> None:
@@ -59,11 +59,14 @@ class IgnoredFields:
             )
 
     def header(self) -> str:
-        """The names, separated by commas; other characters than a header's are percent-encoded."""
+        """The names, separated by commas.
+
+        Characters that a header cannot have are percent-encoded.
+        """
         found: list[str] = []
         num_bytes = 0
         for name in self.names:
-            # Half a surrogate pair has no encoding in UTF-8.
+            # UTF-8 cannot encode half a surrogate pair.
             encoded = quote(name, safe=_PLAIN, errors="replace")
             num_bytes += len(encoded) + 2
             if num_bytes > _MAX_HEADER_BYTES:
@@ -73,16 +76,17 @@ class IgnoredFields:
         return ", ".join(found)
 
 
-# Set by the entry for each HTTP request, and for each line of a batch.
+# The HTTP entry sets this for each request, and a batch sets it for each line.
 IGNORED: ContextVar[IgnoredFields | None] = ContextVar("ignored_fields", default=None)
 
 
 def unknown_fields(body: bytes, decoder_type: Any) -> list[str]:
-    """The keys of a JSON object for which the struct `decoder_type` has no field.
+    """Return the keys of a JSON object that are not fields of the struct `decoder_type`.
 
     Args:
         body: valid JSON.
-        decoder_type: the type it was decoded into; for types other than structs no key is unknown.
+        decoder_type: the type it was decoded into; for types other than structs, no key counts as
+            unknown.
     """
     known = _known_fields(decoder_type)
     if known is None:

@@ -1,7 +1,7 @@
 """A request's JSON body, decoded strictly into a typed struct; used by every HTTP wire.
 
-A boolean or a string is not a number, `NaN` is not JSON, nesting is bounded, and a key may appear
-once. So a proxy in front of the server has read the same request.
+Booleans and strings are not accepted as numbers, `NaN` is refused, nesting is bounded, and a key
+may appear only once. So a proxy in front of the server reads the same request.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from runtime.eventloop.large_body import PIECE_BYTES, WINDOW, Body, split_lists
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Decoded inline: under a millisecond for usual requests, two for the worst.
+# Bytes decoded on the event loop: usual requests take less than a millisecond, the worst take two.
 INLINE_BYTES = 64 * 1024
-# What a body became is freed piece by piece where it was larger.
+# The objects of larger bodies are freed piece by piece.
 _FREED_POLITELY_BYTES = 2**21
-# Numbers whose memory is given back in five milliseconds.
+# Number of numbers whose memory is freed in five milliseconds.
 _FREED_AT_ONCE = 2**19
 _FREED_AFTER_S = 1.0
 
-# The check for duplicate keys parses in Python, about 12 ms per MiB: large bodies (token ids, in
-# practice) go without it rather than stall the streams that share the event loop.
+# The check for duplicate keys parses in Python and takes about 12 ms per MiB. Large bodies (in
+# practice token ids) are not checked, because that would stall the streams that share the event
+# loop.
 DUPLICATE_CHECK_BYTES = 256 * 1024
-# The quick check that comes first is quick only for a body with few strings.
+# A quick check comes first. It is quick only for bodies with few strings.
 _MAX_QUOTES = 256
 
 
@@ -41,8 +42,8 @@ async def read_json(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode a body of any size; see `decode_body`. Ignored fields are recorded.
 
     Raises:
-        InvalidBody: as `decode_body`; or more numbers, strings, lists and objects than a request
-            may have.
+        InvalidBody: for the reasons of `decode_body`, or the body has more numbers, strings, lists
+            and objects than a request may have.
         Overloaded: too many large bodies wait.
     """
     if len(body) <= INLINE_BYTES:
@@ -65,14 +66,14 @@ def decode_large(
     window: int = WINDOW,
     unknown: list[str] | None = None,
 ) -> T:
-    """Decode a large body piece by piece; for a thread.
+    """Decode a large body piece by piece; call this on a thread.
 
     Args:
         body: the JSON.
         decoder: decodes it.
         piece_bytes: bytes that the decoder gets at a time.
-        window: bytes that one call of a regular expression looks at.
-        unknown: the names of ignored fields are added to it.
+        window: bytes that one call of a regular expression scans.
+        unknown: list to which names of ignored fields are added.
 
     Raises:
         InvalidBody: see `read_json`.
@@ -91,7 +92,8 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode `body`.
 
     Raises:
-        InvalidBody: not JSON, a wrong type (with its JSON path), a repeated key, too deep nesting.
+        InvalidBody: not JSON, a value of the wrong type (the message has its JSON path), a repeated
+            key, or too deep nesting.
     """
     try:
         decoded = absent_nulls.decode(body, decoder)
@@ -121,8 +123,8 @@ async def work_out(body_size: int, work: Callable[P, T], *args: P.args, **kwargs
 def let_go(lists: object, at_once: int = _FREED_AT_ONCE, after_s: float = _FREED_AFTER_S) -> None:
     """Free a list of lists one by one on a thread; freeing eight million ids at once takes 0.1 s.
 
-    Lists with other references are freed later, with the last reference. Up to `at_once` numbers
-    nothing is done: freeing them is fast.
+    Lists with other references are freed later, with the last reference. At most `at_once` numbers
+    are left to Python, because freeing them is fast.
     """
     if not isinstance(lists, list) or not lists or not isinstance(lists[0], list):
         return
@@ -130,7 +132,7 @@ def let_go(lists: object, at_once: int = _FREED_AT_ONCE, after_s: float = _FREED
         return
     kept = [*lists]
     loop = asyncio.get_running_loop()
-    # By then a request that was refused is gone, with its traceback.
+    # By then a refused request is gone, together with its traceback.
     loop.call_later(after_s, lambda: loop.create_task(PREPARING.run(_empty, kept)))
 
 
@@ -140,10 +142,10 @@ def _empty(lists: list[Any]) -> None:
 
 
 def _all_keys_differ(body: bytes) -> bool:
-    """Whether no key appears twice anywhere in valid JSON; false when that is not easy to see.
+    """Whether no key appears twice in valid JSON; false if that is not easy to see.
 
-    A prompt of token ids has few strings: then this takes a tenth of the time of the full check.
-    The full check also refuses invalid UTF-8 in values that the decoder skips.
+    For a body with few strings, such as a prompt of token ids, this takes a tenth of the time of
+    the full check. The full check also refuses invalid UTF-8 in values that the decoder skips.
     """
     if b"\\" in body or not body.isascii() or body.count(b'"') > _MAX_QUOTES:
         return False
@@ -154,7 +156,7 @@ def _all_keys_differ(body: bytes) -> bool:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> None:
-    # Returns nothing: only the check is needed, not the objects.
+    # This returns None, because only the check is needed, not the objects.
     if len({key for key, _ in pairs}) != len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:

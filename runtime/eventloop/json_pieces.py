@@ -1,4 +1,4 @@
-"""JSON that may be large: small JSON is encoded at once, large JSON in pieces while it is sent.
+"""Encodes JSON that may be large: small JSON at once, large JSON in pieces while it is sent.
 
 Encoding a million log-probabilities at once would hold the event loop for a second, and as Python
 objects they would take a hundred times the memory of their numbers. Here such a list stays packed
@@ -15,12 +15,13 @@ from typing import Any
 
 import orjson
 
-# Numbers, or an equal amount of work, that are encoded at once: some fifty microseconds.
+# Numbers (or equal work) that are encoded at once; they take about fifty microseconds.
 INLINE_COST = 256
 _BYTES_PER_COST = 2048
 # Items of a list that are encoded together.
 BATCH = 512
-# Stands for a list while the JSON around it is encoded; JSON never contains it, even in strings.
+# Placeholder for a list while the JSON around it is encoded. JSON never contains this text, even in
+# strings.
 _HOLE = b"\x00"
 
 
@@ -81,10 +82,10 @@ def list_of(items: Iterable[Any], cost: int) -> list[Any] | JsonItems:
 
 
 class GrowingJson(Pieces):
-    """A list that grows between encodings; each item is encoded once."""
+    """A list that grows between encodings. Each item is encoded only once."""
 
     def __init__(self, *, keeps: bool) -> None:
-        """Start empty; with `keeps` the next encoding includes what was encoded before."""
+        """Start empty. With `keeps`, each encoding includes all earlier items."""
         self.cost = 0
         self._keeps = keeps
         self._encoded: list[bytes] = []
@@ -99,7 +100,7 @@ class GrowingJson(Pieces):
         """See `Pieces`."""
         comma = b"["
         if self._encoded:
-            # One piece from now on.
+            # From now on the encoded items are one piece.
             self._encoded = [b",".join(self._encoded)]
             yield b"[" + self._encoded[0]
             comma = b","
@@ -111,17 +112,17 @@ class GrowingJson(Pieces):
                 comma = b","
                 if self._keeps:
                     self._encoded.append(data)
-        # Copying what is kept takes time, too.
+        # Copying the kept text takes time, too.
         self.cost = sum(map(len, self._encoded)) // _BYTES_PER_COST
         yield b"[]" if comma == b"[" else b"]"
 
 
 def encode(content: Any) -> bytes | Iterator[bytes]:
-    """JSON of `content`, whose lists may be `Pieces`: whole when they are small, else in pieces."""
+    """Return JSON of `content`, in pieces if its lists are large `Pieces`."""
     try:
         return orjson.dumps(content)
     except TypeError:
-        # Nearly always there are no `Pieces`, and looking for them costs more than the encoding.
+        # Most content has no `Pieces`, and searching for them would take longer than encoding.
         pass
     large: list[Pieces] = []
     data = orjson.dumps(content, _hole(large))
@@ -130,7 +131,7 @@ def encode(content: Any) -> bytes | Iterator[bytes]:
 
 
 def all_pieces(content: Any) -> Iterator[bytes]:
-    """JSON of `content` in pieces, even when it is small."""
+    """Return JSON of `content` in pieces, even if it is small."""
     large: list[Pieces] = []
     yield from _filled(orjson.dumps(content, _hole(large)), large)
 

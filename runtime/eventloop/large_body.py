@@ -1,8 +1,8 @@
-"""Decodes a large JSON body: counts its parts first, then decodes its lists in short pieces.
+"""Decodes a large JSON body: counts its parts first, then decodes its lists in pieces.
 
-The decoder holds the GIL while it works, some fifty nanoseconds for each number. Even on another
-thread, a list of eight million token ids would block the event loop for half a second. All of this
-runs on a thread, and each call of the decoder gets one piece of a list.
+The decoder holds the GIL for about fifty nanoseconds for each number. Even on another thread, a
+list of eight million token ids would block the event loop for half a second. So this code runs on a
+thread, and each call of the decoder gets one piece of a list.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from runtime.eventloop.body_errors import InvalidBody, not_json
 
 Body = bytes | bytearray
 
-# Bytes that the decoder gets at a time: up to ten milliseconds.
+# Bytes that the decoder gets at a time; they take up to ten milliseconds.
 PIECE_BYTES = 256 * 1024
-# Numbers of a request: token ids of its prompts, or the values of embeddings.
+# Most numbers of a request: token ids of its prompts, or values of embeddings.
 MAX_NUMBERS = 2**23
-# Strings, lists and objects of a request.
+# Most strings, lists and objects of a request.
 MAX_PARTS = 2**22
-# Of one string, unless it is ASCII without escapes: others are converted character by character.
+# Most bytes of one string, unless it is ASCII without escapes: others are converted character by
+# character.
 MAX_TEXT_BYTES = 2**23
-# Fields of the body.
+# Most fields of the body.
 MAX_MEMBERS = 1024
-# Items of a list: numbers, and other lists and objects, which the garbage collector visits.
+# Most items of a list: of numbers, and of other lists and objects, which the garbage collector
+# visits.
 MAX_ITEMS = 2**20
 MAX_NESTED_ITEMS = 2**18
-# Size of one value that cannot be divided, as no list field holds it: its numbers plus four for
-# each string, list and object in it.
+# Most size of a value that cannot be divided because it is not in a list field. The size is its
+# number of numbers plus four for each string, list and object in it.
 MAX_UNDIVIDED = 2**20
 # Bytes that one call of a regular expression scans.
 WINDOW = 64 * 1024
@@ -46,7 +48,7 @@ _FLAT = rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+"
 _SMALL = rb"(?:" + _STRING + rb"|\[" + _FLAT + rb"\]|\{" + _FLAT + rb"\})"
 # The content of a list or an object, up to a deeply nested or large part.
 _CONTENT = re.compile(rb'(?:[^"\[\]{}]++|' + _SMALL + rb")*+", re.DOTALL)
-# Items of a list, each with its comma.
+# Items of a list, each with its trailing comma.
 _ITEMS = re.compile(rb'(?:[^"\[\]{},]*+(?:' + _SMALL + rb'[^"\[\]{},]*+)?+,)*+', re.DOTALL)
 # The rest of a number or a word.
 _WORD = re.compile(rb'[^"\[\]{},]*+')
@@ -56,16 +58,17 @@ _SCALAR = re.compile(rb'[ \t\r\n]*+[^"\[\]{}, \t\r\n]*+')
 def split_lists(
     body: Body, struct: Any, piece_bytes: int = PIECE_BYTES, window: int = WINDOW
 ) -> tuple[Body, dict[str, list[Any]]]:
-    """Take the long lists out of a large body; for a thread.
+    """Take the long lists out of a large body; call this on a thread.
 
     Args:
-        body: of a request.
-        struct: the type it will be decoded into.
+        body: body of a request.
+        struct: type that the body will be decoded into.
         piece_bytes: bytes that its decoder gets at a time.
         window: bytes that one call of a regular expression scans.
 
     Returns:
-        The body with these lists emptied, and their decoded items by attribute of `struct`.
+        The body, in which the long lists are empty, and the lists' decoded items by attribute of
+        `struct`.
 
     Raises:
         InvalidBody: not JSON, or more numbers, strings, lists and objects than a request may have.
@@ -150,7 +153,7 @@ class _Scan:
         self._num_parts = 0
 
     def members(self, begin: int = 0) -> Iterator[_Value]:
-        """The members of the object at `begin`; all are counted before the last is given."""
+        """Yield the members of the object at `begin`; all are counted before the last one."""
         at = self._expect(self._blank(begin), b"{")
         if self._peek(self._blank(at)) == b"}":
             return
@@ -181,16 +184,17 @@ class _Scan:
             at = self._expect(at, b",")
 
     def divided(self, value: _Value, field: _ListField, depth: int = 1) -> list[Any]:
-        """The items of a list, decoded in pieces.
+        """Return the items of a list, decoded in pieces.
 
         Args:
-            value: the list; for a nested list only `begin` and `key` matter.
-            field: the field that holds it; its decoder is used.
+            value: the list; of a nested list only `begin` and `key` are used.
+            field: the field of the list, whose decoder is used.
             depth: 1 for the field's own list, 2 for a list inside it.
         """
         body = self._body
         items: list[Any] = []
-        # Start of what is not decoded yet, end of its last whole item, and end of what was scanned.
+        # Start of the part that is not decoded yet, end of that part's last whole item, and end of
+        # the scanned part.
         begin = behind_comma = at = value.begin + 1
         while True:
             after = self._match(_ITEMS, at)
@@ -225,7 +229,7 @@ class _Scan:
                 item.check_undivided()
 
     def _divided_object(self, item: _Value, field: _ListField, depth: int) -> Any:
-        """An object in a list, whose own long lists are decoded in pieces."""
+        """Return an object in a list; its own long lists are decoded in pieces."""
         body = self._body
         self._num_numbers = self._num_parts = 0
         long = [
@@ -245,7 +249,8 @@ class _Scan:
         (decoded,) = self._decode(item, field, b"".join(rest), depth - 1)
         if isinstance(decoded, dict):
             if long and not self._takes_anything(field, depth - 1):
-                # Whole: what its lists must hold is known to the whole type alone.
+                # The object is decoded whole: only the whole type knows the type of its lists'
+                # items.
                 return self._decode(item, field, body[item.begin : item.end], depth - 1)[0]
             decoded |= {value.key: self.divided(value, _ANY) for value in long}
             return decoded
@@ -260,7 +265,7 @@ class _Scan:
 
     @staticmethod
     def _takes_anything(field: _ListField, depth: int) -> bool:
-        """Whether an object of the list may hold any lists."""
+        """Whether an object of the list may contain any lists."""
         try:
             field.decoder.decode(b"[" * depth + b'{"":[null,{},"",0.5]}' + b"]" * depth)
         except msgspec.ValidationError:
@@ -298,7 +303,7 @@ class _Scan:
     # ---- scanning ----
 
     def _value(self, begin: int) -> int:
-        """The end of the value that begins at `begin`; counts its parts."""
+        """Return the end of the value that begins at `begin`; count its parts."""
         body = self._body
         if self._peek(begin) not in (b'"', b"[", b"{"):
             end = self._match(_SCALAR, begin)
@@ -309,7 +314,7 @@ class _Scan:
         at, depth = begin, 0
         while True:
             end = self._match(_CONTENT, at) if depth else at
-            # Commas in strings count, too: the count is an upper bound.
+            # Commas in strings are counted, too, so the count is an upper bound.
             self._count(body.count(b",", at, end), _num_parts(body, at, end))
             sign = self._peek(end)
             if sign == b'"':
@@ -322,7 +327,7 @@ class _Scan:
                 depth -= 1
                 at = end + 1
             elif end > at:
-                # The window's end.
+                # This is the window's end.
                 at = end
                 continue
             else:
@@ -380,7 +385,7 @@ def _check_num_items(key: str, items: list[Any]) -> None:
 
 
 def _num_parts(body: Body, begin: int, end: int) -> int:
-    """Number of strings, lists and objects in a part that has only small ones."""
+    """Return the number of strings, lists and objects in a part that has only small ones."""
     count = body.count
     return count(b'"', begin, end) // 2 + count(b"[", begin, end) + count(b"{", begin, end)
 

@@ -1,11 +1,11 @@
 """Runs work that grows with a request off the event loop, on a thread pool for each purpose.
 
-Each purpose has its own pool, so a backlog of one kind of work does not delay the others. The
-threads are daemons, so the interpreter never waits for one at its exit (`asyncio.to_thread` and
-`concurrent.futures` do).
+Each purpose has its own pool, so a backlog of one kind of work does not delay other kinds. The
+threads are daemons, so the interpreter's exit does not wait for them. With `asyncio.to_thread` and
+`concurrent.futures` it would.
 
-A thread that holds the GIL still stalls the loop: the work must either be in a library that
-releases the GIL, or be cut into slices.
+A thread that holds the GIL stalls the loop. So the work must be in a library that releases the GIL,
+or be cut into slices.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ T = TypeVar("T")
 class OffloadPool:
     """A bounded number of daemon threads and a bounded queue before them, for one purpose.
 
-    A running job cannot be stopped when its caller gives up (after a timeout, or when the client
-    has left). While it runs on, an additional thread replaces its thread; there are at most
+    A running job cannot be stopped when its caller gives up (after a timeout, or because the client
+    has left). While such a job runs on, an additional thread replaces its thread. There are at most
     `workers` additional threads.
     """
 
@@ -57,14 +57,14 @@ class OffloadPool:
 
         Raises:
             Overloaded: the queue is full, or no thread was free in time.
-            InvalidRequest: the work had begun and was not done in time.
+            InvalidRequest: the work began but was not finished in time.
             Exception: whatever `function` raises.
         """
         job = _Job(lambda: function(*args, **kwargs))
         self._put(job)
         try:
-            # Unlike `asyncio.timeout`, our deadline cannot be confused with a TimeoutError of
-            # `function`.
+            # `asyncio.timeout` is not used, because its error could not be told from a TimeoutError
+            # of `function`.
             await asyncio.wait((job.done,), timeout=self._timeout_s)
         finally:
             had_begun = self._leave(job)
@@ -95,12 +95,12 @@ class OffloadPool:
         if len(self._queue) <= self._num_idle or self._num_threads >= most:
             return
         self._num_threads += 1
-        # Not `threading.Thread`, which waits until the thread runs: that takes as long as others
-        # keep the GIL, and this is called on the event loop.
+        # `threading.Thread` is not used: it waits until the thread runs, as long as others keep the
+        # GIL, and this is called on the event loop.
         _thread.start_new_thread(self._work, (f"{self._name}-{self._num_threads}",))
 
     def _leave(self, job: _Job) -> bool:
-        """Note that the caller no longer waits; returns whether work on its job had begun."""
+        """Note that the caller no longer waits; return whether work on its job had begun."""
         with self._changed:
             if job.state == "queued":
                 self._queue.remove(job)
@@ -147,7 +147,7 @@ class _Job:
         self._call = call
 
     def work(self) -> tuple[Any, BaseException | None]:
-        """The result, or what was raised instead."""
+        """Store the result, or the exception that was raised."""
         try:
             return self._call(), None
         except BaseException as error:
@@ -155,7 +155,7 @@ class _Job:
 
     def tell(self, result: Any, error: BaseException | None) -> None:
         """Wake the caller."""
-        # The loop may be closed, and then no caller is left.
+        # The loop may be closed; then no caller waits.
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._settle, result, error)
 
@@ -166,5 +166,5 @@ class _Job:
             self.done.set_result(result)
         else:
             self.done.set_exception(error)
-            # Marks it as retrieved: the caller may have left.
+            # This marks the exception as retrieved: the caller may have left.
             self.done.exception()

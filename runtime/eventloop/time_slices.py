@@ -1,7 +1,7 @@
 """Cuts long work that must stay on the event loop into slices, one per iteration of the loop.
 
-With any number of requests that have such work, the loop runs at most one slice between two polls
-of its sockets.
+However many requests have such work, the loop runs at most one slice between two polls of its
+sockets.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Self
 from weakref import WeakKeyDictionary
 
-# Seconds after which a slice ends: a tenth of what a probe may wait.
+# Seconds after which a slice ends: a tenth of the time that a probe may wait.
 SLICE_S = 0.002
-# Bytes after which a slice ends earlier: about what a socket takes at once.
+# Bytes after which a slice ends earlier: about as many as a socket accepts at once.
 SLICE_BYTES = 256 * 1024
 
 _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -57,13 +57,14 @@ class Slices:
 
     def _release(self) -> None:
         if self._lock is not None:
-            # Not now: the next waiting task must run after the loop has polled its sockets.
+            # This is scheduled, not called: the next waiting task must run after the loop has
+            # polled its sockets.
             asyncio.get_running_loop().call_soon(self._lock.release)
             self._lock = None
 
 
 async def in_turns(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The same bytes; each slice yields as many as can be made in its time.
+    """Yield the bytes of `pieces`; each slice yields as many as can be made in its time.
 
     Args:
         pieces: each must be made in much less time than a slice.

@@ -1,1 +1,4 @@
-"""What requests may ask for beside tokens: one folder each, with a front and a device half."""
+"""Outputs besides tokens that requests may ask for.
+
+Each has a folder with a front and a device half.
+"""

@@ -1,4 +1,4 @@
-"""The device half of an extra: what it reads of a step, and what it reports."""
+"""The device half of an extra: it reads data of a step and makes reports."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-# For each sample: the hidden state of its logits; the experts chosen for its token; the model's raw
-# logits; the logits that are sampled from, with penalties, masks and biases. For a whole text: its
-# pooled output.
+# What an extra may read. For each sample: the hidden state of its logits; the experts chosen for
+# its token; the model's raw logits; the logits that are sampled from, with penalties, masks and
+# biases. For a whole text: its pooled output.
 Reads = Literal["hidden", "experts", "raw_logits", "logits", "pooled"]
 Send = Callable[..., list[Tensor]]
 Pack = Callable[[int, list[NDArray[Any]]], bytes]
@@ -38,11 +38,11 @@ class Gathered:
     pack: Pack = _as_they_are
 
     def to_host(self, copy: Callable[[Tensor], Tensor]) -> Gathered:
-        """The same with every tensor copied by `copy`, which may be asynchronous."""
+        """Return a copy in which `copy` has copied every tensor; `copy` may be asynchronous."""
         return Gathered(self.rows, [copy(each) for each in self.tensors], self.pack)
 
     def blocks(self) -> list[tuple[int, int, bytes]]:
-        """Row, number of positions and block of each row; on the host only."""
+        """Yield row, number of positions and block of each row; on the host only."""
         arrays = [each.numpy() for each in self.tensors]
         starts = np.flatnonzero(np.diff(self.rows, prepend=-1)).tolist()
         ends = [*starts[1:], len(self.rows)]
@@ -58,9 +58,11 @@ class Samples:
 
     Attributes:
         rows: `[n]` int64 on the host.
-        values: what the extra reads of each, `[n, hidden_size]`, `[n, layers with experts, chosen]`
-            int32, or `[n, vocab_size]` float32; a copy that the extra may change in place.
-        token_ids: `[n]` int64, the new tokens, also a copy; set where the sampled logits are read.
+        values: the data that the extra reads of each sample, `[n, hidden_size]`, `[n, layers with
+            experts, chosen]` int32, or `[n, vocab_size]` float32; a copy that the extra may change
+            in place.
+        token_ids: `[n]` int64, the new tokens, also a copy; set for extras that read the sampled
+            logits.
         temperature: `[n]` float32 on the host; 1 for greedy rows.
         send: sends host arrays to the device, in one copy.
     """
@@ -74,7 +76,7 @@ class Samples:
 
 @dataclass
 class PromptPart:
-    """Consecutive positions of a prompt that an extra reports.
+    """Consecutive positions of a prompt about which an extra reports.
 
     Attributes:
         row: the prompt's row.
@@ -104,16 +106,16 @@ class PromptPart:
 class DeviceExtra:
     """Gathers one extra; `EXTRA` of its `device` module is the class. Each runner has one instance.
 
-    Nothing here waits for the device, and only rows with the extra cost anything.
+    No method waits for the device, and rows without the extra cost no time.
 
     Attributes:
-        reads: what it reads of each sample.
+        reads: the data that it reads of each sample.
     """
 
     reads: ClassVar[Reads]
 
     def join(self, row: int, params: bytes) -> None:
-        """A request with this extra takes a row; `params` are those of its `ExtraSpec`."""
+        """Store `params`, from the `ExtraSpec` of a request that takes a row."""
 
     def of_samples(self, samples: Samples) -> Gathered:
         """Gather the report on new tokens."""

@@ -1,7 +1,7 @@
-"""Bounds the blanks between two tokens of JSON, where the grammar allows any number of them.
+"""Bounds the number of blanks between two tokens of JSON; the grammar allows any number.
 
-A confused model would print blanks until its limit. The bound is not part of the grammar: there it
-would make every mask three times as expensive, even without blanks.
+A confused model would print blanks until its token limit. The bound is not part of the grammar,
+where it would make every mask three times as expensive, even without blanks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runtime.grammar.grammar_backend import num_words
 
 MAX_BLANKS = 32
 _BLANKS = b" \t\r\n"
-# These cannot be in a string, so where one is allowed no string is open.
+# A JSON string cannot contain these characters, so if one is allowed, no string is open.
 _BETWEEN = b"\t\r\n"
 
 MaskRow = NDArray[np.int32]
@@ -24,7 +24,7 @@ MaskRow = NDArray[np.int32]
 class BlankTokens:
     """The effect of a vocabulary's tokens on a run of blanks.
 
-    After a run of 0 blanks nothing is bounded: a single token may hold any number of blanks.
+    After a run of 0 blanks there is no bound: a single token may have any number of blanks.
 
     Attributes:
         free_run: after a run of at most this length, any token is allowed.
@@ -47,7 +47,7 @@ class BlankTokens:
         self._too_long: dict[int, MaskRow] = {}
 
     def run_after(self, run: int, token_id: int) -> int:
-        """How many blanks an output ends with when a token follows `run` of them."""
+        """Return how many blanks end an output when `run` blanks are followed by a token."""
         blanks = self._ends_with[token_id]
         return run + blanks if blanks and token_id in self._all_blank else blanks
 
@@ -56,7 +56,7 @@ class BlankTokens:
 
         Args:
             mask: `[num_words]`, the allowed tokens, changed in place; it never becomes empty.
-            run: blanks that the output ends with.
+            run: number of blanks at the output's end.
         """
         if not (mask & self._between).any():
             return

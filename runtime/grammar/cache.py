@@ -8,34 +8,34 @@ from typing import Generic, TypeVar
 V = TypeVar("V")
 
 _SIZE_BYTES = 8
-# Memory of a grammar that its library does not count.
+# Memory of a grammar that its library does not count, bytes.
 _OVERHEAD_BYTES = 64 * 1024
 
 
 def with_size(content: bytes, loaded_bytes: int) -> bytes:
-    """A compiled grammar as it is sent: the memory that it takes once loaded, then `content`."""
+    """Return a compiled grammar's message: the memory that it takes once loaded, then `content`."""
     return (loaded_bytes + _OVERHEAD_BYTES).to_bytes(_SIZE_BYTES, "little") + content
 
 
 def loaded_size(payload: bytes) -> int:
-    """Approximate memory of a compiled grammar once it is loaded, bytes."""
+    """Return the approximate memory of a compiled grammar once it is loaded, bytes."""
     return int.from_bytes(payload[:_SIZE_BYTES], "little")
 
 
 def content_of(payload: bytes) -> bytes:
-    """The grammar without its size."""
+    """Return the grammar without its size."""
     return payload[_SIZE_BYTES:]
 
 
 class ByteCache(Generic[V]):
-    """Values by key; deterministic, so two caches with the same calls hold the same keys.
+    """Values by key. Two caches with the same calls have the same keys.
 
-    The front keeps a copy of the scheduler's keys: a compiled grammar is sent only when the copy
-    shows that the scheduler has evicted it.
+    The front keeps a copy of the scheduler's keys. It sends a compiled grammar only if the copy
+    shows that the scheduler does not have it.
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        """Hold at most `limit_bytes`, and always the newest value regardless of its size."""
+        """Keep at most `limit_bytes`, and always the newest value, whatever its size."""
         self._limit = limit_bytes
         self._entries: OrderedDict[bytes, tuple[V, int]] = OrderedDict()
         self.size_bytes = 0
@@ -44,7 +44,7 @@ class ByteCache(Generic[V]):
         return len(self._entries)
 
     def get(self, key: bytes) -> V | None:
-        """The value, marked as just used."""
+        """Return the value of a key, and mark it as just used."""
         entry = self._entries.get(key)
         if entry is None:
             return None

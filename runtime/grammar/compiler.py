@@ -1,4 +1,4 @@
-"""The compiler process: every grammar is compiled in a separate fork, killed when it is slow.
+"""The compiler process. It compiles every grammar in a separate fork, and kills slow forks.
 
 A library that crashes, hangs or fills memory on a hostile grammar ends only one fork.
 """
@@ -60,7 +60,7 @@ class _Compiler:
 
 
 def reply_to(message: CompileGrammar, end: ForkEnd) -> GrammarReply:
-    """The reply to the front from the fork that compiled its constraint."""
+    """Return the reply to the front, made from the result of a fork that compiled a constraint."""
     call_id, kind = message.call_id, message.grammar.kind
     if end.got_no_processor:
         error = f"The machine was too busy to compile the {kind}; please try again."
@@ -92,7 +92,7 @@ def main(payload: bytes) -> None:
         # Forks share this memory: the garbage collector must not write to it.
         with uncollected():
             compiler = _Compiler(config)
-    # Everything that the libraries raise: their panics are not `Exception`s.
+    # This catches everything that the libraries raise: their panics are not `Exception`s.
     except BaseException as error:
         reason = " ".join(str(error).split())[:_MAX_REASON_CHARS] or type(error).__name__
         front.send(GrammarsUnavailable(reason))

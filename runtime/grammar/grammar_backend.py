@@ -23,35 +23,35 @@ class Matcher(Protocol):
     """Follows one output through its grammar."""
 
     def accept(self, token_id: int) -> bool:
-        """Advance by one token; returns false, without advancing, if it is not allowed.
+        """Advance by one token. Return false, without advancing, if the token is not allowed.
 
         Raises:
-            GrammarError: it is allowed, but a limit of the library was reached after it.
+            GrammarError: the token is allowed, but a limit of the library was reached after it.
         """
 
     @property
     def is_terminated(self) -> bool:
-        """Whether nothing may follow any more."""
+        """Whether the output is complete, so that no token may follow."""
 
 
 M = TypeVar("M", bound=Matcher)
 
 
 class GrammarBackend(Protocol[M]):
-    """What a grammar library offers."""
+    """The interface of a grammar library."""
 
     def compile(self, spec: GrammarSpec) -> bytes:
         """Compile a constraint into bytes that `load` reads, also in another process.
 
         Raises:
-            GrammarError: it is invalid or not supported.
+            GrammarError: the constraint is invalid or not supported.
         """
 
     def load(self, payload: bytes) -> Any:
-        """Read what `compile` has written.
+        """Load a grammar from the bytes that `compile` wrote.
 
         Raises:
-            GrammarError: these are not such bytes.
+            GrammarError: `compile` did not write these bytes.
         """
 
     def start(self, compiled: Any) -> M:
@@ -68,12 +68,12 @@ class GrammarBackend(Protocol[M]):
 
 
 class MakeBackend(Protocol):
-    """How a back end is built."""
+    """A function that builds a back end."""
 
     def __call__(
         self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]
     ) -> GrammarBackend[Any]:
-        """Build it for a tokenizer; `vocab_size` is the logits' width."""
+        """Build the back end for a tokenizer; `vocab_size` is the logits' width."""
         ...
 
 
@@ -89,10 +89,10 @@ BackendFactory = Callable[[], GrammarBackend[Any]]
 
 
 def num_words(vocab_size: int) -> int:
-    """Words of a bitmask row."""
+    """Number of words of a bitmask row."""
     return -(-vocab_size // 32)
 
 
 def is_lark(text: str) -> bool:
-    """Whether an `ebnf` is written in llguidance's own language, as guidance sends it."""
+    """Whether an `ebnf` is written in llguidance's own language, which guidance sends."""
     return text.lstrip().startswith("%llguidance")

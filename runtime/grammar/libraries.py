@@ -1,4 +1,7 @@
-"""Both grammar libraries as one back end: what one cannot follow to the letter the other gets."""
+"""Both grammar libraries as one back end.
+
+A constraint that one cannot follow exactly goes to the other.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +38,15 @@ class _Followed:
     """See `runtime.grammar.grammar_backend.Matcher`.
 
     Attributes:
-        library: that it comes from.
-        inner: the library's own.
-        accept: the library's own.
+        library: name of the library that follows the output.
+        inner: the library's own matcher.
+        accept: the library's own method.
     """
 
     def __init__(self, library: str, inner: Matcher) -> None:
         self.library = library
         self.inner = inner
-        # No call more for each token.
+        # The method is stored so that a token costs no additional call.
         self.accept = inner.accept
 
     @property
@@ -55,23 +58,23 @@ class GrammarLibraries:
     """See `runtime.grammar.grammar_backend.GrammarBackend`.
 
     Attributes:
-        names: of the libraries, the one that is asked first in front.
+        names: names of the libraries; the first one is tried first.
     """
 
     def __init__(self, libraries: Mapping[str, GrammarBackend[Any]]) -> None:
-        """Ask them in the order that they come in; at least one."""
+        """Use `backends`, at least one, in their order."""
         self._libraries = dict(libraries)
         self.names = tuple(self._libraries)
 
     def compile(self, spec: GrammarSpec, check: Check | None = None) -> bytes:
-        """Compile a constraint with the first library that can, and say in the bytes which.
+        """Compile a constraint with the first library that can; the bytes name the library.
 
         Args:
             spec: the constraint.
-            check: raises `GrammarError` for what a library compiled and cannot be used.
+            check: raises `GrammarError` for a compiled grammar that cannot be used.
 
         Raises:
-            GrammarError: none can.
+            GrammarError: no library can compile it.
         """
         reasons: dict[str, str] = {}
         for name, library in self._libraries.items():
@@ -87,17 +90,17 @@ class GrammarLibraries:
         raise GrammarError(_reason(reasons))
 
     def load(self, payload: bytes) -> _Loaded:
-        """Read what `compile` has written.
+        """Load a grammar from the bytes that `compile` wrote.
 
         Raises:
-            GrammarError: these are not such bytes, or the library is not there.
+            GrammarError: `compile` did not write these bytes, or their library is not available.
         """
         mark, content = content_of(payload)[:1], content_of(payload)[1:]
         for name, library in self._libraries.items():
             if mark == _mark(name):
                 head = payload[: len(payload) - len(content) - 1]
                 return _Loaded(name, library.load(head + content))
-        raise GrammarError("not a grammar of a library that is there")
+        raise GrammarError("not a grammar of an available library")
 
     def start(self, compiled: _Loaded) -> _Followed:
         """Begin an output."""
@@ -106,7 +109,7 @@ class GrammarLibraries:
         )
 
     def fill(self, matchers: Sequence[_Followed], words: BitmaskRows) -> None:
-        """Write which tokens may come next in each output."""
+        """Write which tokens are allowed next in each output."""
         names = {each.library for each in matchers}
         if len(names) == 1:
             self._libraries[names.pop()].fill([each.inner for each in matchers], words)
@@ -121,16 +124,16 @@ class GrammarLibraries:
 def open_libraries(
     first: str, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]
 ) -> GrammarLibraries:
-    """All libraries that are installed and can work with a tokenizer, `first` in front.
+    """Return all installed libraries that can work with a tokenizer, `first` in front.
 
     Args:
-        first: the library that is asked first.
-        tokenizer_folder: where the tokenizer lies.
+        first: name of the library that is tried first.
+        tokenizer_folder: folder of the tokenizer.
         vocab_size: the logits' width.
         eos_token_ids: ids that end a text.
 
     Raises:
-        Exception: whatever `first` raised, when none can.
+        Exception: whatever `first` raised, if no library can work.
     """
     others = [name for name in GRAMMAR_BACKENDS if name != first and find_spec(name) is not None]
     found: dict[str, GrammarBackend[Any]] = {}
@@ -141,7 +144,7 @@ def open_libraries(
             found[name] = make(tokenizer_folder, vocab_size, eos_token_ids)
         except (KeyboardInterrupt, SystemExit):
             raise
-        # Whatever the libraries raise: their panics are no `Exception`.
+        # This catches everything that the libraries raise: their panics are not `Exception`s.
         except BaseException as error:
             logger.info("%s cannot work with this tokenizer: %s", name, error)
             failure = failure or error

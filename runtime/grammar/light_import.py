@@ -16,7 +16,7 @@ class _AnyMember(type):
 
 
 class _Anything(metaclass=_AnyMember):
-    """Any class of a stand-in, and the result of calling it; always false."""
+    """Stands for any class of an absent package, and for the result of calling it; always false."""
 
     def __init__(self, *args: object, **named: object) -> None: ...
 
@@ -30,7 +30,7 @@ class _StandIn(ModuleType):
 
 
 def _any_member(name: str) -> type[_Anything]:
-    # Names with underscores are looked up by the interpreter.
+    # The interpreter itself looks up names with underscores.
     if name.startswith("__"):
         raise AttributeError(name)
     return _Anything
@@ -40,12 +40,12 @@ def import_light(name: str, *without: str) -> Any:
     """Import `name` with stand-ins instead of those packages of `without` not imported yet.
 
     Stand-ins work for annotations, base classes, constants and `isinstance`. If `name` needs more
-    of the packages, it is imported again with them; modules that it imports keep their stand-ins.
-    No other thread may import one of the packages meanwhile.
+    of the packages, it is imported again with the real ones; modules that it imports keep their
+    stand-ins. Meanwhile, no other thread may import one of the packages.
 
     Args:
         name: a library that is not imported yet.
-        *without: packages that it imports, but of which it calls nothing.
+        *without: packages that it imports, but whose functions it does not call.
 
     Returns:
         The library's module.

@@ -1,4 +1,4 @@
-"""Checks a constraint before it is compiled; cheap, and without torch."""
+"""Checks a constraint before it is compiled. The checks are cheap and need no torch."""
 
 from __future__ import annotations
 

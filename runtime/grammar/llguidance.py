@@ -1,4 +1,4 @@
-"""The `llguidance` library: nothing is precomputed; masks are computed as the output grows."""
+"""The `llguidance` library. It precomputes nothing: masks are computed as the output grows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from runtime.text.tokenizer import Tokenizer
 _MAX_MESSAGE_CHARS = 300
 _LOADED_PER_BYTE = 32
 _HIDES_SPECIAL, _SHOWS_SPECIAL = b"h", b"s"
-# In the library's own grammars `<think>` is the token, but not in strings, expressions, comments.
+# In the library's own grammars `<think>` is a token, except in strings, expressions and comments.
 _LARK_PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|<[^<>\s]+>|//[^\n]*|/(?:\\.|[^/\\\n])+/')
 
 
 def _limits() -> LLParserLimits:
-    # A state takes one or two kilobytes. Errors must not show the text of other requests.
+    # Limits: a state takes one or two kilobytes. Errors must not show the text of other requests.
     return LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 
 
@@ -37,7 +37,8 @@ class _Vocabulary:
     """A tokenizer in the library's form: added tokens are text, except special ones.
 
     If the library read the tokenizer's file, tags such as `<tool_call>` would be special because of
-    their brackets: masked wherever text may come, and offered where their text must come.
+    their brackets. They would be masked where free text is allowed, and allowed where their text is
+    required.
 
     Attributes:
         tokens: bytes of each token.
@@ -71,7 +72,7 @@ class _Vocabulary:
         }
 
     def showing_special(self, tokenizer: Tokenizer, eos_token_ids: list[int]) -> _Vocabulary:
-        """The same where special tokens stand for their text; `tokenizer` is another reading."""
+        """Return a vocabulary whose special tokens are their text; `tokenizer` is another object."""
         shown = copy.copy(self)
         shown._backend = tokenizer.backend
         shown._hide(set(eos_token_ids))
@@ -79,7 +80,7 @@ class _Vocabulary:
 
     def __call__(self, text: str) -> list[int]:
         wanted = text.encode()
-        # After a line break, if the tokenizer would put a space before the text.
+        # The text is encoded after a line break if the tokenizer would put a space before it.
         for lead in ("", "\n"):
             ids: list[int] = self._backend.encode(lead + text, add_special_tokens=False).ids
             ends = list(accumulate(len(self._texts[token_id]) for token_id in reversed(ids)))
@@ -89,7 +90,7 @@ class _Vocabulary:
         return self._plain.greedy_tokenize(text)
 
     def by_number(self, lark: str) -> str:
-        """Write names of added tokens in a grammar as numbers: only special ones have names."""
+        """Replace names of added tokens in a grammar by numbers: only special tokens have names."""
 
         def numbered(found: re.Match[str]) -> str:
             token_id = self._ids_of_tags.get(found[0])
@@ -108,10 +109,10 @@ class LLGuidanceMatcher:
         self._has_ended = False
 
     def accept(self, token_id: int) -> bool:
-        """Move on by one token.
+        """Advance by one token.
 
         Raises:
-            GrammarError: it went beyond a limit of the library.
+            GrammarError: the output exceeded a limit of the library.
         """
         if self._has_ended:
             return False
@@ -127,7 +128,7 @@ class LLGuidanceMatcher:
 
     @property
     def is_terminated(self) -> bool:
-        """Whether nothing may follow any more."""
+        """Whether the output is complete, so that no token may follow."""
         return self._has_ended or (not self._eos and self.inner.is_stopped())
 
 
@@ -152,7 +153,7 @@ class LLGuidanceBackend:
         }
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        """Translate a constraint into the library's own form, and try it."""
+        """Translate a constraint into the library's own form, and test it."""
         try:
             grammar = self._translated(spec)
         except GrammarError:
@@ -161,7 +162,7 @@ class LLGuidanceBackend:
             raise GrammarError(_readable(str(error))) from None
         form = _SHOWS_SPECIAL if spec.shows_special else _HIDES_SPECIAL
         self._matcher(form, grammar)
-        # Its masks are not precomputed, so this is a bound on the memory that they may take.
+        # The masks are not precomputed, so this is a bound on the memory that they may take.
         return with_size(form + grammar.encode(), _LOADED_PER_BYTE * len(grammar))
 
     def _translated(self, spec: GrammarSpec) -> str:
@@ -191,10 +192,10 @@ class LLGuidanceBackend:
         return LLGuidanceMatcher(compiled.deep_copy(), self._eos)
 
     def fill(self, matchers: Sequence[LLGuidanceMatcher], words: BitmaskRows) -> None:
-        """Write which tokens may come next in each output.
+        """Write which tokens are allowed next in each output.
 
         Raises:
-            GrammarError: one of them went beyond a limit of the library.
+            GrammarError: an output exceeded a limit of the library.
         """
         address, row_bytes = words.ctypes.data, words.strides[0]
         for place, matcher in enumerate(matchers):
@@ -210,7 +211,7 @@ class LLGuidanceBackend:
 
 
 def _readable(message: str) -> str:
-    # The library shows the place in its own translation below the message.
+    # Below its message, the library shows the position in its own translation.
     message = message.replace("<non-verbose/>", "").split("\n   1 |")[0]
     lines = [line.strip() for line in message.splitlines()]
     return " ".join(line for line in lines if line)[:_MAX_MESSAGE_CHARS].rstrip(".") or "not valid"

@@ -1,4 +1,4 @@
-"""JSON schemas as llguidance reads them; what it would read otherwise is refused here."""
+"""Converts JSON schemas for llguidance, and refuses those that it would misread."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from runtime.grammar.grammar_backend import GrammarError
 from runtime.grammar.schema_rewrite import rewritten
 
 _OPTIONS = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{0,{MAX_BLANKS}}}"}
-# It counts in floating point.
+# The library calculates in floating point.
 _MAX_INTEGER = 2**53
-# So far behind a whole number begins what is greater.
+# A number so little above an integer stands for an exclusive bound.
 _BEHIND = 1e-9
 
 
 def as_llguidance_schema(schema: Any) -> dict[str, Any]:
-    """A checked schema in the form that the library follows to the letter, with our options.
+    """Return a checked schema in a form that the library follows exactly, with our options.
 
     Raises:
-        GrammarError: it has no such form; the keyword is named, with its place.
+        GrammarError: the schema has no such form; the message names the keyword and its position.
     """
     plain = rewritten(schema)
     if isinstance(plain, bool):
@@ -30,9 +30,10 @@ def as_llguidance_schema(schema: Any) -> dict[str, Any]:
 
 
 def _open_bounds(part: Any) -> None:
-    """Move bounds that are out and whole by a little, in place.
+    """Move exclusive integer bounds by a little, in place.
 
-    Between 2 and 2.5 the library lets 2 pass, though it is out: the whole part is the same.
+    With an exclusive 2 and a 2.5 as bounds, the library would accept 2, because both bounds have
+    the same integer part.
     """
     for each in part if isinstance(part, list) else ():
         _open_bounds(each)

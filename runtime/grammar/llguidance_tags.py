@@ -1,7 +1,7 @@
 """Structural tags in llguidance's dialect of Lark.
 
-The forms that xgrammar defines and that say something about text alone are translated; the others
-are refused by name.
+xgrammar defines the formats. Those that describe only text are translated, and the others are
+refused by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def tag_to_grammar(text: str) -> str:
     """Translate a checked structural tag, with `format` or with structures and triggers.
 
     Raises:
-        GrammarError: a part of it has no counterpart here.
+        GrammarError: a part of the tag has no counterpart here.
     """
     tag = orjson.loads(text)
     if "structures" in tag:
@@ -52,17 +52,17 @@ def _rules(form: Any) -> str:
 
 
 class _Lark:
-    """Formats as expressions of Lark.
+    """Translates formats into expressions of Lark.
 
     Attributes:
-        rules: that the expressions name.
+        rules: rules that the expressions name.
     """
 
     def __init__(self) -> None:
         self.rules: list[str] = []
 
     def of(self, form: Any) -> str:
-        """The expression of a format."""
+        """Return the expression of a format."""
         if not isinstance(form, dict):
             raise GrammarError("a format must be an object with a type")
         match form.get("type"):
@@ -94,7 +94,8 @@ class _Lark:
                 )
 
     def _separated(self, form: dict[str, Any]) -> str:
-        # A rule, because writing a large schema out twice would double its size.
+        # The schema is a rule, because writing a large schema twice would double the grammar's
+        # size.
         name = f"part_{len(self.rules)}"
         self.rules.append("")
         place = len(self.rules) - 1
@@ -105,7 +106,7 @@ class _Lark:
         return f"( {all_of_them} )" + ("" if form.get("at_least_one") else "?")
 
     def _dispatched_once(self, form: dict[str, Any]) -> str:
-        """Text to the end, or up to the first text of a rule, followed by that rule's format."""
+        """Return an expression for text to its end, or to a rule's text and format."""
         if form.get("loop") is not False or form.get("excludes"):
             raise GrammarError(
                 "within other formats llguidance's backend knows no loop of dispatch"
@@ -158,7 +159,7 @@ def _triggered(form: dict[str, Any]) -> str:
 
 
 def _dispatched(form: dict[str, Any]) -> str:
-    """Free text in which each rule's text is followed by that rule's format."""
+    """Return an expression for text in which each rule's text is followed by its format."""
     if form.get("loop") is False or form.get("excludes"):
         raise GrammarError("loop and excludes are not known to llguidance's backend")
     tags = [{"begin": text, "content": inner, "end": ""} for text, inner in _pairs(form)]

@@ -12,7 +12,7 @@ from runtime.grammar.grammar_backend import GrammarBackend, GrammarError, num_wo
 
 # Steps that repeat the last token if it is allowed: runs of blanks, endless strings.
 _NUM_REPEATING = 192
-# Steps with any token where few are allowed, to pass the structure and get into strings, whose
+# Steps that take any token if few are allowed. They pass the structure and reach strings, whose
 # masks differ.
 _NUM_HURRYING = 64
 # If at least this share of the vocabulary is allowed, the position is free text.
@@ -30,11 +30,12 @@ def probe(
         backend: the back end that compiled it.
         payload: the compiled grammar.
         vocab_size: the logits' width.
-        eos_token_ids: ids that end a text; avoided where another token may come.
+        eos_token_ids: ids that end a text; the walk avoids them if another token is allowed.
 
     Raises:
-        GrammarError: it allows no output, exceeds a limit of the library, offers a token that it
-            does not accept, or a step takes so long that it would delay other requests.
+        GrammarError: the grammar allows no output or exceeds a limit of the library, the library
+            offers a token that it does not accept, or a step takes so long that it would delay
+            other requests.
     """
     compiled = backend.load(payload)
     eos = np.array(eos_token_ids, dtype=np.int64)
@@ -49,7 +50,7 @@ def _walk(backend: GrammarBackend[Any], matcher: Any, num_steps: int, choice: _C
     words = np.zeros((1, num_words(choice.vocab_size)), dtype=np.int32)
     num_slow = 0
     for step in range(num_steps):
-        # Time of this process only: other load of the machine must not refuse a grammar.
+        # Only this process's time counts: other load of the machine must not cause a refusal.
         started = time.process_time()
         backend.fill([matcher], words)
         token_id = choice.next(words[0])
@@ -58,7 +59,7 @@ def _walk(backend: GrammarBackend[Any], matcher: Any, num_steps: int, choice: _C
                 raise GrammarError("it allows no output at all")
             return
         if not matcher.accept(token_id):
-            raise GrammarError("its library offers a token there that it does not take")
+            raise GrammarError("its library allows a token that it does not accept")
         if matcher.is_terminated:
             return
         num_slow += time.process_time() - started > _STEP_LIMIT_S
@@ -78,7 +79,7 @@ class _Choice:
         self._last = -1
 
     def next(self, mask: NDArray[np.int32]) -> int | None:
-        """A token of `mask`, `[num_words]`; `None` if it is empty."""
+        """Return a token of `mask`, `[num_words]`; `None` if the mask is empty."""
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.vocab_size]
         allowed = np.flatnonzero(bits)
         if not len(allowed):

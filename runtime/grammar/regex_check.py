@@ -1,7 +1,7 @@
 """Checks a regular expression before a library reads it: size, depth, repeats that explode.
 
-It is not a full parser: it knows groups, classes, escapes and quantifiers, which decide how
-expensive an expression is to follow. The compiler finds other errors.
+This is not a full parser. It reads groups, classes, escapes and quantifiers, which determine how
+expensive an expression is. The compiler finds other errors.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class _Group:
     """An open group, or the whole expression.
 
     Attributes:
-        repeats: most copies that a repeat inside makes of what it repeats.
+        repeats: most copies that a repeat inside makes of its item.
         num_items: items of the current alternative.
-        is_repeating: whether the current alternative holds an item that repeats freely.
-        is_fragile: whether an alternative consists only of such an item: if it is repeated freely
-            again, the same text can be split in exponentially many ways.
+        is_repeating: whether the current alternative has an item that repeats without a bound.
+        is_fragile: whether an alternative consists only of such an item. If that is repeated
+            without a bound again, the same text can be split in exponentially many ways.
         can_be_empty: whether the current alternative so far may match the empty text.
-        matches_empty: whether a finished alternative may.
+        matches_empty: whether a finished alternative may match the empty text.
     """
 
     repeats: int = 1
@@ -76,10 +76,10 @@ def check_regex(pattern: str, name: str = "regex") -> None:
 
     Args:
         pattern: the expression.
-        name: what the error calls it.
+        name: name of the expression in the error.
 
     Raises:
-        InvalidRequest: too long, too deep, or repeats that multiply.
+        InvalidRequest: the expression is too long or too deep, or its repeats multiply.
     """
     if len(pattern) > MAX_REGEX_CHARS:
         raise InvalidRequest(

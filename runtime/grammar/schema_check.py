@@ -23,12 +23,12 @@ MAX_ENUM_VALUES = 5_000
 MAX_COUNT = 1_000_000
 
 _TYPES = frozenset({"null", "boolean", "object", "array", "number", "integer", "string"})
-# Keywords that say nothing about a value.
+# Keywords that do not restrict a value.
 _ANNOTATIONS = frozenset({"$comment", "title", "description", "default", "examples", "deprecated"})
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems")
-# Keywords that are looked into where a schema is followed.
+# Keywords whose schemas are checked if the schema is a constraint.
 _ALSO_SINGLE = ("propertyNames", "not", "then", "else")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
@@ -123,7 +123,7 @@ class _WellFormed:
 
 
 class _Check(_WellFormed):
-    """The same walk, which also refuses schemas that would not be followed exactly."""
+    """A walk that also refuses schemas that the libraries would not follow exactly."""
 
     def __init__(self, root: Any, name: str) -> None:
         super().__init__(root, name)
@@ -134,7 +134,7 @@ class _Check(_WellFormed):
 
     def run(self) -> None:
         super().run()
-        # They may lead to where no keyword leads.
+        # References may lead to schemas that no keyword contains.
         for node in self._references:
             target = self._target(node["$ref"])
             if id(target) not in self._seen:
@@ -221,14 +221,14 @@ class _Check(_WellFormed):
 
 
 def resolve_reference(root: Any, reference: Any) -> Any:
-    """What a `$ref` leads to.
+    """Return the schema that a `$ref` refers to.
 
     Args:
         root: the whole schema.
         reference: `#` and a pointer.
 
     Raises:
-        ValueError: there is nothing, or it lies elsewhere.
+        ValueError: the schema does not exist, or is in another document.
     """
     shown = f"the $ref {str(reference)[:80]!r}"
     if not isinstance(reference, str) or not reference.startswith("#"):
@@ -247,7 +247,7 @@ def resolve_reference(root: Any, reference: Any) -> Any:
 
 
 def unsupported_keyword(schema: dict[str, Any]) -> str:
-    """The first keyword of a schema that no library follows, in the form that it has there."""
+    """Return the first keyword of a schema that no library follows in the form used there."""
     for key in ("$dynamicRef", "$recursiveRef"):
         if key in schema:
             return key
@@ -271,7 +271,7 @@ def _can_be_denied(denied: Any, beside: dict[str, Any]) -> bool:
     if keywords == {"type"}:
         types = denied["type"]
         listed = types if isinstance(types, list) else [types]
-        # What is left of numbers without the integers no keyword says.
+        # No keyword describes the numbers that are not integers.
         return "integer" not in listed or "number" in listed
     return not keywords or (
         keywords <= {"enum", "const"} and bool({"enum", "const"} & beside.keys())
@@ -282,7 +282,7 @@ def check_well_formed(schemas: Iterable[tuple[Any, str]]) -> None:
     """Refuse invalid JSON schemas that are not used as constraints.
 
     Args:
-        schemas: each with its name for errors; their sizes are added up.
+        schemas: schemas with their names for errors; their sizes are added up.
 
     Raises:
         InvalidRequest: with the place in the schema.

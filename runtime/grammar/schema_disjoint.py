@@ -1,24 +1,24 @@
-"""Whether two JSON schemas can be shown to have no value in common, as `oneOf` asks."""
+"""Shows, for `oneOf`, that two JSON schemas have no common value."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# JSON's types, numbers apart: every integer is a number.
+# JSON's types, but integers and other numbers are separate kinds.
 KINDS = frozenset({"null", "boolean", "object", "array", "string", "integer", "fraction"})
 _MAX_DEPTH = 6
 
 
 def kinds_of_types(types: Any) -> frozenset[str]:
-    """The kinds of values that the keyword `type` lets pass."""
+    """Return the kinds of values that the keyword `type` allows."""
     listed = [types] if isinstance(types, str) else types
     kinds = {"integer", "fraction"} if "number" in listed else set()
     return frozenset(kinds | {each for each in listed if each != "number"})
 
 
 def kind_of(value: Any) -> str:
-    """The kind of a value."""
+    """Return the kind of a value."""
     match value:
         case None:
             return "null"
@@ -36,7 +36,7 @@ def kind_of(value: Any) -> str:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two values of JSON are equal: 1 is 1.0, and neither is true."""
+    """Whether two values of JSON are equal: 1 equals 1.0, but neither equals true."""
     if kind_of(left) != kind_of(right):
         return False
     if isinstance(left, list):
@@ -47,7 +47,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def listed_values(schema: dict[str, Any]) -> list[Any] | None:
-    """What `enum` and `const` let pass; `None` where they stand in no schema."""
+    """Return the values that `enum` and `const` allow; `None` if no schema has these keywords."""
     values = schema.get("enum")
     if "const" in schema:
         const = schema["const"]
@@ -60,7 +60,8 @@ def listed_values(schema: dict[str, Any]) -> list[Any] | None:
 class Disjoint:
     """Compares schemas of one document.
 
-    What it cannot show is not so: of patterns, multiples and items it knows nothing.
+    If this cannot show that schemas are disjoint, they count as overlapping. It does not compare
+    patterns, multiples and items.
     """
 
     def __init__(self, resolve: Callable[[Any], Any]) -> None:
@@ -68,7 +69,7 @@ class Disjoint:
         self._resolve = resolve
 
     def parts(self, schema: Any) -> list[dict[str, Any]]:
-        """The schemas that a value must follow all of: itself, what it refers to, its `allOf`."""
+        """Return all schemas that a value must follow: the schema, its references, its `allOf`."""
         found: list[dict[str, Any]] = []
         stack, seen = [schema], set[int]()
         while stack:
@@ -86,7 +87,7 @@ class Disjoint:
         return found
 
     def kinds(self, schema: Any, depth: int = 0) -> frozenset[str]:
-        """The kinds of values that a schema may let pass."""
+        """Return the kinds of values that a schema may allow."""
         kinds = KINDS
         for part in self.parts(schema):
             if "type" in part:
@@ -100,7 +101,7 @@ class Disjoint:
         return kinds
 
     def apart(self, left: Any, right: Any, within: frozenset[str] = KINDS, depth: int = 0) -> bool:
-        """Whether no value of a kind in `within` follows both."""
+        """Whether no value of a kind in `within` follows both schemas."""
         if depth > _MAX_DEPTH:
             return False
         kinds = self.kinds(left) & self.kinds(right) & within
@@ -143,7 +144,7 @@ class Disjoint:
 
 
 def required_names(parts: list[dict[str, Any]]) -> list[str]:
-    """Names of properties that parts of a schema ask for."""
+    """Return the names of properties that parts of a schema require."""
     return [name for part in parts for name in part.get("required", ())]
 
 
@@ -162,7 +163,7 @@ def _values(parts: list[dict[str, Any]]) -> list[Any] | None:
 
 
 def _of_property(parts: list[dict[str, Any]], name: str) -> list[Any]:
-    """Schemas that the property `name` follows; one that lets everything pass where none does."""
+    """Return the schemas of the property `name`, or a schema that allows everything."""
     found = [part["properties"][name] for part in parts if name in part.get("properties", ())]
     found += [
         part["additionalProperties"]

@@ -1,7 +1,8 @@
-"""A JSON schema in fewer keywords, with the same meaning: what both libraries are given.
+"""Rewrites a JSON schema in fewer keywords with the same meaning, for both libraries.
 
-References lead to `$defs` alone, remarks are gone, keywords that say nothing about the values that
-`type` lets pass too. What cannot be said with the keywords that are left is refused by name.
+In the result, references lead only to `$defs`. Remarks are removed, and so are keywords that do not
+restrict values of the `type`. A keyword that the remaining keywords cannot express is refused by
+name.
 """
 
 from __future__ import annotations
@@ -60,27 +61,29 @@ _KEYWORDS = frozenset(
     {"$ref", "type", "enum", "const", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"}
     | {key for keys, _ in _OF_KIND for key in keys}
 )
-# What looks at a value with schemas of its own: `unevaluatedProperties` counts what they saw.
+# Keywords that apply further schemas to a value: `unevaluatedProperties` depends on the properties
+# that those schemas evaluate.
 _APPLICATORS = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"})
-# Beyond these the libraries count in floating point.
+# For larger numbers the libraries calculate in floating point.
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**63 - 1
 
 
 def rewritten(schema: Any) -> Any:
-    """The same schema in fewer keywords.
+    """Return the same schema in fewer keywords.
 
     Args:
-        schema: that `check_schema` let pass.
+        schema: a schema that `check_schema` accepted.
 
     Returns:
-        A boolean, or an object whose references are all of the form `#/$defs/name`. Besides `$ref`
-        it and the schemas in it have `type`, `enum`, `allOf`, `anyOf`, the bounds of numbers,
+        A boolean, or an object whose references are all of the form `#/$defs/name`. Besides `$ref`,
+        it and its inner schemas have only `type`, `enum`, `allOf`, `anyOf`, the bounds of numbers,
         `multipleOf`, `pattern`, lengths, a `format` that both libraries know, `prefixItems`,
         `items`, `properties`, `required`, `additionalProperties`, `patternProperties`, and the
         numbers of items and properties.
 
     Raises:
-        GrammarError: a keyword's meaning cannot be had; it is named, with the place.
+        GrammarError: a keyword's meaning cannot be expressed; the message names the keyword and its
+            position.
     """
     return _Rewriter(schema).run()
 
@@ -95,7 +98,7 @@ class _Rewriter:
     def run(self) -> Any:
         schema = self._schema(self._root, "#")
         definitions: dict[str, Any] = {}
-        # One after the other: a chain of references may be longer than the stack.
+        # References are followed in a loop, because a chain of them may be longer than the stack.
         while self._waiting:
             name, target, path = self._waiting.pop()
             definitions[name] = self._schema(target, path)
@@ -142,7 +145,7 @@ class _Rewriter:
         return self._inner(copy, path)
 
     def _inner(self, copy: dict[str, Any], path: str) -> Any:
-        """Rewrite the schemas within."""
+        """Rewrite the inner schemas."""
         if "$ref" in copy:
             copy["$ref"] = f"#/$defs/{self._name_of(copy['$ref'])}"
         for key in ("properties", "patternProperties"):
@@ -163,7 +166,7 @@ class _Rewriter:
         return _simplified(copy)
 
     def _names_of_properties(self, copy: dict[str, Any], path: str) -> None:
-        """Write `propertyNames` as the properties that it lets pass."""
+        """Replace `propertyNames` by the properties that it allows."""
         names = copy.pop("propertyNames", True)
         if isinstance(names, dict) and "$ref" in names and len(_of_strings(names)) == 1:
             names = self._resolve(names["$ref"])
@@ -191,7 +194,7 @@ class _Rewriter:
             copy["allOf"] = [*copy.get("allOf", ()), only]
 
     def _unevaluated(self, copy: dict[str, Any], path: str) -> None:
-        """Write `unevaluatedProperties` and `unevaluatedItems` as what they come to."""
+        """Replace `unevaluatedProperties` and `unevaluatedItems` by equivalent keywords."""
         items = copy.pop("unevaluatedItems", True)
         if items not in (True, {}) and "items" not in copy:
             if _APPLICATORS & copy.keys():
@@ -212,13 +215,13 @@ class _Rewriter:
         copy["additionalProperties"] = rest
 
     def _one_of(self, copy: dict[str, Any], kinds: frozenset[str], path: str) -> bool:
-        """Write `oneOf` as an `anyOf` of schemas that no value follows two of.
+        """Replace `oneOf` by an `anyOf` of schemas that have no common values.
 
-        Objects are told apart by a name that one asks for and the other does not mention: there it
-        is forbidden.
+        If one schema of objects requires a property that the other does not mention, the other is
+        made to forbid the property.
 
         Returns:
-            Whether a branch can be followed, if there are any.
+            Whether at least one branch can be followed, or there are no branches.
         """
         if "oneOf" not in copy:
             return True
@@ -241,7 +244,7 @@ class _Rewriter:
         return bool(branches)
 
     def _only_in(self, asks: Any, other: Any, kinds: frozenset[str], path: str) -> str:
-        """A property that one schema asks for and the other does not mention."""
+        """Return a property that one schema requires and the other does not mention."""
         names: list[str] = []
         if self._disjoint.kinds(asks) & self._disjoint.kinds(other) & kinds == {"object"}:
             mentioned = {
@@ -262,7 +265,7 @@ def _fail(path: str, what: str) -> NoReturn:
 
 
 def _simplified(copy: dict[str, Any]) -> Any:
-    """Take schemas that let everything pass, or nothing, out of `allOf` and `anyOf`."""
+    """Remove schemas that allow everything, or nothing, from `allOf` and `anyOf`."""
     if "allOf" in copy:
         if False in copy["allOf"]:
             return False
@@ -279,14 +282,14 @@ def _simplified(copy: dict[str, Any]) -> Any:
 
 
 def _without(schema: Any, name: str) -> Any:
-    """The same schema, which forbids a property that it does not mention."""
+    """Return the schema, changed to forbid a property that it does not mention."""
     if isinstance(schema, dict):
         return schema | {"properties": {**schema.get("properties", {}), name: False}}
     return {"properties": {name: False}}
 
 
 def _trivial_conditions(copy: dict[str, Any], kinds: frozenset[str]) -> bool | None:
-    """Take out `if` and `not` where nothing depends on a value, or a type alone."""
+    """Remove `if` and `not` if they depend on no value, or only on a type."""
     condition = copy.pop("if", None)
     ways = {True: copy.pop("then", True), False: copy.pop("else", True)}
     if isinstance(condition, bool):
@@ -310,7 +313,7 @@ def _trivial_conditions(copy: dict[str, Any], kinds: frozenset[str]) -> bool | N
 
 
 def _values(copy: dict[str, Any], _: frozenset[str]) -> bool | None:
-    """One list for `enum` and `const`, of values that the `type` lets pass."""
+    """Combine `enum` and `const` into one list of values that the `type` allows."""
     values = listed_values(copy)
     if values is None:
         return bool(copy.get("type", True)) and None
@@ -327,7 +330,7 @@ def _values(copy: dict[str, Any], _: frozenset[str]) -> bool | None:
 
 
 def _numbers(copy: dict[str, Any], kinds: frozenset[str]) -> None:
-    """Bounds of integers are integers, and both in."""
+    """Make bounds of integers inclusive integers."""
     if "fraction" in kinds or "integer" not in kinds:
         return
     low, high = copy.pop("minimum", None), copy.pop("maximum", None)
@@ -351,7 +354,7 @@ def _numbers(copy: dict[str, Any], kinds: frozenset[str]) -> None:
 
 
 def _strings(copy: dict[str, Any], _: frozenset[str]) -> None:
-    """Formats as patterns, without lengths that each of their texts has."""
+    """Replace formats by patterns, and remove bounds on length that every such text meets."""
     name = copy.get("format")
     known = FORMATS.get(name) if isinstance(name, str) else None
     if known is None:
@@ -375,7 +378,7 @@ def _strings(copy: dict[str, Any], _: frozenset[str]) -> None:
 
 
 def _arrays(copy: dict[str, Any], _: frozenset[str]) -> None:
-    """What bounds nothing goes."""
+    """Remove bounds that have no effect."""
     for key in ("uniqueItems", "contains", "minContains", "maxContains"):
         copy.pop(key, None)
     if "maxItems" in copy and len(copy.get("prefixItems", ())) > copy["maxItems"]:
@@ -387,7 +390,7 @@ def _arrays(copy: dict[str, Any], _: frozenset[str]) -> None:
 
 
 def _objects(copy: dict[str, Any], _: frozenset[str]) -> None:
-    """What a property asks for, as a choice: it is not there, or that is."""
+    """Replace a property's dependency by a choice: no such property, or the requirement."""
     choices: list[Any] = [
         {"anyOf": [{"properties": {name: False}}, {"required": [name, *names]}]}
         for key in ("dependentRequired", "dependencies")
@@ -420,7 +423,7 @@ _RULES: tuple[Callable[[dict[str, Any], frozenset[str]], bool | None], ...] = (
 
 
 def _of_strings(names: dict[str, Any]) -> dict[str, Any]:
-    """What a schema of names says beside that they are texts."""
+    """Return the part of a schema of names that restricts texts."""
     types = names.get("type", "string")
     return {
         key: value

@@ -1,6 +1,7 @@
-"""The `format`s of strings that are followed; any other is a remark, as JSON Schema allows.
+"""The supported `format`s of strings. Other formats are ignored, as JSON Schema allows.
 
-Most are spelled out here, so that both libraries mean the same. The rest are known to both.
+Most are defined here by patterns, so that both libraries agree. Both libraries define the others
+themselves.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from typing import NamedTuple
 
 
 class StringFormat(NamedTuple):
-    """What is known of a format.
+    """The definition of a format.
 
     Attributes:
-        pattern: that every text of it matches as a whole; empty where the libraries have their own.
-        shortest: characters of its shortest text.
-        longest: those of its longest one, `None` for no end.
+        pattern: a pattern that matches every text of the format as a whole; empty if the libraries
+            define it.
+        shortest: length of the format's shortest text, characters.
+        longest: length of its longest text; `None` for no bound.
     """
 
     pattern: str
@@ -22,7 +24,7 @@ class StringFormat(NamedTuple):
     longest: int | None
 
 
-# The year 0000 is left to those who know it: parsers of dates do not.
+# The year 0000 is excluded, because parsers of dates refuse it.
 _YEAR = r"(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP = r"(?:(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26]))|(?:(?:0[48]|[2468][048]|[13579][26])00))"
 _DATE = (
@@ -38,7 +40,8 @@ _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9\-]{0,61}[a-zA-Z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL})*"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+/=?\^_`{|}~\-]+"
 _BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-# Quotes and backslashes are left out: one of the libraries has them in no pattern.
+# Quotes and backslashes are excluded, because one of the libraries does not support them in
+# patterns.
 _POINTER = "(?:/(?:[ !#-.0-\\[\\]-}\u0080-\ud7fb\ue000-\U0010ffff]|~[01])*)*"
 
 FORMATS = {

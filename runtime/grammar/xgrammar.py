@@ -1,4 +1,7 @@
-"""The `xgrammar` library. It is large: only the compiler process and the worker load this."""
+"""The `xgrammar` library.
+
+It is large, so only the compiler process and the worker import this module.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ from runtime.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import xgrammar
 else:
-    # Its functions for tensors and for tokenizers of `transformers` are unused here, and the
-    # packages would take a second and 200 MB of the compiler's process. See decision 0049.
+    # The library's functions for tensors and for tokenizers of `transformers` are unused here. The
+    # packages they need would cost the compiler's process a second and 200 MB. See decision 0049.
     xgrammar = import_light("xgrammar", "torch", "transformers")
 
 # The position in the library's own sources at which it found the error.
@@ -31,8 +34,8 @@ _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 _CHECK = re.compile(r"Check failed: .*?is false: ")
 _MAX_MESSAGE_CHARS = 300
 _AS_WRITTEN, _AS_COMPILED, _AS_COMPILED_JSON, _AS_COMPILED_SHOWN = b"w", b"c", b"j", b"s"
-# A constraint that compiles within this processor time is sent as text and compiled again. The
-# compiling thread does not block the scheduler's.
+# A constraint that compiles within this processor time is sent as text, and the worker compiles it
+# again. The compiling thread does not block the scheduler's thread.
 _COMPILE_AGAIN_S = 0.25
 
 
@@ -55,7 +58,7 @@ class XGrammarMatcher:
 
     @property
     def is_terminated(self) -> bool:
-        """Whether nothing may follow any more."""
+        """Whether the output is complete, so that no token may follow."""
         return bool(self.inner.is_terminated())
 
 
@@ -121,7 +124,7 @@ class XGrammarBackend:
         self._blank_tokens = BlankTokens(self._hidden.decoded_vocab)
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        """Compile a constraint; for a process that may be killed.
+        """Compile a constraint; call this in a process that may be killed.
 
         A constraint that compiles quickly is sent as its text: the serialized masks of a large
         vocabulary take many megabytes, and seconds.
@@ -162,7 +165,7 @@ class XGrammarBackend:
                 return compiler.compile_structural_tag(*_structural_tag(spec.text))
 
     def load(self, payload: bytes) -> _Loaded:
-        """Read a compiled grammar, or compile one that is known to be quick."""
+        """Load a compiled grammar, or compile one that is known to be quick."""
         form, content = content_of(payload)[:1], content_of(payload)[1:]
         if form == _AS_WRITTEN:
             try:
@@ -187,7 +190,7 @@ class XGrammarBackend:
         return XGrammarMatcher(matcher)
 
     def fill(self, matchers: Sequence[XGrammarMatcher], words: BitmaskRows) -> None:
-        """Write which tokens may come next in each output."""
+        """Write which tokens are allowed next in each output."""
         self._batch.batch_fill_next_token_bitmask([each.inner for each in matchers], words)
         tokens = self._blank_tokens
         for place, matcher in enumerate(matchers):
@@ -196,7 +199,7 @@ class XGrammarBackend:
 
 
 def _structural_tag(text: str) -> tuple[Any, ...]:
-    """The library's arguments for either form: with a `format`, or structures and triggers."""
+    """Return the library's arguments for a tag with a `format`, or with structures and triggers."""
     tag = _with_schemas(orjson.loads(text))
     if "structures" not in tag:
         return (orjson.dumps(tag).decode(),)
@@ -221,7 +224,8 @@ def _with_schemas(part: Any) -> Any:
         for key, value in part.items()
     }
     if copy.get("type") == "json_schema":
-        # The bound is in the grammar here, as blanks of the free text around must not be counted.
+        # Here the grammar itself has the bound, because blanks of the surrounding free text must
+        # not be counted.
         copy.setdefault("max_whitespace_cnt", MAX_BLANKS)
     return copy
 

@@ -1,7 +1,7 @@
-"""JSON schemas as xgrammar reads them; whatever it would read otherwise is refused here.
+"""Converts JSON schemas for xgrammar, and refuses those that it would misread.
 
-It passes over keywords that it does not know, and over many that it does: what is not known to be
-followed to the letter goes to the other library.
+xgrammar ignores keywords that it does not know, and some that it knows. So a schema goes to the
+other library unless xgrammar is known to follow it exactly.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from runtime.grammar.string_formats import FORMATS
 
 # Longer strings take seconds to compile, with any vocabulary.
 MAX_COUNTED_CHARS = 4096
-# What bounds a text of a format without an end: less is a bound that an answer may meet. Clients
-# send 2,083 with every URL.
+# A maximum length from here on does not matter for formats without a bound; an answer might reach a
+# smaller one. Clients send 2,083 with every URL.
 _FAR = 2048
 _MAX_INTEGER = 2**63 - 1
-# It writes out so many digits behind the point.
+# Number of digits after the decimal point that the library writes.
 _MAX_DECIMALS = 6
 
-# One character of a string, as JSON writes it. The library takes a pattern as what stands between
-# the quotes. Written with classes that say what they lack it would let in bytes that are no UTF-8,
-# and, counted, control characters and quotes; and it would compile for seconds.
+# One character of a string, as JSON writes it. The library applies a pattern to the text between
+# the quotes. Negated classes would allow bytes that are not UTF-8 and, in counted repeats, control
+# characters and quotes. They would also take seconds to compile.
 _CHAR = r"(?:[ !#-\[\]-~" + "\u0080-\ud7fb\ue000-\U0010ffff" + r']|\\"|\\\\|\\[/bfnrt])'
-# The same where a string stands as it is, in tags.
+# One character of a string that is written without escapes, in tags.
 _BARE_CHAR = r"[\s\S]"
-# The parts of an expression that it reads as JSON Schema does, and that ask for nothing that JSON
-# writes in another way. `(a+|b){2,}` it takes for more.
+# Parts of an expression that the library reads as JSON Schema does, and that match no characters
+# that JSON escapes. It accepts too much for `(a+|b){2,}`.
 _PLAIN = re.compile(
     r"""(?:
       \\[dw]
@@ -49,14 +49,15 @@ _OBJECT_COUNTS = ("minProperties", "maxProperties")
 
 
 def as_xgrammar_schema(schema: Any, style: str = "json") -> Any:
-    """A checked schema in the form that the library follows to the letter.
+    """Return a checked schema in a form that the library follows exactly.
 
     Args:
-        schema: that `check_schema` let pass.
-        style: how the values of its properties are written; in all but `json` strings are bare.
+        schema: a schema that `check_schema` accepted.
+        style: how the values of properties are written; in all styles but `json`, strings have no
+            quotes.
 
     Raises:
-        GrammarError: it has no such form; the keyword is named, with its place.
+        GrammarError: the schema has no such form; the message names the keyword and its position.
     """
     plain = rewritten(schema)
     definitions = plain.pop("$defs", {}) if isinstance(plain, dict) else {}
@@ -74,12 +75,12 @@ def _node(schema: Any, path: str, char: str = _CHAR) -> Any:
     """Translate a schema.
 
     Args:
-        schema: that was rewritten.
-        path: its place.
-        char: an expression for one character of a string; at the root, of a property's.
+        schema: a rewritten schema.
+        path: position of the schema.
+        char: an expression for one character of a string; at the root, of a property's value.
     """
     if schema is False:
-        _fail(path, "a schema that lets nothing pass")
+        _fail(path, "a schema that allows no value")
     if schema is True or not schema:
         return {}
     for key in ("$ref", "enum", "anyOf", "allOf"):
@@ -146,7 +147,7 @@ def _string(schema: dict[str, Any], path: str, char: str) -> dict[str, Any]:
 
 
 def _whole(pattern: str, path: str, char: str) -> str:
-    """An expression for the whole text, of one that is looked for in it."""
+    """Turn an expression that is searched in a text into one that matches the whole text."""
     is_start = pattern.startswith("^")
     body = pattern[is_start:]
     before = body[:-1]
@@ -155,7 +156,7 @@ def _whole(pattern: str, path: str, char: str) -> str:
         body = before
     if not _PLAIN.fullmatch(body):
         _fail(path, "a 'pattern' that is more than plain characters")
-    # In a pattern it takes `(ab+)?` for `a?b*`.
+    # In a pattern the library reads `(ab+)?` as `a?b*`.
     body = "".join("{0,1}" if part == "?" and last == ")" else part for last, part in _pairs(body))
     if _has_ways(body):
         if is_start or is_end:
@@ -165,7 +166,7 @@ def _whole(pattern: str, path: str, char: str) -> str:
 
 
 def _pairs(pattern: str) -> Iterator[tuple[str, str]]:
-    """Each part of an expression, behind the one before it."""
+    """Yield each part of an expression together with the part before it."""
     return pairwise(["", *_PARTS.findall(pattern)])
 
 

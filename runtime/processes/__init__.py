@@ -1,1 +1,1 @@
-"""The engine's processes, seen from the front: started, watched, started again."""
+"""Starts, watches and restarts the engine's processes; part of the front."""

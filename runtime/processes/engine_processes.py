@@ -1,7 +1,7 @@
 """The owner of the engine's processes: starts, stops and watches the replicas.
 
-A dead worker or detokenizer never ends the front: the port stays open, and the server is not ready
-while no replica takes requests.
+The death of a worker or detokenizer does not end the front. The port stays open, and the server is
+not ready while no replica takes requests.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _PERIOD_S = 1.0
 
 
 def still_for(replica: ReplicaStatus) -> tuple[float, str]:
-    """Seconds since the last turn of the slower child, since all were ready at most; its name."""
+    """Return seconds since the slower child's last turn (or since all were ready), and its name."""
     age, name = replica.shared.oldest_beat()
     now = time.monotonic()
     return min(age, now - (replica.ready_at or now)), name
 
 
 def stuck_for(client: EngineClient, replica: ReplicaStatus) -> tuple[float, str]:
-    """Like `still_for` while there is work; 0 seconds when there is none, or the worker loads."""
-    # A worker that froze while idle never says that it has work; our own requests do.
+    """Do what `still_for` does while there is work; return 0 s without work or while loading."""
+    # A worker that froze while idle does not report work, so our own requests count as well.
     in_flight = client.links[replica.rank].num_in_flight
     has_work = replica.is_ready and (replica.shared["has_work"] or in_flight)
     return still_for(replica) if has_work else (0.0, "")
 
 
 async def watch(host: EngineProcesses, timeout_s: float) -> None:
-    """End a worker or detokenizer whose loop stands still so long although there is work."""
+    """End a worker or detokenizer whose loop stands still for too long although there is work."""
     while True:
         await asyncio.sleep(_PERIOD_S)
         for replica in host.status.replicas:
@@ -68,10 +68,10 @@ class EngineProcesses:
     """All replicas of one engine, on the caller's event loop.
 
     Attributes:
-        status: kept current by the replicas.
+        status: the engine's status, which the replicas keep current.
         on_change: callbacks, called after every change of `status`.
         restarts: see `__init__`.
-        random_seed: of dummy weights.
+        random_seed: seed of dummy weights.
     """
 
     def __init__(
@@ -87,13 +87,15 @@ class EngineProcesses:
         """Prepare one replica for each link of `client`; nothing starts before `start`.
 
         Args:
-            worker: configuration of a scheduler's process; replicas differ in their folders only.
-            detokenizer: configuration of a detokenizer's process, likewise.
+            worker: configuration of a worker process; replicas differ only in their folders.
+            detokenizer: configuration of a detokenizer process; replicas differ only in their
+                folders.
             client: receives every message and the notice of every death.
-            run_folder: private, removed by `stop`.
+            run_folder: private folder, which `stop` removes.
             grammar: configuration of the grammar compiler's process, `None` for none.
-            restarts: start a dead child again. Else its death ends the engine: `status.phase`
-                becomes `failed` and `status.last_failure` holds the child's last words.
+            restarts: whether a dead child is started again. Otherwise its death ends the engine:
+                `status.phase` becomes `failed`, and `status.last_failure` has the child's last
+                output.
         """
         self.client = client
         self.random_seed = worker.random_seed
@@ -101,7 +103,7 @@ class EngineProcesses:
         self.run_folder = run_folder
         self.on_change: list[Callable[[EngineStatus], None]] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        # Receives from the grammar compiler, which serves all replicas.
+        # This socket receives from the grammar compiler, which serves all replicas.
         self._inbox: AsyncInbox[GrammarInbound] | None = None
         self._background = Background(self.ended)
         if grammar is not None:
@@ -151,7 +153,7 @@ class EngineProcesses:
         """End the children, close the sockets, remove the run folder."""
         grammars = self.client.grammars
         stops = [replica.stop() for replica in self._replicas]
-        # After `end_children` no child is left, and no thread may be started any more.
+        # After `end_children` all children have ended, and threads can no longer be started.
         if grammars is not None and grammars.pid is not None:
             stops.append(stop_child(grammars))
         await asyncio.gather(*stops)
@@ -169,7 +171,7 @@ class EngineProcesses:
     def end_children(self) -> None:
         """End the children and remove the run folder without the event loop.
 
-        Used at the exit of the interpreter, when no thread may be started any more.
+        This is for the exit of the interpreter, when threads can no longer be started.
         """
         for replica in self._replicas:
             replica.end_children()
@@ -178,14 +180,17 @@ class EngineProcesses:
         remove_run_folder(self.run_folder)
 
     async def kill_stuck(self, rank: int, name: str, why: str) -> None:
-        """End a replica's hanging `worker` or `detokenizer`; it is started again.
+        """End a replica's hanging `worker` or `detokenizer`, which is then started again.
 
         The stacks of its threads are logged first, which takes 2 s at most.
         """
         await self._replicas[rank].kill_stuck(name, why)
 
     def restart_workers(self, why: str) -> None:
-        """End every worker: all start again with the same weights, and with their memory."""
+        """End every worker.
+
+        All are started again, with the same weights and without released memory.
+        """
         for replica in self._replicas:
             replica.kill("worker", why)
 
@@ -218,7 +223,7 @@ class EngineProcesses:
     # ---- called by the replicas ----
 
     def changed(self) -> None:
-        """A replica's status has changed."""
+        """Note that a replica's status has changed."""
         workers = [each.worker for each in self.status.replicas if each.worker is not None]
         if workers:
             # An admitted request must fit in any replica.
@@ -231,23 +236,25 @@ class EngineProcesses:
             if self._first_ready is not None and not self._first_ready.done():
                 self._first_ready.set_result(None)
         for callback in self.on_change:
-            # One draws on a terminal, which may be gone; children must be restarted all the same.
+            # One callback draws on a terminal, which may be gone. Children must be restarted even
+            # then.
             try:
                 callback(self.status)
             except Exception:
                 logger.exception("A change of the status could not be reported")
 
     def worker_died(self) -> None:
-        """A worker died and will be started again: with its memory, which others may have released.
+        """Note that a worker died and will be started again.
 
-        Then the others are restarted, too.
+        The new worker has all its memory. If the others have released theirs, they are restarted,
+        too.
         """
         if len(self._replicas) > 1 and self.client.loaded.released:
             self.client.loaded.restarted()
             self.restart_workers("memory was released, and another one has it again")
 
     def ended(self, why: str) -> None:
-        """A replica will not be restarted, so the engine has ended."""
+        """Note that a replica will not be restarted, so the engine has ended."""
         self.status.fatal = why
         self.client.ready = False
         self.client.fail_all(why)
@@ -256,7 +263,7 @@ class EngineProcesses:
 
 
 def config_of_replica(worker: WorkerConfig, rank: int, folder: Path) -> WorkerConfig:
-    """The worker's configuration for one replica: its folder, and only the GPUs of its ranks."""
+    """Return one replica's worker configuration, with its folder and only its ranks' GPUs."""
     first = rank * worker.tp_size
     gpu_ids = worker.gpu_ids[first : first + worker.tp_size]
     return dataclasses.replace(worker, run_folder=str(folder), dp_rank=rank, gpu_ids=gpu_ids)

@@ -40,10 +40,11 @@ from runtime.processes.status import EngineStatus, ReplicaStatus
 
 logger = logging.getLogger(__name__)
 
-# By the number of deaths in a row: a child that dies at once must not restart in a busy loop.
+# Delays by the number of deaths in a row, so that a child that dies at once does not restart in a
+# busy loop.
 RESTART_DELAYS_S = (0.0, 0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_AFTER_S = 60.0
-# The end of a child that has not started is handled this much later, after its last message.
+# If a child ends before it has started, its end is handled this much later, after its last message.
 LAST_MESSAGE_S = 0.5
 # A process that is stopped, or hangs in a driver, cannot write its stacks.
 STACKS_WAIT_S = 2.0
@@ -53,12 +54,12 @@ _ENDINGS = OffloadPool("end of child processes", workers=64, max_queued=64, time
 
 
 async def _stacks_of(child: Child) -> str:
-    """The stacks of the child's threads, as far as it writes them within `STACKS_WAIT_S`."""
+    """Return the stacks of the child's threads that it writes within `STACKS_WAIT_S`."""
     deadline = time.monotonic() + STACKS_WAIT_S
     child.ask_for_stacks()
     found, before = "", None
     while found != before and time.monotonic() < deadline:
-        # Until nothing more is added.
+        # Wait until the text no longer grows.
         before = found or None
         await asyncio.sleep(_STACKS_PERIOD_S)
         found = child.stacks()
@@ -69,14 +70,14 @@ class Stoppable(Protocol):
     """A child process, or its owner."""
 
     def stop(self) -> None:
-        """End it, and wait until it has ended."""
+        """End the process or processes, and wait until they have ended."""
         ...
 
 
 async def stop_child(child: Stoppable) -> None:
     """End a child without blocking the loop; give up on a child that does not end in time.
 
-    A killed process that still exists hangs in a driver.
+    A killed process that still exists is stuck in a driver.
     """
     try:
         await _ENDINGS.run(child.stop)
@@ -85,26 +86,26 @@ async def stop_child(child: Stoppable) -> None:
 
 
 class Owner(Protocol):
-    """The engine that owns a replica, as the replica needs it.
+    """The interface of a replica's owner, the engine.
 
     Attributes:
-        restarts: whether a dead child is started again; else its death ends the engine.
-        status: of the whole engine.
+        restarts: whether a dead child is started again; otherwise its death ends the engine.
+        status: status of the whole engine.
     """
 
     restarts: bool
     status: EngineStatus
 
     def changed(self) -> None:
-        """The replica's status has changed."""
+        """Note that the replica's status has changed."""
         ...
 
     def worker_died(self) -> None:
-        """The replica's worker died and will be started again."""
+        """Note that the replica's worker died and will be started again."""
         ...
 
     def ended(self, why: str) -> None:
-        """The replica will not be restarted, so the engine has ended."""
+        """Note that the replica will not be restarted, so the engine has ended."""
         ...
 
 
@@ -112,7 +113,7 @@ class Replica:
     """Children, sockets and shared memory of one replica, on the caller's event loop.
 
     Attributes:
-        status: kept current here.
+        status: the replica's status, kept current here.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Replica:
         """Prepare; nothing starts before `start`.
 
         Args:
-            status: what to keep current; its `rank` is this replica's.
+            status: status to keep current; its `rank` is this replica's.
             worker: configuration of the scheduler's process, in this replica's run folder.
             detokenizer: configuration of the detokenizer's process, in the same folder.
             client: receives every message and the notice of every death.
@@ -189,7 +190,7 @@ class Replica:
                 child.stop()
 
     def kill(self, name: str, why: str) -> None:
-        """End a `worker` or `detokenizer`; it is restarted like one that died."""
+        """End a `worker` or `detokenizer`; it is restarted like a process that died."""
         logger.error("Ending the %s%s: %s", name, self._whose, why)
         if not self._owner.restarts:
             self._set(last_failure=f"The {name}{self._whose} was ended: {why}.")
@@ -204,7 +205,7 @@ class Replica:
             return
         stacks = await _stacks_of(child) or f"It wrote no stacks within {STACKS_WAIT_S:g} s."
         logger.error("The %s%s is stuck: %s. Its threads:\n%s", name, self._whose, why, stacks)
-        # It may have ended meanwhile; its replacement must not be killed.
+        # The process may have ended meanwhile, and its replacement must not be killed.
         if child.is_alive:
             self.kill(name, why)
 
@@ -222,7 +223,7 @@ class Replica:
 
     @property
     def _whose(self) -> str:
-        """Names the replica when there are several."""
+        """Return text that names the replica if there are several."""
         return f" of replica {self.status.rank}" if len(self._client.links) > 1 else ""
 
     def _living(self) -> list[Child]:
@@ -239,7 +240,7 @@ class Replica:
         self._started_at["scheduler"] = time.monotonic()
         environment = compute_environment(self._worker_config.num_threads)
         if self._worker_config.gpu_ids:
-            # The worker cannot touch another replica's GPU, and its own is number 0.
+            # The worker sees only its own GPU, as number 0.
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._worker_config.gpu_ids)
         self._worker = self._start_child("scheduler", self._worker_config, environment)
 
@@ -249,7 +250,7 @@ class Replica:
         self._detokenizer = self._start_child("detokenizer", self._detokenizer_config, environment)
 
     def _start_child(self, entry: str, config: object, environment: dict[str, str]) -> Child:
-        # When a death is final, the owner must report the reason: there is no log to read.
+        # If a death is final, the owner must report the reason, because it may show no log.
         relays = not self._owner.restarts
         return self._new_child(
             entry, config, self._exited_on_thread, environment, relays_stderr=relays
@@ -258,7 +259,8 @@ class Replica:
     def _exited_on_thread(self, child: Child, code: int) -> None:
         assert self._loop is not None
         later = self._loop.call_later
-        # A busy loop may be notified of the end before it reads why the child cannot start.
+        # A busy event loop may learn of the end before it reads the message that says why the child
+        # cannot start.
         delay_s = 0.0 if self._owner.status.has_started else LAST_MESSAGE_S
         with contextlib.suppress(RuntimeError):  # raised when the loop is closed
             self._loop.call_soon_threadsafe(later, delay_s, self._exited, child, code)
@@ -284,7 +286,7 @@ class Replica:
         self._background.run(self._restart(child), f"The restart of the {child.entry}{self._whose}")
 
     def _lost(self, why: str) -> None:
-        """A task of the front cannot continue, and without it the replica is useless."""
+        """End the replica, because one of the front's tasks for it cannot continue."""
         self._link.ready = False
         self._set(phase="failed", last_failure=why, worker=None)
         self._owner.ended(why)
@@ -304,12 +306,13 @@ class Replica:
         lived_s = time.monotonic() - self._started_at[name]
         self._failures[name] = 0 if lived_s > STABLE_AFTER_S else self._failures[name] + 1
         await self._wait_after_failures(name)
-        # One after the other: both children may have died, and the new ones may die at once.
+        # Restarts run one after the other: both children may have died, and the new ones may die at
+        # once.
         async with self._restarting:
             if self._stopping:
                 return
             if child is self._worker:
-                # New addresses on every restart: no message for the dead process can arrive.
+                # Every restart uses new addresses, so messages for the dead process cannot arrive.
                 self._client.loaded.restarted()
                 generation = self._worker_config.generation + 1
                 self._worker_config = dataclasses.replace(
@@ -325,7 +328,7 @@ class Replica:
             await self._replace_detokenizer()
 
     async def _replace_detokenizer(self) -> None:
-        # Each child has the other's address, so they change generation together.
+        # Each child has the other's address, so both change generation together.
         old = self._detokenizer
         self._detokenizer = None
         self._set(detokenizer_ready=False)

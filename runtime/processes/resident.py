@@ -1,4 +1,4 @@
-"""How much memory processes hold."""
+"""Measures the memory of processes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Resident memory of processes together; what they share counts for each.
+    """Return the resident memory of processes together; shared memory counts for each.
 
-    A process that has ended counts for nothing, and so does one of a system without `/proc`.
+    A process that has ended counts as 0 bytes, and so does any process on a system without `/proc`.
     """
     total = 0
     for pid in pids:

@@ -1,4 +1,4 @@
-"""The engine's phase, from loading to failed: one status per replica, and the sum of them."""
+"""The status of each replica, and the engine's status that follows from them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ReplicaStatus:
     """The status of one replica.
 
     Attributes:
-        rank: which replica, from 0.
+        rank: the replica's number, from 0.
         shared: gauges and heartbeats that its processes write.
         fraction: progress within `phase`, 0 to 1.
-        worker: what the worker reported about itself once ready; `None` before.
+        worker: the worker's message about itself, once it is ready; `None` before.
         num_restarts: children restarted since the start.
         last_failure: why the last child died or the first start failed.
         ready_at: `time.monotonic()` when it last became ready.
@@ -43,7 +43,7 @@ class ReplicaStatus:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it serves requests."""
+        """Whether the replica serves requests."""
         return self.worker is not None and self.detokenizer_ready
 
 
@@ -69,7 +69,7 @@ class EngineStatus:
 
     @property
     def phase(self) -> Phase:
-        """The phase of the slowest replica while the engine starts, later that of the best one."""
+        """The phase: while the engine starts, the slowest replica's; later, the best replica's."""
         return "failed" if self.fatal is not None else self._shown.phase
 
     @property
@@ -79,12 +79,12 @@ class EngineStatus:
 
     @property
     def detail(self) -> str:
-        """What is happening within `phase`."""
+        """The current activity within `phase`."""
         return self._shown.detail
 
     @property
     def worker(self) -> WorkerReady | None:
-        """What the first worker reported about itself."""
+        """The first worker's message about itself."""
         return next((each.worker for each in self.replicas if each.worker is not None), None)
 
     @property
@@ -104,5 +104,5 @@ class EngineStatus:
         return choose(self.replicas, key=lambda each: (_ORDER[each.phase], each.fraction))
 
     def total(self, gauge: str) -> float:
-        """The sum of a gauge over all replicas."""
+        """Return the sum of a gauge over all replicas."""
         return sum(each.shared[gauge] for each in self.replicas)

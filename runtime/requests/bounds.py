@@ -1,8 +1,8 @@
-"""Bounds of the fields of a request's body, for the OpenAPI document.
+"""Declares bounds of a body's fields, for the OpenAPI document.
 
-The decoder does not check these bounds: its message would have neither the value nor all that is
-allowed, and an error about a value has a different body than one about malformed JSON. The code
-that checks a field uses the same constants.
+The decoder does not check these bounds. Its message would lack the value and the full list of
+allowed values, and an error about a value has a different body than one about malformed JSON. The
+code that checks a field uses the same constants.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import msgspec
 def within(
     low: float | None = None, high: float | None = None, *, above: float | None = None
 ) -> msgspec.Meta:
-    """A number that is at least `low`, or greater than `above`, and at most `high`."""
+    """Declare a number that is at least `low`, or greater than `above`, and at most `high`."""
     keys = {"minimum": low, "maximum": high, "exclusiveMinimum": above}
     return _documented(**{name: value for name, value in keys.items() if value is not None})
 
 
 def at_most(items: int | None = None, *, chars: int | None = None) -> msgspec.Meta:
-    """A list of at most `items` entries, or a text of at most `chars` characters."""
+    """Declare a list of at most `items` entries, or a text of at most `chars` characters."""
     keys = {"maxItems": items, "maxLength": chars}
     return _documented(**{name: value for name, value in keys.items() if value is not None})
 
 
 def one_of(*values: object) -> msgspec.Meta:
-    """One of the few `values`."""
+    """Declare a field that takes one of `values`."""
     return _documented(enum=list(values))
 
 

@@ -1,9 +1,9 @@
-"""Extras: outputs besides tokens that a request may ask for, in the form in which they are carried.
+"""Extras: outputs besides tokens that a request may ask for. This is the form in which they travel.
 
 An extra is a folder with two halves. Its front half defines how it is requested, checked and
 answered (`runtime.client.front_extras`), its device half how it is gathered
-(`runtime.extras.device_extras`). Code between them passes it on without decoding it, and knows only
-the facts below.
+(`runtime.extras.device_extras`). Code between the halves passes an extra on without decoding it,
+and reads only the attributes below.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class ExtraSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One extra of a request.
 
     Attributes:
-        name: in `EXTRAS`.
-        params: what the device half needs of the request, in the extra's own encoding.
+        name: name in `EXTRAS`.
+        params: the request's parameters for the device half, in the extra's own encoding.
         prompt_start: first prompt position to report, -1 for none. The result of the prompt's last
             position comes with the first output token.
-        of_outputs: whether each output token is reported. Then every token is sampled, even where
-            a grammar leaves no choice, and one token is sampled even when none is generated.
+        of_outputs: whether each output token is reported. Then every token is sampled, even if a
+            grammar leaves only one choice, and one token is sampled even if none is generated.
         replaces: whether each report replaces all earlier ones.
     """
 
@@ -44,15 +44,15 @@ class ExtraSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ExtraBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What an extra reports of consecutive positions of one request.
+    """An extra's report on consecutive positions of one request.
 
     Attributes:
-        extra: its name.
+        extra: name of the extra.
         is_input: whether the positions are those of the prompt except the last; else they are
             the positions from which output tokens were sampled.
-        data: in the extra's own encoding.
+        data: the report, in the extra's own encoding.
         replaces: whether this block replaces earlier blocks of the extra.
-        unsent_ids: int32 bytes, the positions' tokens if these are not part of the output.
+        unsent_ids: int32 bytes, the positions' tokens if the output does not include them.
     """
 
     request_id: int
@@ -71,6 +71,6 @@ def add_block(blocks: list[ExtraBlock], block: ExtraBlock) -> None:
 
 
 def load_half(name: str, half: str) -> object:
-    """`EXTRA` of the module `half` of an extra's package, imported now if it is not yet."""
+    """Return `EXTRA` of the module `half` of an extra's package; import it if needed."""
     found: object = import_module(f"{EXTRAS[name]}.{half}").EXTRA
     return found

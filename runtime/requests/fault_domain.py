@@ -1,4 +1,4 @@
-"""Each request is a fault domain: an exception while one is handled ends only that request."""
+"""Makes each request a fault domain: an exception while one is handled ends only that request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def log_failure(what: object, error: BaseException) -> str:
-    """Log that `what` failed, under an id; returns the client's message, which has only the id."""
+    """Log that `what` failed, under an id; return the client's message, which has only the id."""
     error_id = secrets.token_hex(6)
     logger.error("%s failed, error id %s", what, error_id, exc_info=error)
     return f"Internal server error: the log has the details under id {error_id}."
@@ -39,7 +39,7 @@ class FaultDomains(Generic[R]):
         self.num_faults = 0
 
     def of(self, request: R) -> _FaultDomain[R]:
-        """A context manager for handling `request`; an exception in it ends the request."""
+        """Return a context manager for handling `request`; an exception in it ends the request."""
         return _FaultDomain(self, request)
 
     def failed(self, request: R, error: Exception) -> None:
@@ -65,7 +65,7 @@ class _FaultDomain(Generic[R]):
         trace: TracebackType | None,
     ) -> bool:
         if not isinstance(error, Exception):
-            # No exception, or one that ends the process: `DeviceLost`, `KeyboardInterrupt`.
+            # There is no exception, or it ends the process: `DeviceLost`, `KeyboardInterrupt`.
             return False
         self._domains.failed(self._request, error)
         return True

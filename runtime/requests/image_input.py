@@ -1,4 +1,4 @@
-"""An image of a prompt, as it travels from the front, which prepares it, to the model."""
+"""An image of a prompt, prepared by the front and sent to the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class PreparedImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An image, decoded and scaled, its tokens counted; not yet at a position in a prompt.
+    """An image that is decoded and scaled, with its number of tokens but without a position.
 
     Attributes:
         digest: 16 bytes, the server's hash of `pixels`, their shape, the parameters of the

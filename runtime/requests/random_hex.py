@@ -1,7 +1,7 @@
 """Random names that cannot be guessed, drawn from the kernel many at a time.
 
-Each call of the kernel gives up the GIL, which takes milliseconds to get back where threads compute
-in Python; the event loop names several things for each request.
+Each call of the kernel releases the GIL. Getting it back takes milliseconds if threads compute in
+Python, and the event loop needs several names for each request.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections import deque
 MAX_BYTES = 32
 _NUM_DRAWN = 128
 
-# Each is used once: `popleft` is atomic.
+# Each number is used once, because `popleft` is atomic.
 _drawn: deque[bytes] = deque()
 
 
 def random_bytes(num_bytes: int) -> bytes:
-    """Up to `MAX_BYTES` bytes of the kernel's randomness."""
+    """Return up to `MAX_BYTES` bytes of the kernel's randomness."""
     assert num_bytes <= MAX_BYTES, num_bytes
     while True:
         try:
@@ -28,5 +28,5 @@ def random_bytes(num_bytes: int) -> bytes:
 
 
 def random_hex(num_bytes: int) -> str:
-    """The same as lowercase hexadecimal digits, two for each byte."""
+    """Return `random_bytes` as lowercase hexadecimal digits, two for each byte."""
     return random_bytes(num_bytes).hex()

@@ -12,13 +12,13 @@ from runtime.requests.sampling_params import SamplingParams
 class RowSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """The data that a request's row needs.
 
-    The service makes it and the executor reads it; client, scheduler and planner pass it on
-    unopened. A new per-row field is one more attribute here.
+    The service makes this struct and the executor reads it. Client, scheduler and planner only pass
+    it on. A new per-row field is one more attribute here.
 
     Attributes:
         sampling: checked parameters (`n` is unrolled by the service: one spec per sample). The
             client fits `max_new_tokens` into the context and sets the seed.
-        extras: what is requested besides tokens, each name once.
+        extras: the requested extras, each name once.
     """
 
     sampling: SamplingParams
@@ -29,15 +29,15 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     """One sample to generate, without the prompt's tokens.
 
     Attributes:
-        row: the data for the row that runs it.
-        rid: the caller's name for it, unique among the requests in flight.
-        stream: whether deltas are sent as they come; else one chunk at the end.
+        row: data for the row that runs the request.
+        rid: the caller's name for the request, unique among the requests in flight.
+        stream: whether deltas are sent as they are generated; else one chunk is sent at the end.
         explicit_max_new_tokens: whether the caller set `max_new_tokens`.
         cache_namespace: requests share cached prefixes only within a namespace.
         priority: under the priority policy, requests with a larger one run earlier.
         input_embeds: float32 bytes, one row for each of the prompt's ids, which are then ignored.
         images: the prompt's images at their positions, in order.
-        dp_rank: the replica to run on; `None` leaves it to the router.
+        dp_rank: the replica to run on; `None` lets the router choose.
     """
 
     row: RowSpec

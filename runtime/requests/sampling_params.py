@@ -144,7 +144,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 @dataclass(frozen=True)
 class _Rule:
-    """Bounds of a number, with the words for its error message."""
+    """Bounds of a number, and the text of its error message."""
 
     low: float
     high: float
@@ -192,7 +192,7 @@ TokenId = Annotated[int, within(0)]
 
 
 def check_priority(priority: int | None) -> int:
-    """The priority of a request, 0 when it names none.
+    """Return the priority of a request, 0 if it names none.
 
     Raises:
         InvalidRequest: more than 64 bits.
@@ -307,7 +307,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
-    # For the reference's logit processors, which this server does not have: unused.
+    # These are for SGLang's logit processors, which this server does not have. They are unused.
     custom_params: dict[str, object] | None = None
     beam_width: int | None = None
     watermark: object | None = None
@@ -361,7 +361,7 @@ def resolve_sampling(
         if value is not None:
             values[name] = value
     if fields.top_k is not None and fields.top_k > vocab_size:
-        # Equal to all tokens, and it fits the worker's integer type.
+        # The vocabulary's size keeps all tokens, and it fits the worker's integer type.
         values["top_k"] = vocab_size
     if fields.max_new_tokens is not msgspec.UNSET:
         values["max_new_tokens"] = fields.max_new_tokens
@@ -385,7 +385,7 @@ def resolve_sampling(
 
 
 def nth_sample(params: SamplingParams, index: int) -> SamplingParams:
-    """Parameters of one sample of `n`, counted from 0."""
+    """Return the parameters of one sample of `n`, counted from 0."""
     if params.n == 1:
         return params
     seed = params.seed
@@ -396,10 +396,10 @@ def nth_sample(params: SamplingParams, index: int) -> SamplingParams:
 
 
 def grammar_of(fields: SamplingFields) -> GrammarSpec | None:
-    """The request's constraint; an empty text means none.
+    """Return the request's constraint; an empty text means none.
 
     Raises:
-        InvalidRequest: more than one.
+        InvalidRequest: more than one constraint.
     """
     given = [GrammarSpec(kind, text) for kind in GRAMMAR_KINDS if (text := getattr(fields, kind))]
     if len(given) > 1:

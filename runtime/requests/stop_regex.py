@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 MAX_PATTERNS = 32
 MAX_PATTERN_BYTES = 256
-# Of all patterns of a request together; each character costs at most a visit of every state.
+# Most states of all patterns of a request; each character visits every state at most once.
 MAX_STATES = 512
 
 _START = 0
@@ -104,7 +104,7 @@ class _Node(NamedTuple):
 
 
 class _Builder:
-    """Lays out the states of patterns, each item before what follows it."""
+    """Lays out the states of patterns, each item before the item that follows it."""
 
     def __init__(self) -> None:
         self.nodes: list[_Node] = []
@@ -212,7 +212,8 @@ class Program:
             for each in reached
         ]
         self._moves: list[dict[str, tuple[int, ...]]] = [{} for _ in nodes]
-        # Characters with which no match begins: most of a text, skipped at once.
+        # Characters with which no match begins. Most of a text consists of these and is skipped at
+        # once.
         self.idle: set[str] = set()
 
     def _closure(self, roots: list[int], context: tuple[str, str] | None = None) -> Iterator[int]:
@@ -247,7 +248,7 @@ class Program:
     def advance(
         self, threads: dict[int, int], place: int, before: str, char: str
     ) -> tuple[dict[int, int], Match | None]:
-        """Read the character at `place`.
+        """Read the character at index `place`.
 
         Args:
             threads: state to the earliest start of a match that leads there, by start.
@@ -256,8 +257,8 @@ class Program:
             char: one character.
 
         Returns:
-            The threads after it, and the match that ends with or right before it, if there is one.
-            Of several matches it is the one that begins first.
+            The threads after the character, and the match that ends with it or right before it, if
+            there is one. Of several matches, the one that begins first is returned.
         """
         after: dict[int, int] = {}
         for index, start in chain(threads.items(), ((_START, place),)):
@@ -283,7 +284,7 @@ class Program:
         return after, None
 
     def finish(self, threads: dict[int, int], place: int, before: str) -> Match | None:
-        """The match that is complete because the text ends at `place`."""
+        """Return the match that is complete because the text ends at `place`."""
         for index, start in threads.items():
             for each in self._closure([index], (before, "")):
                 if self._nodes[each].pattern != _NO_PATTERN:
@@ -309,7 +310,8 @@ def compile_patterns(patterns: tuple[str, ...]) -> Program:
     """Build the automaton that looks for all of `patterns` at once.
 
     Raises:
-        InvalidPattern: too many, too long, not understood, or matching the empty text.
+        InvalidPattern: there are too many patterns, or one is too long, invalid, or matches the
+            empty text.
     """
     if len(patterns) > MAX_PATTERNS:
         raise InvalidPattern(f"at most {MAX_PATTERNS} patterns are allowed, got {len(patterns)}")

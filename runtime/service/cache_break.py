@@ -1,4 +1,4 @@
-"""Finds where the prefix cache breaks: the first token of a prompt that continues no cached one."""
+"""Finds where the prefix cache breaks: the first token of a prompt that is not cached."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from runtime.errors import InvalidRequest
 from runtime.requests.image_input import ImageInput
 from runtime.service.context import ServiceContext
 
-# Tokens of the prompt that are shown on either side.
+# Number of prompt tokens that are shown on either side of the break.
 _SHOWN = 16
 
 
 class CacheBreak(TypedDict):
-    """The first token of a prompt that continues no cached prompt.
+    """The first token of a prompt that is not in the cache.
 
-    The texts are the prompt's own; those of the cached prompt are not revealed. `kind` is `differs`
-    where the cached prompt continues with another token, `new` where it ends, or was evicted.
+    The texts are the prompt's own; texts of the cached prompt are not revealed. `kind` is `differs`
+    if the cached prompt continues with another token, and `new` if it ends there or was evicted
+    there.
     """
 
     index: int
@@ -33,7 +34,7 @@ class CachedPrefix:
 
     Attributes:
         num_cached: tokens that a request would take from the cache.
-        broken: where the cache breaks; `None` when all of the prompt is cached.
+        broken: where the cache breaks; `None` if the whole prompt is cached.
     """
 
     num_cached: int

@@ -1,4 +1,4 @@
-"""What has changed since the start; kept apart from the options, which are never written."""
+"""Changes of options since the start. The options themselves are never written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class Changes:
 
     Attributes:
         model: the model that the server was started with.
-        options: by the options' names; `/server_info` shows them instead of the initial values.
+        options: changed values, by the options' names; `/server_info` shows them instead of the
+            initial ones.
     """
 
     model: ModelArgs
@@ -22,7 +23,7 @@ class Changes:
     def rename_model(self, model_path: str) -> None:
         """Note that the weights of `model_path` are loaded now."""
         self.options["model_path"] = model_path
-        # A name that the operator chose is a promise to clients.
+        # A name that the operator chose stays, because clients rely on it.
         if self.model.served_model_name == self.model.model_path:
             self.options["served_model_name"] = model_path
 

@@ -1,4 +1,4 @@
-"""Scores several continuations of one prompt: how probable each is, token by token."""
+"""Scores several continuations of one prompt: the probability of each of their tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from runtime.service.prefills import Prefill, prefill
 @dataclass(slots=True)
 class _Run:
     ids: list[int]
-    # Ids whose log-probability is asked for at each position; those of last tokens.
+    # Token ids whose log-probability is requested at each position: the last tokens of choices.
     labels: dict[int, int] = field(default_factory=dict)
 
 
@@ -34,7 +34,7 @@ class ChoicePlan:
     """The prompts to compute for `sequences`."""
 
     def __init__(self, sequences: Sequence[list[int]], start: int) -> None:
-        """Find them.
+        """Find the prompts.
 
         Args:
             sequences: token ids, prompt and continuation together.
@@ -43,13 +43,14 @@ class ChoicePlan:
         """
         self._sequences = sequences
         self._start = start
-        # Nothing stands before the first token of all.
+        # No token precedes the first token of a sequence.
         self._first = max(start - 1, 0)
         self._runs: list[_Run] = []
         self._run_of: dict[tuple[int, ...], _Run] = {}
         head = list(sequences[0][:start]) if sequences else []
         contexts = {tuple(each[start:-1]) for each in sequences if self._needs_run(each)}
-        # In this order a context is followed by one that it begins, if there is any.
+        # In this order a context is directly followed by a context that extends it, if there is
+        # one.
         longest: tuple[int, ...] | None = None
         for context in sorted(contexts, reverse=True):
             if longest is None or longest[: len(context)] != context:
@@ -65,7 +66,7 @@ class ChoicePlan:
         return len(sequence) > self._start and len(sequence) > 1
 
     def prompts(self) -> list[tuple[list[int], LogprobSpec]]:
-        """What is computed: token ids, and what is asked about them."""
+        """Return the prompts to compute: token ids, and the log-probabilities to request."""
         asked = []
         for run in self._runs:
             has_inputs = len(run.ids) > self._first + 1
@@ -74,13 +75,13 @@ class ChoicePlan:
         return asked
 
     def read(self, found: Sequence[Prefill]) -> list[list[float | None]]:
-        """The log-probability of each sequence's tokens from `start` on.
+        """Return the log-probability of each sequence's tokens from `start` on.
 
         Args:
-            found: for each of `prompts`, in order.
+            found: the result of each of `prompts`, in order.
 
         Returns:
-            A list for each sequence; `None` stands for a token that nothing precedes.
+            A list for each sequence; `None` for a token that no token precedes.
         """
         of_run = {id(run): each for run, each in zip(self._runs, found, strict=True)}
         values: list[list[float | None]] = []
@@ -120,8 +121,8 @@ class SelectBody(msgspec.Struct, kw_only=True):
 class Choice(TypedDict):
     """One choice.
 
-    A triple is log-probability, id and text of a token; the first is `null` where nothing precedes
-    the token. `logprob` is the sum, `prob` the share among all choices.
+    A triple is log-probability, id and text of a token. The log-probability is `null` if no token
+    precedes it. `logprob` is the sum, `prob` the share among all choices.
     """
 
     token_logprobs: list[TripleBody]
@@ -162,12 +163,12 @@ async def select(context: ServiceContext, body: SelectBody, body_size: int = 0) 
     computed once.
 
     Args:
-        context: the server's.
+        context: the server's context.
         body: the request.
-        body_size: bytes it came in; what takes longer with a large one leaves the event loop.
+        body_size: size of the body, bytes; work that grows with it leaves the event loop.
 
     Raises:
-        InvalidRequest: something in `body` is wrong, or the model gives no tokens.
+        InvalidRequest: a value in `body` is wrong, or the model does not generate tokens.
         PrefillAborted: the request was aborted.
     """
     started_at = time.perf_counter()
@@ -243,9 +244,10 @@ def _check(body: SelectBody, vocab_size: int) -> None:
 
 
 async def _encoded(context: ServiceContext, body: SelectBody) -> tuple[list[int], list[list[int]]]:
-    """The prompt's tokens, and those of each text choice, with the prompt if that is a text."""
+    """Encode the prompt and each text choice, with the prompt if the prompt is a text."""
     texts = [each for each in body.choices if isinstance(each, str)]
-    # Checked before each choice gets the prompt: that could be a thousand times the body.
+    # The size is checked before each choice gets the prompt: that could be a thousand times the
+    # body.
     check_num_chars(len(body.text or "") * (1 + len(texts)) + sum(map(len, texts)))
     if body.text is None:
         encoded = await encode_texts(context.tokenizer, texts, add_special_tokens=False)
@@ -258,7 +260,7 @@ async def _encoded(context: ServiceContext, body: SelectBody) -> tuple[list[int]
 def _sequences(
     body: SelectBody, prompt: list[int], encoded: list[list[int]]
 ) -> tuple[list[list[int]], int]:
-    """Prompt and choice for each choice, and the first position at which one leaves the prompt."""
+    """Return prompt plus choice for each choice, and the first position after the prompt."""
     of_texts = iter(encoded)
     sequences = []
     for each in body.choices:

@@ -16,7 +16,7 @@ class Classified:
 
     Attributes:
         label: name of the most probable class, from `config.json`.
-        probabilities: of each class, in order.
+        probabilities: probability of each class, in order.
     """
 
     label: str
@@ -27,7 +27,7 @@ def require_scores(model: ModelSpec, path: str) -> None:
     """Refuse a request that only a model with classes can answer.
 
     Raises:
-        InvalidRequest: the model gives something else.
+        InvalidRequest: the model does not give scores.
     """
     if model.gives != "scores":
         gives = "generates text" if model.gives == "tokens" else "gives vectors"
@@ -37,10 +37,10 @@ def require_scores(model: ModelSpec, path: str) -> None:
 
 
 def classify(model: ModelSpec, found: Embedding) -> Classified:
-    """Turn scores into probabilities: softmax for exclusive classes, sigmoid for independent ones.
+    """Turn scores into probabilities: by softmax if classes are exclusive, else by sigmoid.
 
-    Like the text classification of `transformers`: a single class is independent, and so are the
-    classes of a model that was trained to give a text several classes at once.
+    As in the text classification of `transformers`, a single class is independent of others, and so
+    are the classes of a model that was trained to give a text several classes at once.
     """
     numbers = found.numbers
     is_each = len(numbers) == 1 or model.raw.get("problem_type") == "multi_label_classification"

@@ -24,7 +24,7 @@ from runtime.weights.weight_control import WeightControl
 
 @dataclass
 class Lifecycle:
-    """Where the server is between its first and its last request.
+    """State of the server between its first and its last request.
 
     Attributes:
         warmed_up: the server's warm-up has generated a token, or warm-up is off.
@@ -38,14 +38,14 @@ class Lifecycle:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceContext:
-    """The server as its routes see it.
+    """The parts of the server that its routes use.
 
     Attributes:
-        config: resolved; never written. For changed options see `changes`.
-        sampling_defaults: from `--preferred-sampling-params`, native names, checked.
+        config: resolved options, never written. For changed options see `changes`.
+        sampling_defaults: checked values of `--preferred-sampling-params`, by native names.
         images: prepares the images of prompts.
-        status: the engine's and each replica's, kept current by their owner.
-        weights: weight updates and pauses.
+        status: status of the engine and of each replica; their owner keeps it current.
+        weights: executes weight updates and pauses.
         changes: changes of options since the start.
     """
 
@@ -73,7 +73,7 @@ class ServiceContext:
 
     @property
     def max_queued_requests(self) -> int | None:
-        """Requests that may wait besides those that run; `None` if the operator sets no bound."""
+        """Number of requests that may wait besides those that run; `None` for no bound."""
         found = self.changes.options.get(
             "max_queued_requests", self.config.scheduling.max_queued_requests
         )
@@ -86,7 +86,7 @@ class ServiceContext:
 
     @cached_property
     def sessions(self) -> Sessions:
-        """Contexts that requests go on from."""
+        """Sessions, whose contexts requests can continue."""
         return Sessions(
             self.client.is_running,
             self.client.abort,
@@ -97,7 +97,7 @@ class ServiceContext:
     def generator(
         self, session: SessionParams | None, *, is_recorded: bool = True
     ) -> Callable[[GenerationInput], GenerationStream]:
-        """The function that admits a request.
+        """Return the function that admits a request.
 
         Args:
             session: the session that the request continues, if any.

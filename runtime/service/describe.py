@@ -24,7 +24,7 @@ _PATHS = frozenset(
     {"ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "chat_template", "api_keys_file"}
     | {"torch_profiler_dir", "weights_root", "media_root"}
 )
-# Arguments of the reference that routers read and that have a fixed value here.
+# Arguments of SGLang that routers read. They have fixed values here.
 _FIXED_ARGS: dict[str, Any] = {
     "pp_size": 1,
     "nnodes": 1,
@@ -38,7 +38,7 @@ _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 class ModelInfo(TypedDict):
-    """The model; exactly these keys, which clients compare."""
+    """Description of the model. It has exactly these keys, because clients compare them."""
 
     model_path: str | None
     tokenizer_path: str | None
@@ -52,7 +52,7 @@ class ModelInfo(TypedDict):
 
 
 class MemoryUsage(TypedDict):
-    """GiB, and the tokens that the KV pool holds."""
+    """Memory in GiB, and the capacity of the KV pool in tokens."""
 
     weight: float
     kvcache: float
@@ -98,7 +98,7 @@ ServerInfo = _struct(
 
 
 def describe_model(context: ServiceContext) -> dict[str, Any]:
-    """The answer of `/get_model_info`, nine keys."""
+    """Return the answer of `/get_model_info`, which has nine keys."""
     preferred = context.config.http.preferred_sampling_params
     return {
         "model_path": context.changes.model_path,
@@ -116,11 +116,11 @@ def describe_model(context: ServiceContext) -> dict[str, Any]:
 def describe_args(
     context: ServiceContext, settled: Mapping[str, object] = _NOTHING
 ) -> dict[str, Any]:
-    """Every argument by its name, with its resolved value; secrets are `None`.
+    """Return every argument by its name, with its resolved value; secrets are `None`.
 
     Args:
         context: the server.
-        settled: values that were resolved outside the worker, by the names of the options.
+        settled: values that were resolved outside the worker, by option names.
     """
     flat = dict(_FIXED_ARGS)
     for section in dataclasses.fields(context.config):
@@ -157,7 +157,7 @@ def _last_part(value: Any) -> Any:
 def describe_server(
     context: ServiceContext, settled: Mapping[str, object] = _NOTHING
 ) -> dict[str, Any]:
-    """`/server_info`: arguments (see `describe_args`), state of each replica, version."""
+    """Return `/server_info`: arguments (see `describe_args`), state of each replica, version."""
     args = describe_args(context, settled)
     worker = context.status.worker
     capacity = 0 if worker is None else worker.max_total_num_tokens

@@ -1,4 +1,7 @@
-"""What a client is told about an exception: one table, which each wire converts to its format."""
+"""Maps exceptions to the errors that clients see, in one table.
+
+Each wire converts them to its format.
+"""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from runtime.ipc.messages import FinishReason
 class MetaInfo(LogprobMeta, HiddenMeta, EntropyMeta, RoutedMeta):
     """Information about a sample besides its tokens.
 
-    Times are set at its end: `e2e_latency` in seconds, `response_sent_to_client_ts` in seconds
-    since 1970. `dp_rank` is set when there are several replicas. `image_tokens` is the number of
-    the prompt's tokens that stand for images, when it has images.
+    Times are set at the sample's end: `e2e_latency` in seconds, `response_sent_to_client_ts` in
+    seconds since 1970. `dp_rank` is set if there are several replicas. `image_tokens` is the number
+    of the prompt's tokens that stand for images, if it has images.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""The body of `/generate`: its fields, its rules of shape, and the samples that it requests."""
+"""The body of `/generate`: its fields, its rules of shape, and the samples requested."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class Sample:
     """One requested output.
 
     Attributes:
-        prompt_index: which prompt it continues.
-        spec: everything else.
+        prompt_index: index of the prompt that it continues.
+        spec: all other data of the sample.
     """
 
     prompt_index: int
@@ -112,8 +112,8 @@ class GeneratePlan:
         prompts: texts, or lists of token ids, which have no meaning with embeddings.
         is_single: whether the answer is one object instead of a list.
         is_recorded: whether metrics and the request log count it.
-        session: the session that the prompts continue.
-        images: of each prompt, in the order of their places; empty where none has any.
+        session: session that the prompts continue.
+        images: images of each prompt, in the order of their positions; empty if no prompt has one.
     """
 
     prompts: Prompts
@@ -136,10 +136,10 @@ def plan_generate(
     """Apply the rules of shape and check every value that can be checked without a tokenizer.
 
     Args:
-        body: as decoded.
-        preferred: sampling keys for requests that lack them.
+        body: the decoded body.
+        preferred: sampling values for keys that the request omits.
         vocab_size: the logits' width.
-        max_batch: most outputs of one request; `None` when the memory is the caller's own.
+        max_batch: most outputs of one request; `None` if the memory is the caller's own.
         features: the features that this server offers.
 
     Raises:
@@ -155,7 +155,7 @@ def plan_generate(
     if len(num_samples) > 1:
         raise InvalidRequest("n must be the same for all prompts of a request.", param="n")
     n = num_samples.pop()
-    # Bounded before anything is unrolled: a huge n must cost nothing.
+    # n is bounded before prompts are unrolled, so that a huge n costs no time.
     if not 1 <= n <= MAX_SAMPLES:
         raise InvalidRequest(f"n must be in [1, {MAX_SAMPLES}], got {n}.", param="n")
     if max_batch is not None and len(prompts) * n > max_batch:
@@ -207,7 +207,7 @@ def plan_generate(
 def _images(
     body: GenerateBody, num_prompts: int, is_one_prompt: bool, features: Features
 ) -> list[list[NamedItem]]:
-    """Each prompt's images; empty when no prompt has one."""
+    """Return each prompt's images; empty if no prompt has one."""
     given = body.image_data
     if not isinstance(given, list):
         # A single image belongs to every prompt of the batch.
@@ -262,7 +262,7 @@ def _check_images(body: GenerateBody, num_images: int, features: Features) -> No
 
 
 def _extras(body: GenerateBody, asked: Asked) -> list[list[ExtraSpec]]:
-    """What each prompt's samples request besides tokens."""
+    """Return the extras that each prompt's samples request."""
     found: list[list[ExtraSpec]] = [[] for _ in range(asked.num_prompts)]
     for extra in front_extras():
         for mine, spec in zip(found, extra.plan(body, asked) or (), strict=False):
@@ -289,7 +289,7 @@ def _refuse_unsupported(body: GenerateBody) -> None:
 
 
 def _prompts(body: GenerateBody, features: Features) -> tuple[Prompts, list[bytes] | None, bool]:
-    """Texts, else token ids, else embeddings with meaningless ids; and whether it is one prompt."""
+    """Return texts, token ids, or embeddings with meaningless ids; and whether it is one prompt."""
     if None not in (body.text, body.input_ids, body.input_embeds):
         raise InvalidRequest(
             "text, input_ids and input_embeds cannot all be given.", param="input_embeds"
@@ -319,7 +319,7 @@ def _ids(ids: list[int | list[int]], *, may_be_empty: bool) -> tuple[list[list[i
         raise InvalidRequest("input_ids cannot be empty.", param="input_ids")
     kinds = set(map(type, ids[:_LOOKED_AT]))
     for begin in range(_LOOKED_AT, len(ids), _LOOKED_AT):
-        # In parts: checking all at once would hold the GIL for the whole time.
+        # Ids are checked in parts: checking all at once would hold the GIL for the whole time.
         kinds.update(map(type, ids[begin : begin + _LOOKED_AT]))
     if all(issubclass(kind, int) for kind in kinds):
         return [cast("list[int]", ids)], True
@@ -397,7 +397,7 @@ async def plan_body(
     vocab_size: int,
     features: Features,
 ) -> GeneratePlan:
-    """The plan for a body of `body_size` bytes; see `plan_generate`."""
+    """Return the plan for a body of `body_size` bytes; see `plan_generate`."""
     num_prompts = 1
     for each in (body.text, body.input_ids, body.sampling_params):
         if isinstance(each, list) and each and not isinstance(each[0], int):

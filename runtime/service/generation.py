@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
-# Bytes, or, where encoding takes long, an iterator that encodes while the chunk is sent.
+# Bytes, or, if encoding takes long, an iterator that encodes while the chunk is sent.
 Chunk = bytes | Iterator[bytes]
 
 
@@ -44,25 +44,26 @@ class Opened(Protocol):
     """An admitted sample."""
 
     def take_back(self) -> None:
-        """Undo it: nothing was read yet."""
+        """Undo the admission, before any output was read."""
 
 
 Sample = TypeVar("Sample", bound=Opened)
 
 Indexed = tuple[int, GenerationChunk]
 
-# Admitting a sample costs as much as this many tokens of its prompt, some forty nanoseconds each.
+# Admitting a sample takes as long as this many tokens of its prompt, at about forty nanoseconds
+# each.
 _SAMPLE_COST = 1000
 _INLINE_COST = 50_000
 
 
 def new_id(prefix: str, rid: str | None) -> str:
-    """The answer's id: the caller's own, else a fresh one."""
+    """Return the answer's id: the caller's own, or a new one."""
     return rid if rid is not None else f"{prefix}-{random_hex(16)}"
 
 
 def sample_rids(rid: str, num_samples: int) -> list[str]:
-    """The engine's names for the samples; aborting `rid` reaches them all."""
+    """Return the engine's names for the samples; aborting `rid` aborts all of them."""
     return [rid] if num_samples == 1 else [f"{rid}_{index}" for index in range(num_samples)]
 
 
@@ -70,11 +71,11 @@ class Generation:
     """Samples of one request, admitted together and read as one.
 
     Attributes:
-        streams: of the samples, in order.
+        streams: streams of the samples, in order.
     """
 
     def __init__(self, streams: list[GenerationStream]) -> None:
-        """Made by `generate`."""
+        """Only `generate` makes this."""
         self.streams = streams
 
     def chunks(self) -> AsyncGenerator[Indexed, None]:
@@ -85,15 +86,15 @@ class Generation:
         return _merge(self.streams)
 
     async def begun(self) -> AsyncGenerator[Indexed, None]:
-        """The same once there is a first one.
+        """Wait for the first chunk, then return an iterator of all chunks.
 
-        A refusal by the scheduler comes as the first thing it says: awaited here, it is still an
-        HTTP status and not an event in a stream that began with 200.
+        A refusal by the scheduler arrives as the first chunk. Because it is awaited here, it
+        becomes an HTTP status instead of an event in a stream that began with 200.
         """
         return await _first_then_rest(self.chunks())
 
     def close(self) -> None:
-        """Stop reading; what still runs is aborted."""
+        """Stop reading, and abort the samples that still run."""
         for stream in self.streams:
             stream.close()
 
@@ -104,16 +105,16 @@ async def generate(
     *,
     session: SessionParams | None = None,
 ) -> Generation:
-    """Admit every sample of a request, or none: if one is refused, the others are undone.
+    """Admit every sample of a request, or none: if one is refused, the others are taken back.
 
     Args:
         context: the server's.
-        inputs: the samples.
+        inputs: the samples to admit.
         session: the session that they continue, if any.
 
     Raises:
         InvalidRequest: a sample is refused, or the answer might be too large.
-        EngineNotReady, Overloaded: they cannot be accepted now.
+        EngineNotReady, Overloaded: the samples cannot be accepted now.
     """
     check_answer_size(inputs, context.client.limits)
     return Generation(await _open_each(inputs, context.generator(session)))
@@ -126,8 +127,8 @@ async def generate_native(
 
     Args:
         context: the server's.
-        body: as decoded.
-        body_size: its bytes.
+        body: the decoded body.
+        body_size: size of the body, bytes.
 
     Raises:
         InvalidRequest: the first error.
@@ -168,10 +169,10 @@ async def admit_plan(
 
 
 class NativeGeneration(Generation):
-    """A request whose chunks are answers in the format of the native API."""
+    """A request whose chunks are answers in the native API's format."""
 
     def __init__(self, outputs: list[Output], *, is_single: bool) -> None:
-        """Made by `generate_native`; the answer of one prompt (`is_single`) is not a list."""
+        """Only `generate_native` makes this. The answer to a single prompt is not a list."""
         super().__init__([output.stream for output in outputs])
         self._outputs = outputs
         self._is_single = is_single
@@ -179,14 +180,14 @@ class NativeGeneration(Generation):
     async def answers(
         self, *, incremental: bool
     ) -> AsyncGenerator[tuple[GenerationChunk, dict[str, Any]], None]:
-        """Each chunk with the answer up to it, or, if `incremental`, only its new part."""
+        """Yield each chunk with the answer so far, or, if `incremental`, with its new part only."""
         async with contextlib.aclosing(self.chunks()) as chunks:
             async for index, chunk in chunks:
                 answer = self._outputs[index].answer(chunk, incremental=incremental)
                 yield chunk, answer if self._is_single else {**answer, "index": index}
 
     async def whole(self) -> list[dict[str, Any]]:
-        """The last answer of each sample, once all have ended."""
+        """Return the last answer of each sample, once all have ended."""
         answers: list[dict[str, Any]] = [{}] * len(self._outputs)
         async with contextlib.aclosing(self.chunks()) as chunks:
             async for index, chunk in chunks:
@@ -194,12 +195,12 @@ class NativeGeneration(Generation):
         return answers
 
     async def whole_json(self) -> dict[str, Any] | JsonItems:
-        """The same for JSON: an object for one prompt, else a list."""
+        """Return the last answers for JSON: an object for one prompt, else a list."""
         answers = await self.whole()
         return answers[0] if self._is_single else as_pieces(answers)
 
     async def events(self, *, incremental: bool) -> AsyncGenerator[Chunk, None]:
-        """An event for each answer, returned once the first one is there; see `begun`."""
+        """Wait for the first answer, then return events for all answers; see `begun`."""
         return await _first_then_rest(self._events(incremental))
 
     async def _events(self, incremental: bool) -> AsyncGenerator[Chunk, None]:
@@ -211,7 +212,7 @@ class NativeGeneration(Generation):
 async def _open_each(
     inputs: Sequence[GenerationInput], open_one: Callable[[GenerationInput], Sample]
 ) -> list[Sample]:
-    """The results of `open_one` for each input, or none of them; long work is done in slices."""
+    """Call `open_one` for each input, or undo all calls if one fails; long work is sliced."""
     if len(inputs) == 1:
         return [open_one(inputs[0])]
     opened: list[Sample] = []
@@ -228,7 +229,7 @@ async def _open_each(
 
 
 def _slices_for(inputs: Sequence[GenerationInput]) -> Slices:
-    """The slices in which to admit `inputs`."""
+    """Return the slices in which to admit `inputs`."""
     cost = sum(_SAMPLE_COST + len(item.input_ids) for item in inputs)
     return Slices(is_long=cost > _INLINE_COST)
 
@@ -252,7 +253,7 @@ async def _merge(streams: Sequence[GenerationStream]) -> AsyncGenerator[Indexed,
 
 
 async def _merge_many(streams: Sequence[GenerationStream]) -> AsyncGenerator[Indexed, None]:
-    # No chunk is queued: while a stream waits to be read, its deltas are joined.
+    # Chunks are not queued: while a stream waits to be read, its deltas are joined.
     ready: deque[int] = deque()
     is_waiting = [False] * len(streams)
     has_ready = asyncio.Event()
@@ -317,10 +318,10 @@ class Output:
         """Start empty.
 
         Args:
-            stream: where its chunks come from.
+            stream: the stream of the sample's chunks.
             rid: the request's name.
-            prompt_token_ids: echoed when given.
-            extras: collect what is requested besides tokens.
+            prompt_token_ids: ids to echo, if given.
+            extras: answers of the requested extras.
             num_image_tokens: tokens of the prompt that stand for images.
             tells_rank: whether the answer names the replica.
             has_text: whether the server has a tokenizer.
@@ -338,7 +339,7 @@ class Output:
         self._completion_tokens = 0
 
     def answer(self, chunk: GenerationChunk, *, incremental: bool = False) -> dict[str, Any]:
-        """Add `chunk` and return the answer up to it, or, if `incremental`, only the new part."""
+        """Add `chunk` and return the answer so far, or, if `incremental`, only its new part."""
         self._completion_tokens += len(chunk.token_ids)
         for extra in self._extras:
             extra.add(chunk, incremental=incremental)
@@ -346,7 +347,7 @@ class Output:
             self._text, self._output_ids = chunk.text, chunk.token_ids
         else:
             self._text += chunk.text
-            # A new list: a caller in this process may keep the answer given before.
+            # This is a new list, because a caller in this process may keep the previous answer.
             self._output_ids = [*self._output_ids, *chunk.token_ids]
         answer: dict[str, Any] = {
             **({"text": self._text} if self._has_text else {}),
@@ -358,7 +359,7 @@ class Output:
         return answer
 
     def take_back(self) -> None:
-        """Undo the admission: nothing was read yet."""
+        """Undo the admission, before any output was read."""
         self.stream.take_back()
 
     def _meta_info(self, chunk: GenerationChunk) -> dict[str, Any]:
@@ -414,10 +415,10 @@ def open_output(
         context: the server's.
         plan: the request.
         item: the sample.
-        as_json: whether its answers will be encoded; else they are Python's own lists.
+        as_json: whether the answers will be encoded; else they have Python lists.
 
     Raises:
-        InvalidRequest: it can never fit, or its `rid` is in flight.
+        InvalidRequest: the sample can never fit, or its `rid` is in flight.
         EngineNotReady, Overloaded: it cannot be accepted now.
     """
     if context.tokenizer.is_missing:
@@ -447,20 +448,20 @@ def open_output(
 
 
 def as_pieces(answers: list[dict[str, Any]]) -> JsonItems:
-    """A list of whole answers, encoded one after the other."""
+    """Return a list of whole answers that is encoded one answer at a time."""
     cost = 0
     for answer in answers:
         cost += 1 + len(answer["output_ids"]) + len(answer.get("prompt_token_ids", ()))
         numbers = answer["meta_info"].values()
         cost += sum(each.cost for each in numbers if isinstance(each, Pieces))
-        # It is large already; looking at thousands of further answers would take long.
+        # The list is large already, and looking at thousands of further answers would take long.
         if cost > INLINE_COST:
             break
     return JsonItems(answers, cost)
 
 
 def event(content: Mapping[str, object]) -> Chunk:
-    """One event with a JSON payload, in which lists may be `Pieces`."""
+    """Return an event with a JSON payload, in which lists may be `Pieces`."""
     data = encode(content)
     if isinstance(data, bytes):
         return b"data: " + data + b"\n\n"
@@ -475,7 +476,7 @@ def named_event(name: str, content: Mapping[str, object]) -> Chunk:
 
 
 def joined(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """The same chunks; consecutive ones that are ready become one."""
+    """Yield the same chunks, and join consecutive chunks that are ready."""
     ready: list[bytes] = []
     for chunk in chunks:
         if isinstance(chunk, bytes):

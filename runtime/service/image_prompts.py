@@ -23,7 +23,7 @@ _PARAM = "image_data"
 async def encode_with_images(
     context: ServiceContext, plan: GeneratePlan, encode: EncodePrompts
 ) -> tuple[list[list[int]], GeneratePlan]:
-    """Token ids of a request's prompts, and the plan with the images in its samples.
+    """Return token ids of a request's prompts, and the plan with the images in its samples.
 
     Args:
         context: the server's.
@@ -42,7 +42,7 @@ async def encode_with_images(
         write_expansions(prompt, vision, len(items), _PARAM) if isinstance(prompt, str) else prompt
         for prompt, items in zip(plan.prompts, plan.images, strict=True)
     ]
-    # First, as errors in the texts are cheaper to find than images are to decode.
+    # Texts come first: finding an error in them is cheaper than decoding images.
     encoded = await encode(cast("Prompts", written))
     loaded = iter(await context.images.load([each for items in plan.images for each in items]))
     prompt_ids: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Embeddings instead of a prompt's tokens, as `/generate` takes them."""
+"""Reads `/generate`'s embeddings, which may replace a prompt's tokens."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Features:
 
     Attributes:
         hidden_size: numbers of a token's embedding.
-        offered: extras that an option of the server has enabled, of those that need one.
+        offered: extras that a server option has enabled, among those that need an option.
         input_embeds: whether prompts may be embeddings.
-        sees: whether the model takes images.
+        sees: whether the model accepts images.
     """
 
     hidden_size: int = 0
@@ -29,11 +29,11 @@ class Features:
 
 
 def read_embeds(given: list[Row], features: Features) -> tuple[list[bytes], bool]:
-    """The prompts that `input_embeds` holds, as float32 bytes, and whether it is one prompt.
+    """Return the prompts of `input_embeds` as float32 bytes, and whether it is one prompt.
 
     Raises:
-        InvalidRequest: the server was not started with it, a wrong shape, or a number that is too
-            large.
+        InvalidRequest: the server does not accept embeddings, the shape is wrong, or a number is
+            too large.
     """
     if not features.input_embeds:
         raise InvalidRequest(

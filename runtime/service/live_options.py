@@ -10,7 +10,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "max_queued_requests": (0, 2**31),
     "decode_log_interval": (1, 2**31),
 }
-# Options of the reference for features that this server does not have: they are ignored.
+# Options of SGLang for features that this server does not have: they are ignored.
 _OF_NO_USE = frozenset(
     {
         "pp_max_micro_batch_size",
@@ -21,14 +21,14 @@ _OF_NO_USE = frozenset(
 
 
 async def change_options(context: ServiceContext, values: dict[str, float]) -> bool:
-    """Change options of the scheduler, and what the server reports about them.
+    """Change options of the scheduler, and the values that the server reports.
 
     Args:
         context: the server.
         values: new values by the command-line names of the options, with underscores.
 
     Returns:
-        Whether they were changed: all of them, or none.
+        Whether all of the options were changed; otherwise none was.
 
     Raises:
         InvalidRequest: an option that cannot change, or a value out of bounds.

@@ -1,4 +1,4 @@
-"""What a route takes and answers, declared at registration; `server.openapi` makes the document."""
+"""The inputs and answers that a route declares at registration, for `server.openapi`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPERATION_KEY = "x-operation"
 # Where the OpenAPI document has its schemas.
 REFERENCE = "#/components/schemas/{name}"
 
-# From media type to the types that may be sent in it; without one the body is empty.
+# For each media type, the types that may be sent in it. Without a media type the body is empty.
 Content = Mapping[str, tuple[Any, ...]]
 EMPTY: Content = {}
 JSON, FORM = "application/json", "multipart/form-data"
@@ -29,20 +29,20 @@ def text() -> Content:
 
 
 def events_of(*kinds: Any) -> Content:
-    """Server-sent events; each one's data is JSON of one of `kinds`.
+    """Describe server-sent events, whose data is JSON of one of `kinds`.
 
-    Where the events have no names, a last event has the data `[DONE]`.
+    If the events have no names, a last event has the data `[DONE]`.
     """
     return {"text/event-stream": kinds}
 
 
 def lines_of(*kinds: Any) -> Content:
-    """Lines, each JSON of one of `kinds`."""
+    """Describe lines, each of which is JSON of one of `kinds`."""
     return {"application/x-ndjson": kinds}
 
 
 def described_as(*kinds: type[msgspec.Struct]) -> msgspec.Meta:
-    """Describe a field that is decoded as an object and checked later as one of `kinds`.
+    """Describe a field that is decoded as an object, and is checked later as one of `kinds`.
 
     The operation lists them in `mentions`.
     """
@@ -56,7 +56,7 @@ class Query:
     """A parameter in the query string.
 
     Attributes:
-        kind: its type, which may have bounds.
+        kind: the parameter's type, which may have bounds.
     """
 
     name: str
@@ -89,17 +89,17 @@ def operation(
     mentions: Sequence[type] = (),
     body_may_be_absent: bool = False,
 ) -> dict[str, Any]:
-    """What goes into a route's `openapi_extra`.
+    """Return a route's `openapi_extra`.
 
     Args:
         body: the struct that decodes the request's JSON, or that describes its form.
         media: the body's media type.
-        ok: the content with status 200; None where the route never answers 200.
+        ok: the content with status 200; None if the route never answers 200.
         others: the content with other statuses, besides the usual error body.
         refuses: statuses of errors, except those implied by the access level, a body or an
             internal error.
-        query: parameters.
-        mentions: the types that parts of the body are described as; see `described_as`.
+        query: parameters in the query string.
+        mentions: types that describe parts of the body; see `described_as`.
         body_may_be_absent: whether a missing body means `{}`.
     """
     answers = {**({} if ok is None else {200: ok}), **(others or {})}

@@ -22,9 +22,9 @@ from runtime.requests.sampling_params import SamplingParams
 from runtime.service.context import ServiceContext
 from runtime.service.generation import generate, sample_rids
 
-# Most tokens that one request may have computed; a GPU takes ten seconds for them.
+# Most tokens that are computed for one request; a GPU takes ten seconds for them.
 MAX_TOKENS_TOGETHER = 2**20
-# The log-probabilities of the next token are reported although nothing is generated.
+# The log-probabilities of the next token are reported although no token is generated.
 _NOTHING = SamplingParams(max_new_tokens=0, temperature=0.0)
 
 
@@ -40,9 +40,9 @@ class Prefill:
 
     Attributes:
         inputs: one entry for each of the prompt's tokens after the first reported one.
-        following: one entry, for the token that would come next.
+        following: one entry, for the next token.
         cached_tokens: tokens of the prompt found in the prefix cache.
-        weight_version: label of the weights that computed it.
+        weight_version: label of the weights that computed the prompt.
     """
 
     inputs: LogprobRows
@@ -61,19 +61,19 @@ async def prefill(
 ) -> list[Prefill]:
     """Compute every prompt, or none.
 
-    If all share a prefix, the first prompt runs alone, so that the others find the prefix in the
-    prefix cache.
+    If all prompts share a prefix, the first one runs alone, so that the others find the prefix in
+    the cache.
 
     Args:
         context: the server's.
-        rid: the caller's name for all of them; aborting it aborts each.
-        prompts: token ids, and which log-probabilities are requested.
-        param: the field of the request that holds them.
+        rid: the caller's name for all prompts; aborting it aborts each.
+        prompts: token ids and requested log-probabilities of each prompt.
+        param: the request field that has the prompts.
         most_tokens: most tokens that may be computed; the context length is always allowed.
 
     Raises:
-        InvalidRequest: a prompt is wrong, or all together are too long.
-        PrefillAborted: one was aborted.
+        InvalidRequest: a prompt is invalid, or the prompts are too long together.
+        PrefillAborted: a prompt was aborted.
     """
     all_ids = [ids for ids, _ in prompts]
     shares = _share_prefix(context, all_ids)
@@ -97,7 +97,7 @@ def check_tokens_together(
     """Refuse a request that has too many tokens to compute; see `docs/limits.md`.
 
     Raises:
-        InvalidRequest: more than `most_tokens`, and more than a context holds.
+        InvalidRequest: more than `most_tokens`, and more than the context length.
     """
     most = max(most_tokens, context.client.limits.context_len)
     if num_tokens > most:
@@ -109,10 +109,10 @@ def check_tokens_together(
 
 
 def _num_computed(prompts: Sequence[list[int]], *, shares: bool) -> int:
-    """Tokens to compute; with `shares`, a common prefix counts once."""
+    """Return the number of tokens to compute; with `shares`, a common prefix counts once."""
     num_tokens = sum(map(len, prompts))
     if shares:
-        # The common prefix of the first and the last in sorted order is that of all.
+        # The first and the last prompt in sorted order have the same common prefix as all prompts.
         pairs = zip(min(prompts), max(prompts), strict=False)
         shortest = min(map(len, prompts))
         common = next((at for at, (a, b) in enumerate(pairs) if a != b), shortest)
@@ -129,7 +129,8 @@ async def _run(context: ServiceContext, inputs: list[GenerationInput]) -> list[P
     async with contextlib.aclosing(generation.chunks()) as chunks:
         async for index, chunk in chunks:
             blocks[index] += chunk.blocks(NAME, is_input=True)
-            # Each is read when its last chunk arrives: reading all at once would block the loop.
+            # A result is read when its last chunk arrives: reading all results at once would block
+            # the loop.
             if chunk.finish_reason is not None:
                 found[index] = _read(blocks[index], chunk)
     return [found[index] for index in range(len(inputs))]

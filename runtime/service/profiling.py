@@ -1,4 +1,4 @@
-"""Profiles of the worker's steps: checks a request for one; the files are for Perfetto."""
+"""Checks requests for profiles of the worker's steps, whose files are for Perfetto."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from runtime.service.context import ServiceContext
 
 
 def make_folder(root: str | None, wanted: str | None) -> str:
-    """The folder for a profile, made if need be.
+    """Return the folder for a profile; make it if it does not exist.
 
     Args:
-        root: what it has to lie in; a folder of this user for temporary files when absent.
-        wanted: absolute or relative to `root`; the root itself when absent.
+        root: folder that must contain the result; if absent, a folder of this user for temporary
+            files.
+        wanted: the folder, absolute or relative to `root`; if absent, the root itself.
 
     Raises:
-        InvalidRequest: it lies elsewhere, cannot be made or written to, or a link leads to it.
+        InvalidRequest: the folder is outside `root`, cannot be made or written to, or is reached by
+            a link.
     """
     shared = root is None
     base = Path(root or Path(tempfile.gettempdir()) / f"headrace-profiles-{os.getuid()}").absolute()
@@ -37,7 +39,8 @@ def make_folder(root: str | None, wanted: str | None) -> str:
     path = base
     try:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The operator's own root may be a link; in a folder that all users share nothing may.
+        # The operator's own root may be a link. A folder that all users share must not contain
+        # links on the way.
         opened = os.open(base, os.O_RDONLY | os.O_DIRECTORY | (os.O_NOFOLLOW if shared else 0))
         try:
             if shared:
@@ -57,7 +60,7 @@ def make_folder(root: str | None, wanted: str | None) -> str:
 
 def _parts(base: Path, wanted: str) -> tuple[str, ...]:
     if not wanted.isprintable():
-        # It is shown in the log.
+        # The log shows the path.
         raise _refused("has characters that cannot be printed")
     inside = Path(wanted)
     if inside.is_absolute():
@@ -70,7 +73,7 @@ def _parts(base: Path, wanted: str) -> tuple[str, ...]:
 
 
 def _enter(parent: int, name: str) -> int:
-    """Open the folder `name` in `parent`, made where there is none; `parent` is closed then."""
+    """Open the folder `name` in `parent`, and make it if it does not exist; close `parent`."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, mode=0o700, dir_fd=parent)
     found = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
@@ -90,9 +93,9 @@ def _refused(why: str) -> InvalidRequest:
 
 ACTIVITIES = ("CPU", "GPU", "MEM", "CUDA_PROFILER")
 STAGES: dict[str, Stage] = {"prefill": "EXTEND", "extend": "EXTEND", "decode": "DECODE"}
-# Viewers cannot open a longer trace, and the recording takes the worker's memory.
+# Viewers cannot open a longer trace, and recording takes memory of the worker.
 MAX_STEPS = 2000
-# Writing the trace of many steps takes the worker a while.
+# The worker needs some time to write the trace of many steps.
 WRITE_TIMEOUT_S = 300.0
 _LABEL = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -116,12 +119,12 @@ class ProfileBody(msgspec.Struct, kw_only=True):
 async def start_profile(
     context: ServiceContext, body: ProfileBody, *, anywhere: bool = False
 ) -> str:
-    """Start a profile on every rank; returns where its files will be.
+    """Start a profile on every rank; return where its files will be.
 
     Args:
-        context: of the engine.
+        context: the engine's context.
         body: the request.
-        anywhere: whether `output_dir` may be any folder, as in a call from this process.
+        anywhere: whether `output_dir` may be any folder, as for calls from this process.
 
     Raises:
         InvalidRequest: a value is wrong, or a profile is running already.
@@ -141,7 +144,7 @@ async def stop_profile(client: EngineClient) -> str:
     """End the profile; its files are complete when this returns.
 
     Raises:
-        InvalidRequest: none is running.
+        InvalidRequest: no profile is running.
     """
     reply = await client.control(StopProfile, WRITE_TIMEOUT_S)
     if not reply.success:

@@ -1,4 +1,4 @@
-"""Ranks documents for a query with a model that scores pairs or one that answers yes or no."""
+"""Ranks documents for a query, with a model that scores pairs or a model that answers yes or no."""
 
 from __future__ import annotations
 
@@ -82,26 +82,26 @@ class RelevanceUsage(TypedDict):
 
 
 class ApiVersion(TypedDict):
-    """The API version of an answer, as Cohere's clients read it."""
+    """The API version of an answer, for Cohere's clients."""
 
     version: Literal["2"]
 
 
 class BilledUnits(TypedDict):
-    """A search counts as one."""
+    """Units that an answer bills: one for each search."""
 
     search_units: Literal[1]
 
 
 class RelevanceMeta(TypedDict):
-    """What Cohere's clients read."""
+    """The part of an answer that only Cohere's clients read."""
 
     api_version: ApiVersion
     billed_units: BilledUnits
 
 
 class RelevanceAnswer(TypedDict):
-    """The documents, the most relevant first, with what Jina's and Cohere's clients read."""
+    """The documents, the most relevant first, in the form of Jina's and Cohere's clients."""
 
     id: str
     object: Literal["list"]
@@ -139,16 +139,16 @@ class _Asked:
 async def rerank(
     context: ServiceContext, body: RerankBody, ask: AskPrompt | None = None
 ) -> list[dict[str, Any]]:
-    """The documents with their scores, the best first.
+    """Return the documents with their scores, the best first.
 
     Args:
         context: the service.
         body: the request.
-        ask: for a model that generates text, writes the prompt by its chat template; `None` if
+        ask: for a model that generates text: writes the prompt with the chat template. `None` if
             the template does not ask for yes or no.
 
     Raises:
-        InvalidRequest: something in `body` is wrong, or the model cannot compare texts.
+        InvalidRequest: a value in `body` is wrong, or the model cannot compare texts.
     """
     asked = _check(context, body)
     ranked, _ = await _ranked(context, asked, ask)
@@ -172,16 +172,16 @@ async def rank_by_relevance(
     *,
     returns_documents: bool,
 ) -> RelevanceAnswer:
-    """The same in Jina's and Cohere's form.
+    """Do what `rerank` does, in Jina's and Cohere's form.
 
     Args:
         context: the service.
         body: the request.
         ask: see `rerank`.
-        returns_documents: whether documents are returned when the request does not say.
+        returns_documents: whether documents are returned if the request does not say.
 
     Raises:
-        InvalidRequest: as `rerank`.
+        InvalidRequest: for the reasons of `rerank`.
     """
     asked = _check(context, body)
     ranked, num_tokens = await _ranked(context, asked, ask)
@@ -212,7 +212,8 @@ def _check(context: ServiceContext, body: RerankBody | RelevanceBody) -> _Asked:
     if len(body.documents) > most:
         raise InvalidRequest(f"documents may have at most {most} entries.", param="documents")
     documents = [_document(each) for each in body.documents]
-    # The query is repeated for each document: together that could be a thousand times the body.
+    # The query is repeated for each document, so all prompts could have a thousand times the body's
+    # size.
     repeated = (len(query) + len(body.instruct or "")) * len(documents)
     check_num_chars(repeated + sum(map(len, documents)))
     if body.top_n is not None and body.top_n < 1:
@@ -223,7 +224,7 @@ def _check(context: ServiceContext, body: RerankBody | RelevanceBody) -> _Asked:
 async def _ranked(
     context: ServiceContext, asked: _Asked, ask: AskPrompt | None
 ) -> tuple[list[_Scored], int]:
-    """All documents, the best first, and the number of tokens of all their prompts."""
+    """Return all documents, the best first, and the number of tokens of all prompts."""
     if context.model.gives == "tokens":
         scored, num_tokens = await _ask_each(context, asked, ask)
     else:
@@ -262,7 +263,7 @@ def _sigmoid(score: float) -> float:
 async def _ask_each(
     context: ServiceContext, asked: _Asked, ask: AskPrompt | None
 ) -> tuple[list[_Scored], int]:
-    """Each document's probability of yes against no as the token after the prompt."""
+    """Return each document's probability that yes, not no, follows its prompt."""
     if ask is None:
         raise InvalidRequest(
             "/v1/rerank needs a model that scores pairs of texts, or one whose chat template asks "
@@ -303,10 +304,10 @@ def _document(given: str | dict[str, Any] | Sequence[dict[str, Any]]) -> str:
 
 
 def _text(given: str | Sequence[dict[str, Any]], name: str) -> str:
-    """A text, or the texts of content parts, one per line.
+    """Return a text, or the texts of content parts, one per line.
 
     Raises:
-        InvalidRequest: blank, or a part that is not a text.
+        InvalidRequest: the text is blank, or a part is not a text.
     """
     if not isinstance(given, str):
         parts = [part.get("text") if part.get("type") == "text" else None for part in given]

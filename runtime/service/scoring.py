@@ -1,4 +1,7 @@
-"""Scores labels as the token after a text: one prompt per item, no token generated."""
+"""Scores labels by their probability as the next token of a text.
+
+Each item is one prompt, and no token is generated.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ class Scored:
 
     Attributes:
         scores: one list for each item, one number for each label.
-        prompt_tokens: of all items together.
+        prompt_tokens: number of tokens of all items together.
     """
 
     scores: list[list[float]]
@@ -64,10 +67,10 @@ async def score(context: ServiceContext, body: ScoreBody, body_size: int = 0) ->
     Args:
         context: the server's.
         body: the request.
-        body_size: bytes it came in; what takes longer with a large one leaves the event loop.
+        body_size: size of the body, bytes; work that grows with it leaves the event loop.
 
     Raises:
-        InvalidRequest: something in `body` is wrong.
+        InvalidRequest: a value in `body` is wrong.
         PrefillAborted: an item was aborted.
     """
     _refuse_unsupported(body)
@@ -146,7 +149,7 @@ async def _prompts(context: ServiceContext, body: ScoreBody) -> list[list[int]]:
             )
         return await work_out(num_tokens, _joined, ids, head, bool(body.item_first))
     start = query if isinstance(query, str) else ""
-    # Checked before each item gets the query: that could be a hundred times the body.
+    # The size is checked before each item gets the query: that could be a hundred times the body.
     check_num_chars(len(start) * len(texts) + sum(map(len, texts)))
     prompts = [item + start if body.item_first else start + item for item in texts]
     return await encode_prompts(context.tokenizer, prompts, context.client.limits)

@@ -1,4 +1,4 @@
-"""Vectors and scores of texts: admitted like other requests, all texts of a request or none."""
+"""Vectors and scores of texts. Either all texts of a request are admitted, or none."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from runtime.service.generation import Generation, generate
 from runtime.service.prefills import MAX_TOKENS_TOGETHER, check_tokens_together
 from runtime.text.tokenizer import Tokenizer
 
-# Names that a refusal lists.
+# Most names that a refusal lists.
 _MAX_LISTED = 32
 
 
 def choose_prompt(model: ModelSpec, prompt: str | None, name: str | None) -> str:
-    """The prompt of a request, empty for none.
+    """Return the prompt of a request; empty for no prompt.
 
     Args:
-        model: whose own prompts may be named.
-        prompt: the text itself; an empty one turns the model's default off.
-        name: of one of the model's own.
+        model: the model, whose own prompts requests may name.
+        prompt: the prompt's text; an empty text turns the model's default off.
+        name: name of one of the model's own prompts.
 
     Raises:
-        InvalidRequest: both are given, no such prompt, or the model gives no vectors.
+        InvalidRequest: both are given, the name is unknown, or the model does not give vectors.
     """
     given = "prompt_name" if name is not None else "prompt"
     if prompt is not None and name is not None:
@@ -71,9 +71,10 @@ def choose_prompt(model: ModelSpec, prompt: str | None, name: str | None) -> str
 
 
 async def count_prompt_tokens(tokenizer: Tokenizer, prompt: str) -> int:
-    """Tokens that `prompt` takes ahead of a text, with those that begin every text.
+    """Return the number of tokens of `prompt` before a text, with those that begin every text.
 
-    As sentence-transformers counts them: of the prompt alone, without the token that ends a text.
+    As in sentence-transformers, the prompt is encoded alone, and the token that ends a text does
+    not count.
     """
     (ids,) = await encode_texts(tokenizer, [prompt])
     ends = bool(ids) and ids[-1] in tokenizer.special_ids
@@ -84,7 +85,7 @@ A = TypeVar("A", bound=ExtraAnswer)
 T = TypeVar("T")
 
 MAX_INPUTS = 2048
-# The text is computed without generating a token.
+# A text is computed without generating a token.
 _NOTHING = SamplingParams(max_new_tokens=0, temperature=0.0)
 
 
@@ -98,9 +99,10 @@ class TextOptions:
 
     Attributes:
         rid: a name for all texts, or one for each.
-        dimensions: the vectors' length, one of those that the model was trained for.
-        prompt: put before each text; an empty one disables the model's default prompt.
-        prompt_name: the same, by the name of one of the model's prompts.
+        dimensions: the vectors' length, one that the model was trained for.
+        prompt: text that is put before each text; an empty text disables the model's default
+            prompt.
+        prompt_name: name of one of the model's prompts, used instead of `prompt`.
         priority: the requests' priority, for the scheduler.
         dp_rank: the replica that must compute them; `None` for any.
         truncate: whether a text that is too long is cut; `None` for the server's default.
@@ -130,7 +132,7 @@ class Embedding:
 
     Attributes:
         numbers: `[output_size]` float32; fewer if fewer dimensions were requested.
-        latency_s: from admission to the vector.
+        latency_s: seconds from admission to the vector.
     """
 
     numbers: array[float]
@@ -161,7 +163,7 @@ class EmbeddingAnswer(TypedDict):
 def vector_input(
     input_ids: list[int], rid: str, extra: ExtraSpec = VECTOR, options: TextOptions = _AS_IT_IS
 ) -> GenerationInput:
-    """The request for one text's vector or scores, which `extra` names."""
+    """Return the request for one text's vector or scores, which `extra` names."""
     spec = RequestSpec(
         row=RowSpec(sampling=_NOTHING, extras=[extra]),
         rid=rid,
@@ -172,10 +174,10 @@ def vector_input(
 
 
 def _rids(rid: str | Sequence[str] | None, count: int) -> list[str]:
-    """A name for each of `count` texts; aborting a single given name reaches them all.
+    """Return a name for each of `count` texts; aborting a single given name aborts all texts.
 
     Raises:
-        InvalidRequest: a list of names with a different length.
+        InvalidRequest: the list of names has a different length.
     """
     if rid is not None and not isinstance(rid, str):
         if len(rid) != count:
@@ -189,7 +191,7 @@ def _check_dimensions(dimensions: int | None, model: ModelSpec) -> None:
     """Refuse lengths of vectors that the model was not trained for (Matryoshka, arXiv 2205.13147).
 
     Raises:
-        InvalidRequest: a length that the model does not give.
+        InvalidRequest: the model does not give vectors of this length.
     """
     full = model.output_size
     if dimensions is not None and model.gives != "vectors":
@@ -215,7 +217,7 @@ def _check_dimensions(dimensions: int | None, model: ModelSpec) -> None:
 
 
 def _shortened(numbers: array[float], dimensions: int | None) -> array[float]:
-    """The first `dimensions` of a vector, normalised to unit length again."""
+    """Return the first `dimensions` numbers of a vector, normalised to unit length again."""
     if dimensions in (None, len(numbers)):
         return numbers
     short = numbers[:dimensions]
@@ -240,7 +242,7 @@ def describe(found: Embedding) -> dict[str, Any]:
 async def embed(
     context: ServiceContext, given: Sequence[TextInput], options: TextOptions = _AS_IT_IS
 ) -> list[Embedding]:
-    """The vectors or scores of all texts, in order, or none.
+    """Return the vectors or scores of all texts, in order, or fail for all.
 
     Args:
         context: the service.
@@ -248,7 +250,8 @@ async def embed(
         options: the request's options.
 
     Raises:
-        InvalidRequest: too many inputs, one that is too long, or the model gives no vectors.
+        InvalidRequest: there are too many inputs, an input is too long, or the model does not give
+            vectors.
         EmbeddingAborted: one was aborted.
     """
     check_priority(options.priority)
@@ -256,7 +259,7 @@ async def embed(
     check_kind([VECTOR], context.client.limits)
     if context.model.pooling.per_token:
         raise InvalidRequest(
-            "This server's model gives a vector for each token and none for a text: use /pooling."
+            "This server's model gives a vector for each token, not for a whole text: use /pooling."
         )
     _check_dimensions(options.dimensions, context.model)
     started = time.perf_counter()
@@ -288,7 +291,7 @@ async def open_texts(
         context: the service.
         given: texts, lists of token ids, or pairs of texts.
         options: the request's options.
-        extra: what to compute for each text instead of its vector.
+        extra: extra to compute for each text instead of its vector.
     """
     if not 1 <= len(given) <= MAX_INPUTS:
         raise InvalidRequest(
@@ -308,7 +311,7 @@ async def open_texts(
 async def _encode(
     context: ServiceContext, given: Sequence[TextInput], options: TextOptions
 ) -> list[tuple[list[int], ExtraSpec]]:
-    """Token ids of each input, and the extra that requests its vector or scores."""
+    """Return token ids of each input, and the extra that requests its vector or scores."""
     limits, tokenizer = context.client.limits, context.tokenizer
     if options.truncate is not None:
         limits = dataclasses.replace(limits, allow_auto_truncate=options.truncate)
@@ -323,13 +326,14 @@ async def _encode(
     if len(texts) < len(others):
         if options.prompt or options.prompt_name is not None:
             raise InvalidRequest(
-                "A prompt is put ahead of texts: of token ids it has to be a part.", param="prompt"
+                "A prompt is put before texts only: token ids must include it.", param="prompt"
             )
-        # Ids are used as they are.
+        # Token ids are used unchanged.
         prompt = "" if not texts else prompt
     of_text = VECTOR
     if prompt:
-        # Checked before each text gets the prompt: that could be a thousand times the body.
+        # The size is checked before each text gets the prompt: that could be a thousand times the
+        # body.
         check_num_chars(len(prompt) * len(texts) + sum(map(len, texts)))
         others = [prompt + each if isinstance(each, str) else each for each in others]
         if not context.model.pooling.include_prompt:
@@ -351,10 +355,10 @@ async def read_texts(
     new_answer: Callable[[], A],
     made_of: Callable[[str, A, GenerationChunk], T],
 ) -> list[T]:
-    """Read each text's result when it ends; returns the results in order.
+    """Read each text's result when it ends; return the results in order.
 
     Args:
-        generation: of the texts.
+        generation: the texts' generation.
         new_answer: makes the object that collects a text's chunks.
         made_of: makes the result from the text's rid, its answer and its last chunk.
 

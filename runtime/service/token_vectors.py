@@ -1,4 +1,7 @@
-"""A vector for each token of texts, for late interaction; stays packed until it is sent."""
+"""A vector for each token of texts, for late interaction.
+
+Vectors stay packed until they are sent.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from runtime.service.context import ServiceContext
 from runtime.service.text_embeddings import TextInput, TextOptions, open_texts, read_texts
 
 _BYTES = 4
-# Encoded at a time; three bytes are four characters.
+# Bytes encoded at a time; three bytes become four characters.
 _BASE64_BYTES = 3 * 2**12
 
 
@@ -89,7 +92,7 @@ class TokenVectorsJson(Pieces):
 async def embed_tokens(
     context: ServiceContext, given: Sequence[TextInput], options: TextOptions
 ) -> list[TokenVectors]:
-    """The vectors of all tokens of all texts, or none.
+    """Return the vectors of all tokens of all texts, or fail for all.
 
     Args:
         context: the service.
@@ -97,8 +100,8 @@ async def embed_tokens(
         options: the request's options.
 
     Raises:
-        InvalidRequest: too many inputs, one that is too long, an answer that would be too large,
-            or the model gives no vectors.
+        InvalidRequest: there are too many inputs, an input is too long, the answer would be too
+            large, or the model does not give vectors.
         EmbeddingAborted: one was aborted.
     """
     model = context.model

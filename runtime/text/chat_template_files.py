@@ -10,10 +10,10 @@ from runtime.errors import StartupError
 
 
 def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
-    """The templates of a folder, from the same files that `transformers` reads.
+    """Return the templates of a folder, from the same files that `transformers` reads.
 
     Args:
-        folder: of the tokenizer.
+        folder: folder of the tokenizer.
         config: the content of `tokenizer_config.json`.
 
     Returns:
@@ -27,7 +27,7 @@ def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, 
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         files[path.name.removesuffix(".jinja")] = path
     if files:
-        # Files replace the templates of the configuration, even if it has more names.
+        # Files replace the templates of the configuration, even if the configuration names more.
         texts = {name: _read_template(path) for name, path in files.items()}
         return texts["default"] if list(texts) == ["default"] else texts
     for found in (

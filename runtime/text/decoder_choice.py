@@ -1,4 +1,4 @@
-"""Chooses a tokenizer's decoder: a piece table where that is exact, else the library's decode."""
+"""Chooses a tokenizer's decoder: a piece table if that is exact, else the library's decode."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class DecoderFactory:
 
     @property
     def kind(self) -> str:
-        """For the log: `table` or `window`."""
+        """Kind of decoder, for the log: `table` or `window`."""
         return "window" if self._tables is None else "table"
 
     def create(self, *, skip_special_tokens: bool, prompt_tail: Sequence[int] = ()) -> TextDecoder:
-        """A decoder for one stream that continues after `prompt_tail`."""
+        """Return a decoder for one stream that continues after `prompt_tail`."""
         decoder: TextDecoder
         if self._tables is not None:
             decoder = PieceDecoder(
@@ -65,7 +65,7 @@ class DecoderFactory:
         return CleanedDecoder(decoder) if self._cleans_up else decoder
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a single token, special ones included; empty for an unknown id."""
+        """Return the bytes of a single token, special or not; empty for an unknown id."""
         if self._tables is not None:
             return self._tables[False].join([token_id])
         return self._decode([token_id]).encode() if self._is_known(token_id) else b""
@@ -125,7 +125,8 @@ def _decoder_spec(decoder: Any) -> list[dict[str, Any]]:
 
 
 def _byte_level_translation() -> Callable[[str], bytes]:
-    # GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 onwards.
+    # GPT-2's alphabet: printable Latin-1 characters stand for themselves, U+0100 onwards for other
+    # bytes.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     alphabet = {chr(byte): byte for byte in printable}

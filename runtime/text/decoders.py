@@ -1,8 +1,8 @@
-"""Incremental decoding: ids in, text out, never half a character.
+"""Incremental decoding of ids to text that never ends with half a character.
 
 The concatenated text is the tokenizer's own decode of all ids, with two intended exceptions. An
-incomplete character at the very end is dropped. Valid characters stay when byte tokens after them
-are invalid: the library turns the whole run into U+FFFD, but a stream has already shown them.
+incomplete character at the very end is dropped. Valid characters stay if byte tokens after them are
+invalid: the library turns the whole run into U+FFFD, but a stream has already shown the valid ones.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from runtime.text.tokenizer import clean_up_spaces
 
 REPLACEMENT = "\ufffd"
 _REPLACEMENT_BYTES = REPLACEMENT.encode()
-# Bytes of one character in UTF-8, so also the byte tokens of one character.
+# Most bytes of a character in UTF-8, and so most byte tokens of a character.
 _MAX_BYTES = 4
-# More tokens that still do not decode are invalid; they must not be held back without bound.
+# If more tokens than this do not decode, they are invalid. They must not be held back without
+# bound.
 _MAX_PENDING_TOKENS = 2 * _MAX_BYTES
 # The longest pattern of `clean_up_spaces` has four characters.
 _CLEAN_UP_REACH = 3
@@ -44,14 +45,14 @@ class TextDecoder(Protocol):
 class PieceTable(dict[int, "str | bytes"]):
     """The piece of each id, computed on first use: `str`, or `bytes` of partial characters.
 
-    It is for decoders that translate each token separately and join the bytes.
+    The table is for decoders that translate each token separately and join the bytes.
     """
 
     def __init__(self, piece_bytes: Callable[[int], bytes], *, byte_by_byte: bool) -> None:
         """Use `piece_bytes` for ids that are not in the table yet.
 
         Args:
-            piece_bytes: the bytes of an id; empty for unknown and for hidden ones.
+            piece_bytes: returns the bytes of an id; empty for unknown and for hidden ids.
             byte_by_byte: whether the tokenizer shows invalid bytes as one U+FFFD each, or as one
                 for each broken sequence.
         """
@@ -69,7 +70,7 @@ class PieceTable(dict[int, "str | bytes"]):
         return piece
 
     def join(self, token_ids: Sequence[int]) -> bytes:
-        """The bytes of several ids."""
+        """Return the bytes of several ids."""
         pieces = [self[token_id] for token_id in token_ids]
         return b"".join([piece.encode() if isinstance(piece, str) else piece for piece in pieces])
 
@@ -120,7 +121,7 @@ class PieceDecoder:
         if not text:
             return ""
         if self._borrowed:
-            # Not if the completed character is U+FFFD itself.
+            # The character is not dropped if it is U+FFFD itself, completed.
             if text.startswith(REPLACEMENT) and not data.startswith(_REPLACEMENT_BYTES):
                 text, self._pending = _decode(data[self._borrowed :], self._table.byte_by_byte)
             self._borrowed = 0
@@ -138,12 +139,13 @@ def _incomplete_tail(data: bytes) -> bytes:
 
 
 def _is_surrogate_half(rest: bytes) -> bool:
-    # Python waits for the third byte of an encoded surrogate, whose second is already invalid.
+    # Python waits for the third byte of an encoded surrogate, although the second is invalid
+    # already.
     return len(rest) == 2 and rest[0] == 0xED and rest[1] >= 0xA0
 
 
 def _decode(data: bytes, byte_by_byte: bool) -> tuple[str, bytes]:
-    """Text of `data`, and the bytes of an incomplete last character."""
+    """Return the text of `data`, and the bytes of an incomplete last character."""
     parts = []
     while True:
         try:
@@ -162,7 +164,7 @@ def _decode(data: bytes, byte_by_byte: bool) -> tuple[str, bytes]:
 
 
 class WindowDecoder:
-    """For any tokenizer: decodes the last tokens with those before them and takes the new text.
+    """Decodes the last tokens together with earlier ones and takes the new text; for any tokenizer.
 
     Source: the prefix and read offsets of Hugging Face text-generation-inference.
     """
@@ -181,7 +183,8 @@ class WindowDecoder:
 
         Args:
             decode: the tokenizer's decode, including special tokens.
-            keeps: whether an id has text to show: it is known and not a hidden special token.
+            keeps: returns whether an id has text to show: it is known and not a hidden special
+                token.
             prompt_tail: the ids before the first.
             splits_characters: whether tokens may hold part of a character, so that U+FFFD at the
                 end means an unfinished character.
@@ -189,7 +192,8 @@ class WindowDecoder:
         self._decode = decode
         self._keeps = keeps
         self._splits_characters = splits_characters
-        # Hidden tokens are never added: a window of only hidden tokens would give no context.
+        # Hidden tokens are never added, because a window of only hidden tokens would give no
+        # context.
         self._ids = [token_id for token_id in prompt_tail if keeps(token_id)]
         if splits_characters and REPLACEMENT in decode(self._ids):
             # Half a character at either end of the tail would corrupt the text after it.
@@ -204,7 +208,8 @@ class WindowDecoder:
         """Add several ids; returns the text that is final now."""
         added = [token_id for token_id in token_ids if self._keeps(token_id)]
         if self._splits_characters:
-            # One by one: else a long block with half a character at its end would be held back.
+            # Ids are added one by one: otherwise a long block with half a character at its end
+            # would be held back.
             return "".join([self._extend([token_id]) for token_id in added])
         return self._extend(added) if added else ""
 
@@ -223,7 +228,7 @@ class WindowDecoder:
         return text
 
     def finish(self) -> str:
-        """The text held back, without the unfinished character."""
+        """Return the text held back, without the unfinished character."""
         if self._read == len(self._ids):
             return ""
         text = self._new_text().rstrip(REPLACEMENT)
@@ -262,7 +267,7 @@ class CleanedDecoder:
     def _clean(self, text: str) -> str:
         text = self._held + text
         # Every pattern begins with a space and ends at most three characters later, and clean-up
-        # only removes spaces: so no pattern crosses a border after three other characters.
+        # only removes spaces. So no pattern crosses a border that follows three other characters.
         for border in range(len(text), _CLEAN_UP_REACH - 1, -1):
             if " " not in text[border - _CLEAN_UP_REACH : border]:
                 self._held = text[border:]

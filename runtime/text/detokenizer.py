@@ -1,6 +1,7 @@
-"""All streams of a server: one step's tokens in, one step's text out; it does no I/O.
+"""All streams of a server. It turns one step's tokens into one step's text, without I/O.
 
-`Stream` is the state of one: its tokens, the text that was shown, when the next delta is due.
+`Stream` is the state of one stream: its tokens, the text that was shown, when the next delta is
+due.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Detokenizer:
     """The streams that are open, by request id.
 
     Attributes:
-        is_midway: a step has begun to change streams and has not ended; one that raised at its
-            entry can be taken again.
+        is_midway: whether a step has begun to change streams and has not ended. A step that raised
+            before that can be tried again.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -62,18 +63,18 @@ class Detokenizer:
         # An exception from a stream's text, stop patterns or extras ends only that stream.
         self._faults = FaultDomains(self._fail_in_step)
         self.is_midway = False
-        # Of the step that is being decoded.
+        # Deltas of the step that is being decoded.
         self._deltas: list[TextDelta] = []
         self._hits: list[int] = []
 
     @property
     def decoder_kind(self) -> str:
-        """How this tokenizer is decoded, for the log."""
+        """Kind of this tokenizer's decoder, for the log."""
         return self._decoders.kind
 
     @property
     def num_streams(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._streams)
 
     def reset(self) -> None:
@@ -83,8 +84,8 @@ class Detokenizer:
     def step(self, message: TokenDeltas) -> tuple[TextDeltas, StopHit | None]:
         """Decode one step of the whole batch.
 
-        Unknown requests and those that have ended are ignored: the scheduler may be a step ahead
-        of a stop string. A failure ends the request it belongs to.
+        Unknown requests and those that have ended are ignored: the scheduler may be a step ahead of
+        a stop string. A failure ends only its request.
 
         Returns:
             The deltas that are due, and the requests that have ended without the scheduler's
@@ -152,7 +153,7 @@ class Detokenizer:
         del self._streams[end.request_id]
 
     def fail(self, request_id: int, why: str) -> TextDelta:
-        """Forget a stream that failed; returns the delta that reports it."""
+        """Forget a stream that failed; return the delta that reports the failure."""
         self._streams.pop(request_id, None)
         return TextDelta(request_id, "", b"", internal_error(why))
 
@@ -195,7 +196,7 @@ class Stream:
         self._decoder = decoder
         self._keep_stop = start.no_stop_trim
         self._matcher = stop_search(start)
-        # For the matcher only: where the answer begins, and how many tokens came.
+        # These are for the matcher only: where the answer begins, and how many tokens came.
         self._scan = ThoughtScan(start.thoughts) if start.thoughts is not None else None
         self._least = start.min_new_tokens
         self._num_tokens = 0
@@ -205,7 +206,8 @@ class Stream:
         self._num_unsent = 0
         self._num_bytes = 0
         self._undecoded: list[int] = []
-        # Differs by stream, so that streams that began together are not all decoded in one step.
+        # This number differs by stream, so that streams that began together are not all decoded in
+        # one step.
         self._max_undecoded = start.request_id % MAX_UNDECODED + 1
         self._data: list[bytes] = []
         self._text: list[str] = []
@@ -227,7 +229,7 @@ class Stream:
             reason: why the request ends with this step, if it does.
 
         Returns:
-            A delta when one is due. A delta with a reason is the last; the reason is the given
+            A delta if one is due. A delta with a reason is the last one. The reason is the given
             one, or a stop string that was found.
         """
         if token_ids and not self._first_token_at:
@@ -295,7 +297,7 @@ class Stream:
     def _search(
         self, matcher: StopSearch, reason: FinishReason | None
     ) -> tuple[int, FinishReason | None]:
-        """Decode token by token; returns the number of ids after a match, and the final reason."""
+        """Decode token by token; return the number of ids after a match, and the final reason."""
         num_hidden = self._drop_stop_token(reason) if reason is not None else 0
         ids = self._undecoded
         for index, token_id in enumerate(ids):
@@ -308,7 +310,7 @@ class Stream:
         ids.clear()
         if reason is None:
             return 0, None
-        # The stop token counts, too: it cannot come before `min_new_tokens` tokens.
+        # The stop token is counted, too: it cannot come before `min_new_tokens` tokens.
         self._num_tokens += num_hidden
         self._look_through(matcher, self._decoder.finish(), is_end=True)
         if matcher.matched is None:

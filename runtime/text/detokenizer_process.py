@@ -1,6 +1,7 @@
-"""The detokenizer process: tokens from the scheduler in, text to the front out, stop hits back.
+"""The detokenizer process: turns tokens into text for the front, and reports stop hits.
 
-It belongs to one generation of the scheduler: when the scheduler is restarted, so is this process.
+It belongs to one generation of the scheduler: when the scheduler is restarted, this process is
+restarted, too.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class DetokenizerLoop:
             self._scheduler.send(stop_hit)
 
     def _on_failed_step(self, message: TokenDeltas, error: Exception) -> None:
-        """Take each request's part of the message alone; end what fails again."""
+        """Handle each request's part of the message alone; end the requests that fail again."""
         named = _named(message)
         parts: list[TokenDeltas] = []
         if not self._detokenizer.is_midway and len(named) > 1:
@@ -106,7 +107,7 @@ class DetokenizerLoop:
         try:
             self._front.send(portion)
         except Exception:
-            # It cannot be encoded; sending each delta alone finds the faulty one.
+            # The message cannot be encoded. Sending each delta alone finds the faulty one.
             for delta in portion.deltas:
                 with self._faults.of(delta.request_id):
                     self._front.send(TextDeltas([delta]))
@@ -117,13 +118,13 @@ class DetokenizerLoop:
 
 
 def _named(message: TokenDeltas) -> set[int]:
-    """The requests that a message names."""
+    """Return the requests that a message names."""
     parts = (message.starts, message.ends, message.extras)
     return {part.request_id for each in parts for part in each} | set(message.request_ids)
 
 
 def _part_of(message: TokenDeltas, request_id: int) -> TokenDeltas:
-    """What a message says of one request."""
+    """Return the part of a message that concerns one request."""
     starts = [
         (start, cached)
         for start, cached in zip(message.starts, message.cached_tokens, strict=True)
@@ -149,7 +150,7 @@ def _part_of(message: TokenDeltas, request_id: int) -> TokenDeltas:
 
 
 def main(payload: bytes) -> None:
-    """Run until the parent leaves.
+    """Run until the parent process has ended.
 
     Args:
         payload: a `DetokenizerConfig` in msgpack.
@@ -181,7 +182,8 @@ def main(payload: bytes) -> None:
     shared.beat_detokenizer()
     front.send(DetokenizerReady(os.getpid()))
     logger.debug("Ready, decoding by %s", detokenizer.decoder_kind)
-    # Loaded objects stay: the collector need not traverse a vocabulary again and again.
+    # Loaded objects live as long as the process, so the collector need not traverse a vocabulary
+    # repeatedly.
     gc.collect()
     gc.freeze()
     while True:

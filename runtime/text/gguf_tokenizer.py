@@ -1,7 +1,7 @@
 """Makes a GGUF file's tokenizer, equal to that of the source's `tokenizer.json`. No torch.
 
-There are two kinds: byte-level BPE with merges, of whose pre-tokenizer the file has only the name
-(`gpt2`), and SentencePiece BPE, which has pieces with scores and no merges (`llama`).
+There are two kinds. Byte-level BPE (`gpt2`) has merges, and the file has only the name of its
+pre-tokenizer. SentencePiece BPE (`llama`) has pieces with scores, and no merges.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_CASED_REST}"
 )
-# Names to their splitting expressions. `_DIGITS` and `_PLAIN` use other steps.
+# Splitting expressions by the pre-tokenizer's name. `_DIGITS` and `_PLAIN` use other steps.
 _SPLITS = {
     "llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3, "falcon3": _LLAMA3,
     "smaug-bpe": _LLAMA3, "dbrx": _LLAMA3, "lfm2": _LLAMA3, "midm-2.0": _LLAMA3,
@@ -55,11 +55,11 @@ _SPLITS = {
 }  # fmt: skip
 _DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
 _PLAIN = frozenset({"gpt-2", "gpt2", "phi-2", "olmo", "jais", "mpt", "default"})
-# Their sources compose accents (NFC) first.
+# Pre-tokenizers whose sources compose accents (NFC) first.
 _NFC = frozenset({"qwen2", "deepseek-r1-qwen", "command-r", "megrez", "olmo", "mpt"})
-# A whole word that is a token becomes that token, without applying merges.
+# Pre-tokenizers for which a whole word that is a token becomes that token, without merges.
 _WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"})
-# Their sequences begin with a BOS token, even if the file does not say so.
+# Pre-tokenizers whose sequences begin with a BOS token, even if the file does not say so.
 _BEGIN_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"})
 
 
@@ -153,7 +153,7 @@ class _Words:
         return vocabulary
 
     def added(self) -> list[AddedToken]:
-        """Tokens that are searched in a text before it is split, in the order of their ids."""
+        """Return the tokens that are searched in a text before it is split, sorted by id."""
         return [
             AddedToken(token, special=kind == _CONTROL, normalized=False)
             for token, kind in zip(self.tokens, self.kinds, strict=True)
@@ -228,12 +228,12 @@ def _sentence_pieces(words: _Words) -> Backend:
 
 
 def _merges(words: _Words) -> list[tuple[str, str]]:
-    """Every pair of pieces that join to a third piece, the piece with the best score first.
+    """Return every pair of pieces that join to a third piece, sorted by the third's score.
 
     SentencePiece joins the two neighbours whose piece has the best score; merges in this order have
     the same effect. Pieces with equal scores are in the order of `transformers`.
 
-    A quarter of a million pieces have two million positions to cut at: substrings are compared by
+    A quarter of a million pieces can be cut at two million positions. So substrings are compared by
     hashes, in arrays, and only the matches are compared as text.
     """
     # Imported here: a process whose model has another tokenizer does not need it.
@@ -251,7 +251,7 @@ def _merges(words: _Words) -> list[tuple[str, str]]:
     of_known, known = of_known[order], known[order]
 
     def find(first: Any, last: Any) -> Any:
-        """Ids of the pieces that equal the given substrings; -1 where there is none."""
+        """Return the ids of the pieces that equal the given substrings; -1 for none."""
         wanted = hashes.between(first, last)
         places = np.minimum(np.searchsorted(of_known, wanted), len(known) - 1)
         return np.where(of_known[places] == wanted, known[places], -1)
@@ -278,7 +278,7 @@ def _merges(words: _Words) -> list[tuple[str, str]]:
 
 
 class _Hashes:
-    """Hashes of any substring of a text: sums of characters times powers of an odd number."""
+    """Hashes of all substrings of a text: sums of characters times powers of an odd number."""
 
     _BASE = 0x9E37_79B9_7F4A_7C15
 
@@ -295,5 +295,5 @@ class _Hashes:
         self._inverses = np.cumprod(inverses)
 
     def between(self, first: Any, last: Any) -> Any:
-        """Hashes of the substrings from `first` up to `last`, independent of their positions."""
+        """Return hashes of the substrings from `first` up to `last`; positions do not matter."""
         return (self._sums[last] - self._sums[first]) * self._inverses[first]

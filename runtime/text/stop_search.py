@@ -1,4 +1,4 @@
-"""Finds stop patterns as soon as they are complete; text that may become one is held back."""
+"""Finds stop patterns as soon as they are complete, and holds back text that may become one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from runtime.requests.stop_regex import Match, compile_patterns
 class StopMatcher:
     """Looks for several stop strings in a text that arrives in pieces.
 
-    The match that is complete first wins, so the answer does not depend on how the text was cut;
-    of two that end at the same character the longer one wins, so that none of it is shown.
+    The match that is complete first wins, so the answer does not depend on how the text was cut. Of
+    two matches that end at the same character the longer one wins, so that no part of it is shown.
     """
 
     __slots__ = ("_first_chars", "_held", "_keep_match", "_stops", "matched")
 
     def __init__(self, stops: list[str], *, keep_match: bool) -> None:
-        """Look for `stops`; with `keep_match` the text up to and with the match is shown."""
+        """Search for `stops`; with `keep_match` the match itself is shown, too."""
         self._stops = [stop for stop in stops if stop]
         firsts = "".join(sorted({re.escape(stop[0]) for stop in self._stops}))
         self._first_chars = re.compile(f"[{firsts}]" if firsts else "(?!)")
@@ -28,11 +28,13 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str, *, may_match: bool = True) -> str:
-        """Add `text`; what may be shown now. After a match `matched` is set and nothing follows.
+        """Add `text`; return what may be shown now.
+
+        After a match `matched` is set, and no text follows.
 
         Args:
             text: more of it.
-            may_match: whether a stop string that is complete with it counts.
+            may_match: whether a stop string that is complete with this part counts.
         """
         if not text or self.matched is not None:
             return ""
@@ -48,18 +50,18 @@ class StopMatcher:
         return text[:keep_from]
 
     def finish(self, *, may_match: bool = True) -> str:  # noqa: ARG002  # all ends were seen
-        """The text that was held back for a stop string that did not come."""
+        """Return the text that was held back for a stop string that did not come."""
         held, self._held = self._held, ""
         return held
 
     def let_go(self) -> str:
-        """What is held back: the text breaks off here, and something else follows."""
+        """Return the text held back: the text ends here, and a different part follows."""
         return self.finish()
 
     def _first_match(self, text: str, held_len: int) -> tuple[int, int, str] | None:
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
-            # What is held was searched before: a match must end in the new part.
+            # The text held back was searched before, so a match must end in the new part.
             start = text.find(stop, max(0, held_len - len(stop) + 1))
             if start < 0:
                 continue
@@ -139,7 +141,7 @@ class RegexStopMatcher:
 
         Args:
             text: more of it.
-            may_match: whether a pattern that is complete with it counts.
+            may_match: whether a pattern that is complete with this part counts.
         """
         if not text or self.matched is not None:
             return ""
@@ -154,7 +156,7 @@ class RegexStopMatcher:
             before = char
         self._before = before
         self._held_len += len(text)
-        # Threads are in order of their starts.
+        # Threads are sorted by their starts.
         start = next(iter(threads.values()), self._held_len)
         if not start:
             self._threads = threads
@@ -172,7 +174,7 @@ class RegexStopMatcher:
         return held
 
     def finish(self, *, may_match: bool = True) -> str:
-        """Return what was held back; a pattern that requires the end of the text matches now."""
+        """Return the text held back; a pattern that requires the end of the text matches now."""
         if self.matched is None and may_match:
             match = self._program.finish(self._threads, self._held_len, self._before)
             if match is not None:
@@ -187,14 +189,15 @@ class RegexStopMatcher:
 
 
 class _Both:
-    """Stop strings first; patterns search the text that they pass on."""
+    """Searches for stop strings, then for patterns in the text that the first search passes."""
 
     __slots__ = ("_num_early", "_num_passed", "_patterns", "_strings", "matched")
 
     def __init__(self, strings: StopMatcher, patterns: RegexStopMatcher) -> None:
         self._strings = strings
         self._patterns = patterns
-        # Characters before matches count, and characters that the strings have passed on.
+        # Number of characters before matches, and number of characters that the first search passed
+        # on.
         self._num_early = 0
         self._num_passed = 0
         self.matched: str | None = None
@@ -226,7 +229,7 @@ class _Both:
 
 
 def stop_search(start: StreamStart) -> StopSearch | None:
-    """The stop search of a stream; `None` if it has no stop strings or patterns."""
+    """Return the stop search of a stream; `None` without stop strings and patterns."""
     keep_match = start.no_stop_trim
     strings = StopMatcher(start.stop, keep_match=keep_match) if any(start.stop) else None
     if not start.stop_regex:

@@ -1,4 +1,4 @@
-"""Finding tags in text that arrives in pieces of any size, in linear time."""
+"""Finds tags in text that arrives in pieces of any size, in linear time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def partial_tag_len(text: str, tag: str, begin: int = 0) -> int:
-    """How many characters at the end of `text[begin:]` may be the beginning of `tag`."""
+    """Return how many characters at the end of `text[begin:]` may be the beginning of `tag`."""
     for length in range(min(len(tag) - 1, len(text) - begin), 0, -1):
         if text.endswith(tag[:length]):
             return length
@@ -14,7 +14,7 @@ def partial_tag_len(text: str, tag: str, begin: int = 0) -> int:
 
 
 class UntilTag:
-    """Passes text on up to a tag, holding back only what may turn out to be one.
+    """Passes text on up to a tag, and holds back only text that may become a tag.
 
     Whitespace right before the tag belongs to the tag (models write it on a separate line), so it
     is held back as well and dropped when the tag follows; `keep_space` passes it on instead.
@@ -35,16 +35,16 @@ class UntilTag:
         self.space = ""
 
     def feed(self, text: str, begin: int = 0) -> tuple[str, int | None]:
-        """Add more text: `text` from `begin` on.
+        """Add more text, `text[begin:]`.
 
-        It takes and returns positions: copying the rest at each tag would take quadratic time for a
-        text full of tags.
+        The method takes and returns positions: copying the rest at each tag would take quadratic
+        time for a text full of tags.
 
         Returns:
             The text that may pass, and where in `text` the tag ends (`None` until it has come).
         """
         if self._tail:
-            # Something was held back before; this copy is made at most once for each text.
+            # Some text was held back before. This copy is made at most once for each text.
             text, begin, moved = self._tail + text[begin:], 0, begin - len(self._tail)
         else:
             moved = 0
@@ -61,7 +61,7 @@ class UntilTag:
         return self._pass(text[begin:end]), None
 
     def finish(self) -> str:
-        """End the text without the tag; returns what was held back."""
+        """End the text without the tag; return the text held back."""
         rest = "".join(self._space) + self._tail
         self._space, self._tail = [], ""
         return rest

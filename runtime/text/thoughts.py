@@ -1,7 +1,7 @@
 """Finds where an output's thoughts end and its answer begins, in text that arrives in pieces.
 
-The front's parsers separate the two for the client. This module finds their positions: for stop
-strings, which end the answer, and for counts and log-probabilities of the tokens of either part.
+The front's parsers separate thoughts and answer for the client. This module finds their positions,
+for stop strings (which end the answer) and for counts and log-probabilities of tokens in each part.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from runtime.text.tag_scan import UntilTag
 
 # Whitespace allowed before the text that opens thoughts; bounded to keep the time linear.
 MAX_LEADING_SPACE = 64
-# Characters of a message's header: a role, a channel, a recipient, a type.
+# Most characters of a message's header: a role, a channel, a recipient, a type.
 MAX_HEADER = 512
 
 
@@ -21,8 +21,8 @@ class Part(NamedTuple):
     """A part of an output.
 
     Attributes:
-        kind: `thought`, including the texts that open and end it; `mark` for what belongs to
-            neither: blanks after thoughts, headers of messages; `answer`.
+        kind: `thought`, including the texts that open and end it; `answer`; or `mark` for blanks
+            after thoughts and headers of messages, which belong to neither.
     """
 
     text: str
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
     @property
     def is_answer(self) -> bool:
-        """Whether it belongs to the answer."""
+        """Whether the part belongs to the answer."""
         return self.kind == "answer"
 
 

@@ -10,7 +10,7 @@ from runtime.text.tokenizer import Tokenizer
 
 
 class TokenPieces:
-    """Text and bytes of tokens by id; costs nothing until the first is requested."""
+    """Text and bytes of tokens by id. Nothing is computed before the first request."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Read `tokenizer` when the first token is requested."""
@@ -18,7 +18,7 @@ class TokenPieces:
         self._decoders: DecoderFactory | None = None
 
     def decoder(self, *, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> TextDecoder:
-        """A decoder that gives an output's text token by token, like the detokenizer."""
+        """Return a decoder that gives an output's text token by token, like the detokenizer."""
         return self._made().create(skip_special_tokens=skip_special_tokens, prompt_tail=prompt_tail)
 
     def is_special(self, token_id: int) -> bool:
@@ -26,15 +26,15 @@ class TokenPieces:
         return token_id in self._tokenizer.special_ids
 
     def data(self, token_id: int) -> bytes:
-        """The bytes of a token, which may be a part of a character; empty for an unknown id."""
+        """Return a token's bytes, perhaps part of a character; empty for an unknown id."""
         return self._made().token_bytes(token_id)
 
     def text(self, token_id: int) -> str:
-        """The token as text, with U+FFFD for parts of characters."""
+        """Return the token as text, with U+FFFD for parts of characters."""
         return self.data(token_id).decode(errors="replace")
 
     def spelled(self, token_id: int) -> str:
-        r"""The token as OpenAI writes it: parts of characters as `bytes:\xe2\x80`."""
+        r"""Return the token in OpenAI's notation: parts of characters as `bytes:\xe2\x80`."""
         data = self.data(token_id)
         try:
             return data.decode()

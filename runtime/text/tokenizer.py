@@ -62,8 +62,8 @@ class Tokenizer:
 
     Attributes:
         backend: the library's object, for the detokenizer.
-        vocab_size: tokens including the added ones; the logits may be wider.
-        model_max_length: longest input the tokenizer claims, `None` when it claims none.
+        vocab_size: number of tokens, including added ones; the logits may be wider.
+        model_max_length: longest input that the tokenizer's files state; `None` if they state none.
         chat_template: the Jinja text, or texts by name if there are several; like
             `transformers`.
         response_template: the folder's description of how the model writes answers, or empty.
@@ -79,7 +79,7 @@ class Tokenizer:
     ) -> None:
         """Wrap `backend` by `config`, the content of `tokenizer_config.json`; see `from_folder`."""
         self.backend = backend
-        # A saved file may hold settings of its training; requests must never be cut silently.
+        # A saved file may have settings from its training, but requests must never be cut silently.
         backend.no_truncation()
         backend.no_padding()
         _add_configured_tokens(backend, config)
@@ -135,7 +135,7 @@ class Tokenizer:
             return cls(backend, config, read_chat_template(folder, config))
         except StartupError:
             raise
-        # Any key may hold anything, and the library raises bare Exception.
+        # Any key may have any value, and the library raises bare Exception.
         except Exception as error:
             raise StartupError(
                 f"The tokenizer's files in {folder} (tokenizer_config.json, chat templates, ...) "
@@ -144,12 +144,12 @@ class Tokenizer:
 
     @classmethod
     def without_vocabulary(cls) -> Tokenizer:
-        """For a server that uses token ids only: text is refused, and tokens have no text."""
+        """Return a tokenizer without text, for a server that uses only token ids."""
         return _NoTokenizer(Backend(WordLevel({}, unk_token="")), {})
 
     @property
     def is_missing(self) -> bool:
-        """Whether there is no vocabulary, and so no text."""
+        """Whether there is no vocabulary, so that text cannot be used."""
         return False
 
     def check_present(self) -> None:
@@ -190,7 +190,7 @@ class Tokenizer:
     def turn_end_ids(self) -> list[int]:
         """Ids of the tokens that end a turn, the same as in SGLang.
 
-        These are the end of a sequence, and Llama 3's end of a message that calls a tool.
+        They are the end of a sequence, and Llama 3's end of a message that calls a tool.
         """
         found = (self.eos_token_id, self.backend.token_to_id("<|eom_id|>"))
         return [each for each in found if each is not None]
@@ -209,7 +209,7 @@ class Tokenizer:
         return None if token is None else self.backend.token_to_id(token)
 
     def token_text(self, token_id: int) -> str:
-        """The vocabulary's own spelling of a token (`Ġhello`); empty for an id it does not have."""
+        """Return the vocabulary's spelling of a token (`Ġhello`); empty for an unknown id."""
         if not 0 <= token_id < 2**32:
             return ""
         return self.backend.id_to_token(token_id) or ""
@@ -217,7 +217,7 @@ class Tokenizer:
     # ---- text to ids ----
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; by default with the tokenizer's own BOS and EOS rule.
+        """Return token ids of `text`; by default with the tokenizer's own BOS and EOS rule.
 
         Raises:
             InvalidRequest: `text` holds half a surrogate pair, which no encoding can carry.
@@ -231,21 +231,23 @@ class Tokenizer:
         check_length: Callable[[int], object] | None = None,
         most: int | None = None,
     ) -> list[list[int]]:
-        """Token ids of each text; the library releases the GIL meanwhile.
+        """Return token ids of each text; the library releases the GIL meanwhile.
 
         Args:
             texts: any number.
             add_special_tokens: whether the tokenizer's own BOS and EOS rule applies.
             check_length: called with the number of each text's tokens; raises to refuse. It runs
-                before they become Python integers, which holds the GIL, 20 milliseconds a million.
-            most: most tokens of a text, including the tokenizer's own: a longer text is cut, but
-                keeps the closing tokens of the whole one.
+                before the ids become Python integers, which holds the GIL for 20 milliseconds per
+                million ids.
+            most: most tokens of a text, including those that the tokenizer adds. A longer text is
+                cut, but its closing tokens stay.
 
         Raises:
             InvalidRequest: a text holds half a surrogate pair.
         """
         _refuse_surrogates(texts)
-        # The `fast` variant skips character offsets, which are unused here: a third cheaper.
+        # The `fast` variant skips character offsets, which are unused here. It takes a third less
+        # time.
         encodings = self.backend.encode_batch_fast(
             list(texts), add_special_tokens=add_special_tokens
         )
@@ -260,7 +262,7 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def encode_inner(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of texts in the middle of another text, independent of the text before them.
+        """Return token ids of texts inside another text, independent of the text before them.
 
         Some tokenizers write a space before the text that begins a prompt, but not before these
         texts. Tokenizers that write one after every special token do so here as well.
@@ -280,7 +282,7 @@ class Tokenizer:
         check_length: Callable[[int], object] | None = None,
         most: int | None = None,
     ) -> list[tuple[list[int], int]]:
-        """Token ids of pairs of texts, in the form that models comparing two texts are trained on.
+        """Return token ids of pairs of texts, in the form that models of pairs are trained on.
 
         Args:
             pairs: any number.
@@ -288,8 +290,8 @@ class Tokenizer:
             most: see `encode_batch`; the longer text of a pair is cut first.
 
         Returns:
-            For each pair its ids, and how many of them belong to the first text if the tokenizer
-            distinguishes the two, else 0.
+            For each pair its ids, and how many of them belong to the first text; 0 if the tokenizer
+            does not distinguish the texts.
 
         Raises:
             InvalidRequest: a text holds half a surrogate pair.
@@ -312,7 +314,7 @@ class Tokenizer:
         ]
 
     def _cut(self, most: int, text: str, second: str | None = None) -> Encoding:
-        """A text or a pair, cut to `most` tokens; the longest first, like `transformers`."""
+        """Return a text or a pair, cut to `most` tokens as in `transformers`: the longer text first."""
         texts = [text] if second is None else [text, second]
         parts = self.backend.encode_batch(texts, add_special_tokens=False)
         room = max(0, most - self.backend.num_special_tokens_to_add(second is not None))
@@ -328,7 +330,7 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,  # noqa: ARG002
     ) -> str:
-        """Text of token ids; ids outside the vocabulary give no text.
+        """Return the text of token ids; ids outside the vocabulary have no text.
 
         `spaces_between_special_tokens` is accepted because it is part of the API, but ignored: like
         the fast tokenizers of `transformers`, this one never puts spaces between special tokens.
@@ -345,7 +347,7 @@ class Tokenizer:
     def decode_batch(
         self, batch: Sequence[Sequence[int]], skip_special_tokens: bool = True
     ) -> list[str]:
-        """Text of each sequence of token ids.
+        """Return the text of each sequence of token ids.
 
         Raises:
             InvalidRequest: an id that is not an unsigned 32-bit number.
@@ -400,7 +402,7 @@ class _NoTokenizer(Tokenizer):
 
 
 def _kept(room: int, lengths: Sequence[int]) -> Sequence[int]:
-    """Tokens to keep of a text, or of each of two: the longer one is shortened first."""
+    """Return how many tokens to keep of a text, or of two: the longer is shortened first."""
     if len(lengths) == 1:
         return [room]
     shorter = min(*lengths, room // 2)
@@ -451,8 +453,8 @@ def _added_token(value: dict[str, Any], special: bool) -> AddedToken:
 
 
 def _add_configured_tokens(backend: Backend, config: dict[str, Any]) -> None:
-    # Order decides the ids of tokens that are new to the vocabulary. It is that of `transformers`:
-    # first the numbered ones by id, then the named, then the extra.
+    # The order decides the ids of tokens that are new to the vocabulary. As in `transformers`,
+    # numbered tokens come first, by id, then named ones, then extra ones.
     numbered = config.get("added_tokens_decoder") or {}
     tokens = [_added_token(numbered[key], False) for key in sorted(numbered, key=int)]
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -475,8 +477,8 @@ def _add_configured_template(
     processor = backend.post_processor
     if processor is not None and processor.num_special_tokens_to_add(False) > 0:
         return
-    # Checkpoints of the Llama family may rely on the tokenizer class of `transformers` 4 to add BOS
-    # (DeepSeek-V3 does); without BOS such a model degrades.
+    # Checkpoints of the Llama family may rely on the tokenizer class of `transformers` 4 to add
+    # BOS. DeepSeek-V3 does, and its answers degrade without BOS.
     first = bos if config.get("add_bos_token") is True else None
     last = eos if config.get("add_eos_token") is True else None
     if first is None and last is None:

@@ -1,7 +1,8 @@
 """Makes a missing `tokenizer.json` once, with `transformers` in a child process.
 
-The conversion needs `transformers`, which may import torch. The front must not import either, so it
-runs as `python -m runtime.text.tokenizer_conversion <folder> <file>`. The result is cached.
+The conversion needs `transformers`, which may import torch. The front must import neither, so the
+conversion runs as `python -m runtime.text.tokenizer_conversion <folder> <file>`. The result is
+cached.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from runtime.errors import StartupError
 from runtime.ipc.process import child_environment
 
 _TIMEOUT_S = 300.0
-# Files that may hold a vocabulary; a change of any of them leads to a new conversion.
+# Files that may have a vocabulary. If any of them changes, the tokenizer is converted again.
 _SOURCES = ("*.model", "*.tiktoken", "*.txt", "vocab.json", "tekken.json", "*token*.json")
-# These are settings for a vocabulary and do not hold one.
+# These files have settings of a vocabulary, but no vocabulary.
 _SETTINGS = frozenset({"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"})
 
 
 def converted_tokenizer_file(folder: Path, cache: Path | None = None) -> Path:
-    """The `tokenizer.json` made from the vocabulary files in `folder`, converted on first use.
+    """Return the `tokenizer.json` made from the vocabulary files in `folder`; convert on first use.
 
     Args:
         folder: a model folder without `tokenizer.json`.
@@ -51,7 +52,7 @@ def _cache_folder() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        # A read-only home is common in containers; then each start converts again.
+        # A read-only home is common in containers; there each start converts again.
         return Path(tempfile.mkdtemp(prefix="headrace-tokenizer-"))
     return folder
 

@@ -13,10 +13,10 @@ MAX_LOGITS = 1 << 24
 
 
 class Entropy(DeviceExtra):
-    """`-sum(p * ln p)` of the softmax of a sample's logits, `[]` float32 a position.
+    """`-sum(p * ln p)` of the softmax of a sample's logits, one float32 for each position.
 
-    They are the model's own, without temperature, penalty, mask or bias, however the token was
-    sampled.
+    The logits are the model's own, without temperature, penalty, mask or bias, however the token
+    was sampled.
     """
 
     reads: ClassVar[Reads] = "raw_logits"

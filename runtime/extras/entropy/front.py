@@ -1,4 +1,4 @@
-"""Entropies as they are requested and returned."""
+"""The request field and the answer of entropies."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ NAME = "entropy"
 
 
 class EntropyFields(Protocol):
-    """Its field of `/generate`."""
+    """The field that this extra adds to `/generate`."""
 
     return_entropy: bool | None
 
 
 class EntropyMeta(TypedDict, total=False):
-    """Its key of `meta_info`: nats, of each output token."""
+    """The key that this extra adds to `meta_info`: nats, for each output token."""
 
     output_token_entropy: list[float]
 
 
 class EntropyFront(FrontExtra):
-    """For each generated token; without tokens, for the one that would come next."""
+    """The entropy at each generated token, or, if none is generated, at the next token."""
 
     field = "return_entropy"
     advice = "leave it out"
 
     def plan(self, body: EntropyFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
-        """The spec for all samples, or None."""
+        """Return the spec for all samples, or None."""
         return [ExtraSpec(NAME)] * asked.num_prompts if body.return_entropy else None
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> ExtraAnswer:  # noqa: ARG002
-        """An empty answer."""
+        """Return an empty answer."""
         return EntropyAnswer()
 
 
@@ -56,7 +56,7 @@ class EntropyAnswer(ExtraAnswer):
         self._values += found[: len(chunk.token_ids) or len(chunk.unsent_ids(NAME))]
 
     def meta_info(self) -> dict[str, Any]:
-        """The key for `meta_info`, with a new list."""
+        """Return the key for `meta_info`, with a new list."""
         return {"output_token_entropy": [*self._values]}
 
 

@@ -39,7 +39,7 @@ class HiddenAnswer(ExtraAnswer, Pieces):
         self._num_tokens = 0
 
     def add(self, chunk: GenerationChunk, *, incremental: bool = False) -> None:  # noqa: ARG002
-        """Add a chunk; nothing is returned before the last."""
+        """Add a chunk; the answer is returned with the last chunk only."""
         self._num_tokens += len(chunk.token_ids)
         if not chunk.extras:
             return
@@ -49,7 +49,7 @@ class HiddenAnswer(ExtraAnswer, Pieces):
             del self._outputs[:-1]
 
     def _parts(self) -> tuple[list[bytes], list[bytes]]:
-        """The rows of the prompt, and those of output tokens after the first."""
+        """Return the rows of the prompt, and those of output tokens after the first."""
         outputs = self._rows(self._outputs)
         # After a stop string, some may be beyond the last token of the answer.
         later = outputs[1 : max(self._num_tokens, 1)]
@@ -62,14 +62,14 @@ class HiddenAnswer(ExtraAnswer, Pieces):
         ]
 
     def lists(self) -> list[Any]:
-        """As nested lists of floats."""
+        """Return the rows as nested lists of floats."""
         if self._only_last:
             return _floats(self._outputs[-1]) if self._outputs else []
         prompt, later = self._parts()
         return [[_floats(row) for row in prompt], *(_floats(row) for row in later)]
 
     def at_end(self) -> dict[str, Any]:
-        """The whole as nested lists."""
+        """Return the whole answer, as nested lists or as pieces of JSON."""
         return {"hidden_states": self if self._as_json else self.lists()}
 
     @property

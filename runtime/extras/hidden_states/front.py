@@ -1,4 +1,4 @@
-"""Hidden states as they are requested, and their size."""
+"""The request field of hidden states, and the size of their answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL = ExtraSpec(NAME, prompt_start=0)
 
 
 class HiddenFields(Protocol):
-    """Its field of `/generate`."""
+    """The field that this extra adds to `/generate`."""
 
     return_hidden_states: HiddenSwitch | list[HiddenSwitch] | None
 
@@ -33,10 +33,11 @@ class HiddenStatesFront(FrontExtra):
     advice = 'ask for "last" only'
 
     def plan(self, body: HiddenFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
-        """Which hidden states each prompt's samples report.
+        """Return which hidden states each prompt's samples report.
 
         Raises:
-            InvalidRequest: the server was started without them, or a list has the wrong length.
+            InvalidRequest: the server was started without hidden states, or a list has the wrong
+                length.
         """
         given = body.return_hidden_states
         if not isinstance(given, list):
@@ -56,19 +57,19 @@ class HiddenStatesFront(FrontExtra):
     def num_numbers(
         self, spec: ExtraSpec, num_prompt: int, num_output: int, limits: EngineLimits
     ) -> int:
-        """A row for each token, or one."""
+        """Count a row for each token, or one row."""
         return limits.hidden_size * (1 if spec.replaces else num_prompt + num_output)
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> HiddenAnswer:
-        """An empty answer."""
+        """Return an empty answer."""
         return HiddenAnswer(sample.hidden_size, only_last=spec.replaces, as_json=sample.as_json)
 
 
 def check_offered(hidden_states: bool) -> None:
-    """Refuse a request for them if the server was started without them.
+    """Refuse a request for hidden states if the server was started without them.
 
     Raises:
-        InvalidRequest: it was started without them.
+        InvalidRequest: the server was started without hidden states.
     """
     if not hidden_states:
         raise InvalidRequest(

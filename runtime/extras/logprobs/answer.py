@@ -18,8 +18,8 @@ from runtime.extras.logprobs.positions import (
 
 TokenText = Callable[[int], str]
 Triple = list[Any]
-# The type in the API's schema: the logprob is null before the first reported position, and the text
-# is null unless requested.
+# A triple's type in the API's schema. The logprob is null before the first reported position. The
+# text is null unless requested.
 TripleBody = tuple[float | None, int, str | None]
 
 
@@ -80,7 +80,7 @@ class LogprobAnswer(ExtraAnswer):
         prompt = self._prompt
         if not self._began and prompt:
             self._began = True
-            # Nothing was computed before the first reported position.
+            # No log-probabilities were computed before the first reported position.
             self._inputs.add_unknown(prompt[0])
         if not chunk.extras:
             return
@@ -91,7 +91,7 @@ class LogprobAnswer(ExtraAnswer):
             self._outputs.extend([*chunk.token_ids, *chunk.unsent_ids(NAME)], outputs)
 
     def meta_info(self) -> dict[str, Any]:
-        """The keys that go into `meta_info`."""
+        """Return the keys for `meta_info`."""
         inputs, outputs = self._inputs, self._outputs
         meta: dict[str, Any] = {
             "input_token_logprobs": inputs.chosen.shown(),

@@ -1,6 +1,6 @@
 """Log-probabilities of a step, gathered on the device.
 
-Only rows that request them cost anything, and only a bounded part of a prompt's logits exists at a
+Rows that do not request them cost no time. Only a bounded part of a prompt's logits exists at a
 time.
 """
 
@@ -22,7 +22,7 @@ MAX_LOGITS = 1 << 24
 
 
 class Logprobs(DeviceExtra):
-    """Log-probabilities of output tokens by the sampled logits, of prompts by the raw ones."""
+    """Log-probabilities: of output tokens from sampled logits, of prompt tokens from raw ones."""
 
     reads: ClassVar[Reads] = "logits"
 
@@ -35,9 +35,9 @@ class Logprobs(DeviceExtra):
         self._specs[row] = LogprobSpec.of(params)
 
     def of_samples(self, samples: Samples) -> Gathered:
-        """By the distribution before any token is cut off; greedy rows use temperature 1."""
+        """Use the distribution before any token is cut off; greedy rows have temperature 1."""
         logits, token_ids = samples.values, samples.token_ids
-        assert token_ids is not None, "they are known where the sampled logits are read"
+        assert token_ids is not None, "tokens are known when the sampled logits are read"
         if (samples.temperature != 1).any():
             (divisor,) = samples.send(samples.temperature)
             logits /= divisor.unsqueeze(1)
@@ -46,7 +46,7 @@ class Logprobs(DeviceExtra):
         return _gathered(samples.rows, specs, _look_up(logits, chosen, specs, samples.send))
 
     def of_prompt(self, part: PromptPart) -> Gathered:
-        """Those of a prompt's tokens, with raw logits computed a part at a time."""
+        """Gather log-probabilities of prompt tokens; raw logits are computed a part at a time."""
         size = max(1, MAX_LOGITS // part.vocab_size)
         (targets,) = part.send(part.next_tokens.astype(np.int64))
         specs = [self._specs[part.row]] * len(targets)
@@ -72,13 +72,13 @@ def _look_up(
 
     Args:
         logits: `[n, vocab_size]` float32, not modified.
-        token_ids: `[n]` int64, the token of each line.
+        token_ids: `[n]` int64, the token of each row of `logits`.
         specs: `[n]`.
         send: sends arrays to the device.
 
     Returns:
-        For the tokens `[n]` float32; the largest `[n, top_num]` float32, descending, and their
-        tokens, int32; for the given ids `[n, num_ids]` float32.
+        The tokens' log-probabilities `[n]` float32; the largest ones `[n, top_num]` float32,
+        descending, and their tokens, int32; those of the given ids `[n, num_ids]` float32.
     """
     top_num = max(spec.top_num for spec in specs)
     num_ids = max(len(spec.token_ids) for spec in specs)

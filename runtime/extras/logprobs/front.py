@@ -1,4 +1,4 @@
-"""Log-probabilities as `/generate` requests them, for each prompt, and their size."""
+"""The fields of `/generate` for log-probabilities, read for each prompt, and the answer's size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TokenIds = list[int | list[int] | None] | None
 
 
 class LogprobFields(Protocol):
-    """Its fields of `/generate`; the others have no effect without `return_logprob`."""
+    """The fields that this extra adds to `/generate`; all need `return_logprob`."""
 
     return_logprob: Switch
     logprob_start_len: Number
@@ -34,13 +34,13 @@ class LogprobFields(Protocol):
 
 
 class LogprobsFront(FrontExtra):
-    """Log-probabilities of output tokens, and of the prompt's if a start is given."""
+    """Log-probabilities of output tokens, and of prompt tokens if a start is given."""
 
     field = "top_logprobs_num"
     advice = "ask for fewer at each position"
 
     def plan(self, body: LogprobFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
-        """The spec of each prompt's samples.
+        """Return the spec of each prompt's samples.
 
         Raises:
             InvalidRequest: a list of the wrong length, lists together with `n` above 1, a number
@@ -101,14 +101,14 @@ class LogprobsFront(FrontExtra):
         num_output: int,
         limits: EngineLimits,  # noqa: ARG002
     ) -> int:
-        """Counts each most probable token and each prompt token with its id."""
+        """Count each most probable token, with its id, and each prompt token, with its id."""
         wanted = LogprobSpec.of(spec.params)
         num_inputs = max(0, num_prompt - wanted.start_len) if wanted.start_len >= 0 else 0
         num_each = 2 * wanted.top_num + len(wanted.token_ids)
         return (num_inputs + num_output) * num_each + 2 * num_inputs
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> LogprobAnswer:
-        """An empty answer."""
+        """Return an empty answer."""
         return LogprobAnswer(LogprobSpec.of(spec.params), sample)
 
 
@@ -146,7 +146,7 @@ def _checked(ids: list[int] | None, vocab_size: int) -> list[int]:
 
 
 def _nested(token_ids: TokenIds) -> list[list[int] | None] | None:
-    """One list for each prompt; `None` if one list applies to all."""
+    """Return one list for each prompt; `None` if one list applies to all."""
     if not token_ids or all(isinstance(each, int) for each in token_ids):
         return None
     lists = [each for each in token_ids if not isinstance(each, int)]

@@ -1,4 +1,4 @@
-"""Log-probabilities as they are requested and read: packed until a position is read."""
+"""Log-probabilities between device and answer. They stay packed until a position is read."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NAME = "logprobs"
 
 
 class LogprobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Which log-probabilities a request wants besides those of its output tokens.
+    """The log-probabilities that a request wants besides those of its output tokens.
 
     Attributes:
-        start_len: first prompt position to report; -1 for none of the prompt.
+        start_len: first prompt position to report; -1 for no prompt positions.
         top_num: most probable tokens to report at each position.
         token_ids: ids to report at each position.
         with_text: whether the native API's triples show tokens' text.
@@ -31,12 +31,12 @@ class LogprobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     with_text: bool = False
 
     def extra(self) -> ExtraSpec:
-        """The `ExtraSpec` for a request."""
+        """Return the `ExtraSpec` for a request."""
         return ExtraSpec(NAME, _ENCODER.encode(self), self.start_len)
 
     @classmethod
     def of(cls, params: bytes) -> LogprobSpec:
-        """The spec in `ExtraSpec.params`."""
+        """Return the spec that `ExtraSpec.params` encodes."""
         return _SPEC_DECODER.decode(params)
 
 
@@ -44,10 +44,11 @@ class LogprobArrays(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The data of a block: the numbers of all positions in order.
 
     Attributes:
-        chosen: float32 bytes, one for each position: of its token.
-        top_values: float32 bytes, the largest ones of each position in descending order.
-        top_ids: int32 bytes, their tokens.
-        id_values: float32 bytes, of the requested ids, in their order.
+        chosen: float32 bytes, the log-probability of each position's token.
+        top_values: float32 bytes, the largest log-probabilities of each position, in descending
+            order.
+        top_ids: int32 bytes, the tokens of `top_values`.
+        id_values: float32 bytes, the log-probabilities of the requested ids, in their order.
     """
 
     chosen: bytes
@@ -56,7 +57,7 @@ class LogprobArrays(msgspec.Struct, frozen=True, array_like=True, gc=False):
     id_values: bytes = b""
 
     def encode(self) -> bytes:
-        """The bytes of a block."""
+        """Return the bytes of a block."""
         return _ENCODER.encode(self)
 
 
@@ -70,9 +71,9 @@ class PositionLogprobs:
     """The log-probabilities at one token.
 
     Attributes:
-        logprob: of the token itself.
+        logprob: log-probability of the token itself.
         top: the most probable tokens, (log-probability, id), in descending order.
-        id_values: of the requested ids, in their order.
+        id_values: log-probabilities of the requested ids, in their order.
     """
 
     logprob: float
@@ -81,12 +82,12 @@ class PositionLogprobs:
 
 
 class LogprobRows(Sequence[PositionLogprobs]):
-    """Positions of one request in order; each becomes a Python object when it is read.
+    """Positions of one request, in order. A position becomes a Python object when it is read.
 
     A packed number takes four bytes; in a list of tuples it takes about eighty.
 
     Attributes:
-        chosen: one number for each position.
+        chosen: log-probability of each position's token.
         num_top, num_ids: how many most probable tokens and requested ids there are, the same at
             each position.
     """
@@ -150,12 +151,12 @@ _NO_ROWS = LogprobRows(array("f"), array("f"), array("i"), array("f"))
 
 
 def inputs_of(chunk: GenerationChunk) -> LogprobRows:
-    """Those of the prompt tokens in a chunk, after the first reported one."""
+    """Return the positions of the prompt tokens in a chunk, after the first reported one."""
     return read_blocks(chunk.blocks(NAME, is_input=True)) if chunk.extras else _NO_ROWS
 
 
 def outputs_of(chunk: GenerationChunk) -> LogprobRows:
-    """One for each token of a chunk; without tokens, one for the token that would come next."""
+    """Return a position for each token of a chunk; without tokens, one for the next token."""
     if not chunk.extras:
         return _NO_ROWS
     # A stop string removes tokens; the entries after the last remaining one are removed here.
@@ -164,7 +165,7 @@ def outputs_of(chunk: GenerationChunk) -> LogprobRows:
 
 
 def read_blocks(blocks: Iterable[ExtraBlock]) -> LogprobRows:
-    """Every position of `blocks`, in order."""
+    """Return every position of `blocks`, in order."""
     chosen, top_values, top_ids, id_values = array("f"), array("f"), array("i"), array("f")
     for block in blocks:
         arrays = _DECODER.decode(block.data)

@@ -1,4 +1,4 @@
-"""Numbers of texts, vectors or scores; the model has computed them, in float32."""
+"""Vectors or scores of texts, which the model has computed in float32."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Numbers(DeviceExtra):
         self._parts: dict[int, tuple[int, int]] = {}
 
     def join(self, row: int, params: bytes) -> None:
-        """Store where the second text of a pair begins, or the text after its prompt."""
+        """Store where a pair's second text begins, or where the text after its prompt begins."""
         self._parts[row] = parts_of(params)
 
     def parts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`[n, 2]`: tokens of the first text of each row's pair, and of its prompt; 0 for none."""
+        """Return `[n, 2]`: lengths of each pair's first text and of each prompt; 0 for none."""
         found = [self._parts.get(row, (0, 0)) for row in rows.tolist()]
         return np.array(found, dtype=np.int64).reshape(-1, 2)
 
     def of_samples(self, samples: Samples) -> Gathered:
-        """Pass on what the model's runner pooled."""
+        """Return the numbers that the model's runner has pooled."""
         return Gathered(samples.rows, [samples.values.float()])
 
 

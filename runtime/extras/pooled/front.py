@@ -1,4 +1,4 @@
-"""A text's vector as separate routes request it; `/generate` has no field for it."""
+"""A text's vector. Separate routes request it; `/generate` has no field for it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class VectorAnswer(ExtraAnswer):
             self._data = block.data
 
     def numbers(self) -> array[float]:
-        """The vector or the scores, float32.
+        """Return the vector or the scores, float32.
 
         Raises:
-            HeadraceError: the model returned none, or one that is not finite.
+            HeadraceError: the model returned no numbers, or some are not finite.
         """
         found = array("f", self._data)
         if not found or not all(map(math.isfinite, found)):
@@ -48,7 +48,7 @@ class VectorFront(FrontExtra):
     advice = "send fewer texts"
 
     def plan(self, body: Any, asked: Asked) -> Sequence[ExtraSpec | None] | None:  # noqa: ARG002
-        """No specs."""
+        """Return no specs."""
         return None
 
     def num_numbers(
@@ -58,11 +58,11 @@ class VectorFront(FrontExtra):
         num_output: int,  # noqa: ARG002
         limits: EngineLimits,
     ) -> int:
-        """The size of a vector."""
+        """Return the size of a vector."""
         return limits.hidden_size
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> VectorAnswer:  # noqa: ARG002
-        """An empty answer."""
+        """Return an empty answer."""
         return VectorAnswer()
 
 

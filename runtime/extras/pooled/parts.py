@@ -1,4 +1,4 @@
-"""Where the parts of a text begin, which a model needs beside its ids. Used by both halves."""
+"""Where the parts of a text begin: models need that beside the token ids. Both halves use this."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _PARTS = struct.Struct("<II")
 
 
 def of_pair(first_tokens: int) -> ExtraSpec:
-    """A request for a pair's numbers; its first text has this many tokens, 0 if irrelevant."""
+    """Return a spec for a pair's numbers; its first text has this many tokens, 0 if irrelevant."""
     return _with_parts(first_tokens, 0)
 
 
 def behind_prompt(prompt_tokens: int) -> ExtraSpec:
-    """A request for a text's numbers without its prompt's tokens; 0 to include them."""
+    """Return a spec for a text's numbers without its prompt's tokens; 0 to include them."""
     return _with_parts(0, prompt_tokens)
 
 
 def parts_of(params: bytes) -> tuple[int, int]:
-    """Tokens of a pair's first text, and of a text's prompt; 0 for none."""
+    """Return the lengths of a pair's first text and of a text's prompt; 0 for none."""
     return _PARTS.unpack(params) if params else (0, 0)
 
 

@@ -1,1 +1,1 @@
-"""Which experts of a mixture-of-experts model each token used."""
+"""The experts of a mixture-of-experts model that computed each token."""

@@ -1,4 +1,4 @@
-"""Routed experts as they are requested and returned."""
+"""The request fields and the answer of routed experts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class RoutedFields(Protocol):
 class RoutedMeta(TypedDict, total=False):
     """The key that this extra adds to `meta_info`.
 
-    It holds int32 expert ids in base64, shaped `[positions, layers with experts, chosen experts]`.
+    The value is int32 expert ids in base64, shaped `[positions, layers with experts, chosen
+    experts]`.
     """
 
     routed_experts: str
@@ -40,10 +41,10 @@ class RoutedExpertsFront(FrontExtra):
     advice = "give routed_experts_start_len"
 
     def plan(self, body: RoutedFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
-        """The spec for all samples, or None.
+        """Return the spec for all samples, or None.
 
         Raises:
-            InvalidRequest: the server was started without it, or the start is negative.
+            InvalidRequest: the server was started without this extra, or the start is negative.
         """
         start = body.routed_experts_start_len or 0
         if not 0 <= start <= INT64_MAX:
@@ -77,11 +78,11 @@ class RoutedExpertsFront(FrontExtra):
     def num_numbers(
         self, spec: ExtraSpec, num_prompt: int, num_output: int, limits: EngineLimits
     ) -> int:
-        """An id for each expert of each position."""
+        """Count an id for each expert of each position."""
         return (num_prompt - spec.prompt_start + num_output) * limits.experts_per_token
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> ExtraAnswer:
-        """An empty answer."""
+        """Return an empty answer."""
         # The experts behind the first output token are at the prompt's last position.
         return RoutedExpertsAnswer(1 if spec.prompt_start >= len(sample.prompt_ids) else 0)
 
@@ -97,7 +98,7 @@ class RoutedExpertsAnswer(ExtraAnswer):
         self._size = 0
 
     def add(self, chunk: GenerationChunk, *, incremental: bool) -> None:  # noqa: ARG002
-        """Add a chunk; nothing is returned before the last."""
+        """Add a chunk; the answer is returned with the last chunk only."""
         self._num_tokens += len(chunk.token_ids)
         for is_input, found in self._found.items():
             for block in chunk.blocks(NAME, is_input=is_input):
@@ -105,7 +106,7 @@ class RoutedExpertsAnswer(ExtraAnswer):
                 found.append(block.data[_HEAD:])
 
     def at_end(self) -> dict[str, Any]:
-        """The key for the `meta_info` of the last answer."""
+        """Return the key for the `meta_info` of the last answer."""
         outputs = b"".join(self._found[False])
         # After a stop string, some may be beyond the last token of the answer.
         most = max(self._num_tokens, 1) * self._size

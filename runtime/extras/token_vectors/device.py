@@ -1,4 +1,4 @@
-"""Vectors of a text's tokens; the model has computed them, in float32."""
+"""Vectors of a text's tokens, which the model has computed in float32."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Read
 
 
 class TokenVectors(DeviceExtra):
-    """One vector for each token, `[token_size]` float32; the last token's is the text's sample."""
+    """One vector for each token, `[token_size]` float32.
+
+    The last token's vector is the text's sample.
+    """
 
     reads: ClassVar[Reads] = "hidden"
 
     def of_samples(self, samples: Samples) -> Gathered:
-        """Pass on the last tokens' vectors."""
+        """Return the last tokens' vectors."""
         return _gathered(samples.rows, samples.values)
 
     def of_prompt(self, part: PromptPart) -> Gathered:
-        """Pass on the vectors of the other tokens."""
+        """Return the vectors of the other tokens."""
         return _gathered(part.rows, part.hidden)
 
 
@@ -30,7 +33,7 @@ def _gathered(rows: NDArray[np.int64], vectors: Tensor) -> Gathered:
 
 
 def _finite_bytes(_: int, arrays: list[NDArray[Any]]) -> bytes:
-    """The bytes, empty if not finite; checking millions of numbers would block the front's loop."""
+    """Return the bytes, empty if not finite. The front's loop cannot check millions of numbers."""
     (vectors,) = arrays
     return vectors.tobytes() if np.isfinite(vectors).all() else b""
 

@@ -1,4 +1,4 @@
-"""Vectors of a text's tokens as they are requested, and their size."""
+"""Vectors of a text's tokens: their answer and its size."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class TokenAnswer(ExtraAnswer):
         self._outputs += [block.data for block in chunk.blocks(NAME, is_input=False)]
 
     def data(self, size_bytes: int) -> bytes:
-        """The vectors, float32, concatenated.
+        """Return the vectors, float32, concatenated.
 
         Args:
             size_bytes: total size.
 
         Raises:
-            HeadraceError: some are missing because they were not finite.
+            HeadraceError: some vectors are missing because they were not finite.
         """
         found = b"".join([*self._inputs, *self._outputs[-1:]])
         if len(found) != size_bytes:
@@ -52,7 +52,7 @@ class TokenVectorsFront(FrontExtra):
     advice = "send fewer or shorter texts"
 
     def plan(self, body: Any, asked: Asked) -> Sequence[ExtraSpec | None] | None:  # noqa: ARG002
-        """No specs."""
+        """Return no specs."""
         return None
 
     def num_numbers(
@@ -62,11 +62,11 @@ class TokenVectorsFront(FrontExtra):
         num_output: int,  # noqa: ARG002
         limits: EngineLimits,
     ) -> int:
-        """The size of a vector for each token."""
+        """Return the size of all vectors, one for each token."""
         return limits.token_size * num_prompt
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> TokenAnswer:  # noqa: ARG002
-        """An empty answer."""
+        """Return an empty answer."""
         return TokenAnswer()
 
 
