@@ -45,7 +45,7 @@ Stages = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one stage is off.
+    """The error of one stage.
 
     Attributes:
         relative: largest absolute error of a token, relative to the largest number in its row.
@@ -131,7 +131,7 @@ def our_stages(
 
 
 def _one_prompt(model: DecoderForCausalLM, tokens: Sequence[int], backend: str) -> ForwardBatch:
-    """A step with one whole prompt, planned."""
+    """Return a planned step with one whole prompt."""
     device, length = model.context.device, len(tokens)
     num_pages = -(-length // PAGE_SIZE)
     attention = ATTENTION_BACKENDS.load(backend)(
@@ -196,12 +196,12 @@ def _first(output: Any) -> Tensor:
 
 
 def _keep(stages: Stages, stage: str, value: Tensor) -> None:
-    # A copy: both sides later change some of these tensors in place.
+    # This is a copy, because both sides later change some of these tensors in place.
     stages[stage] = value.detach().reshape(-1, value.shape[-1]).float().cpu().clone()
 
 
 def compare(ours: Stages, theirs: Stages) -> list[Difference]:
-    """How far each stage of `ours` is from the same of `theirs`, in the order of computation.
+    """Return the error of each stage of `ours` against `theirs`, in the order of computation.
 
     Raises:
         ValueError: the stages differ, or one has another shape.
@@ -223,7 +223,7 @@ def compare(ours: Stages, theirs: Stages) -> list[Difference]:
 
 
 def first_beyond(differences: Sequence[Difference], tolerance: float) -> Difference | None:
-    """The first stage whose error exceeds `tolerance`."""
+    """Return the first stage whose error exceeds `tolerance`."""
     return next((each for each in differences if each.relative > tolerance), None)
 
 

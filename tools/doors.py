@@ -1,4 +1,4 @@
-"""How many files a reader opens: files of each package, their median length, and single importers.
+"""Counts the files of each package, their median length, and files with one importer.
 
 `python -m tools.doors [--base REV]`. A file has one importer when exactly one other file of the
 product imports it, by any import; files that registries load by name have none and do not count.
@@ -18,10 +18,10 @@ SHORT_LINES = 60
 
 
 def doors(files: Sequence[Source]) -> dict[str, tuple[int, float, int, int]]:
-    """Of each package: files, median lines, files under 60 lines, files with one importer.
+    """Return for each package: files, median lines, files under 60 lines, files with one importer.
 
     Args:
-        files: of the product; a file `__init__.py` does not count.
+        files: files of the product; `__init__.py` does not count.
     """
     sources = [each for each in files if each[0].suffix == ".py" and each[0].name != "__init__.py"]
     importers = Counter(name for found in graph_of(files, every=True).values() for name in found)

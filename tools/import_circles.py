@@ -1,8 +1,9 @@
 """Finds circular imports between modules, and files directly in `runtime/`.
 
-`python -m tools.import_circles [--base REV]`. The first circle counts what an import executes: the
-imports of a module and of its classes. Circles between folders count every import, also those
-inside of functions and those for a type checker: a reader follows them all the same.
+`python -m tools.import_circles [--base REV]`. The first kind of circle counts imports that
+importing a module executes: those of the module and of its classes. Circles between folders count
+every import, including those inside functions and for a type checker, because a reader follows
+these, too.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from pathlib import PurePosixPath
 
 from tools.code_lines import PRODUCT, Source, files_here, files_of
 
-# Files that are in no room by design: the package, its errors.
+# Files that are outside all packages by design: the package itself, its errors.
 _IN_NO_ROOM = {"__init__.py", "errors.py"}
 
 
 def imports(source: str, *, every: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield what a file imports when it is imported: a module, and perhaps a name in it.
+    """Yield a file's imports that importing it executes: a module, and perhaps a name in it.
 
-    With `every`, also what it imports later or for a type checker alone.
+    With `every`, yield also imports that run later or are only for a type checker.
     """
     left: list[ast.AST] = [ast.parse(source)]
     while left:
@@ -42,7 +43,7 @@ def imports(source: str, *, every: bool = False) -> Iterator[tuple[str, str]]:
 
 
 def graph_of(files: Sequence[Source], *, every: bool = False) -> dict[str, set[str]]:
-    """The modules among `files`, each with those of them that it imports; see `imports`."""
+    """Return the modules among `files`, each with the ones that it imports; see `imports`."""
     sources = {module_name(path): text for path, text in files if path.suffix == ".py"}
     graph: dict[str, set[str]] = {}
     for name, text in sources.items():
@@ -54,13 +55,13 @@ def graph_of(files: Sequence[Source], *, every: bool = False) -> dict[str, set[s
 
 
 def module_name(path: PurePosixPath) -> str:
-    """The name under which a file is imported."""
+    """Return the name under which a file is imported."""
     parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def first_circle(graph: Mapping[str, set[str]]) -> list[str]:
-    """The modules of a circle, with the first one repeated at the end; empty if there is none."""
+    """Return the modules of a circle, the first one also at the end; empty without a circle."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -70,7 +71,7 @@ def first_circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def circles_between_folders(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Sets of modules of several folders, each of which reaches all others; sorted."""
+    """Return sorted sets of modules of several folders, in which each module reaches all."""
     reached = {name: _reached(graph, name) for name in graph}
     found = {
         frozenset(other for other in reached[name] if name in reached[other])
@@ -93,13 +94,13 @@ def _reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
 
 
 def loose_files(files: Sequence[Source]) -> list[str]:
-    """Files of `runtime/` that are outside its rooms."""
+    """Return files of `runtime/` that are outside its packages."""
     paths = [path for path, _ in files if path.parent == PurePosixPath("runtime")]
     return sorted(str(path) for path in paths if path.name not in _IN_NO_ROOM)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print all of it; 1 where there is a circle that imports execute, or a loose file."""
+    """Print the results; return 1 if there is a circle of executed imports, or a loose file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", metavar="REV", help="look at another revision")
     base = parser.parse_args(arguments).base

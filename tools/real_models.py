@@ -3,7 +3,7 @@
     python -m tools.real_models            # all three, 840 MB
     python -m tools.real_models smollm2    # one
 
-`headrace/demo/fetch.py` says how, and where they lie.
+`headrace/demo/fetch.py` describes how they are fetched and where they are kept.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MODELS = {
 
 
 def path_of(name: str) -> Path:
-    """Where a model lies, fetched or not."""
+    """Return the path of a model, fetched or not."""
     return MODELS[name].path
 
 
 def main(names: list[str]) -> None:
-    """Fetch the models of these names, all of them when there is none."""
+    """Fetch the named models, or all models without names."""
     for name in names or MODELS:
         sys.stdout.write(f"{fetch(MODELS[name])}\n")
 

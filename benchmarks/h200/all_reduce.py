@@ -1,10 +1,10 @@
-"""Sums of a decode step over 2 and 4 GPUs: one shot through shared memory beside NCCL.
+"""Times the sums of a decode step over 2 and 4 GPUs: one shot through shared memory, and NCCL.
 
     python -m benchmarks.h200.all_reduce [--ranks 2 4] [--check] [--json FILE]
 
-First thousands of sums of products of sizes in turn, with ranks that come late: each has to be
-exact, to the bit, on every rank. Then a sum's time in a CUDA graph of 64, as many as a step of the
-8B shape has; `--check` leaves that out.
+First, thousands of sums are checked: sizes alternate, some ranks come late, and every sum must be
+exact to the bit on every rank. Then a sum is timed in a CUDA graph of 64 sums, as many as a step of
+the 8B shape has. `--check` omits the timing.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from runtime.distributed.group import OneShotAllReduce, TensorGroup
 NUM_SUMS = 64
 WIDTHS = (896, 4096)
 NUM_TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-# More than the engine gives it, to see where NCCL is faster.
+# Larger than the engine's sums, to see where NCCL is faster.
 MAX_BYTES = max(NUM_TOKENS) * max(WIDTHS) * 2
 CHECKED = ((1, 896), (1, 4096), (64, 4096), (256, 4096), (1024, 4096))
 REPLAYS = 300
-# By how many cycles a rank comes late: microseconds, as in a step, and a millisecond, as where its
-# host launches late.
+# Number of cycles by which a rank comes late: microseconds, as in a step, and a millisecond, as
+# after a late launch by the host.
 LATE = (3000, 6000, 2_000_000)
-# Of the products whose parts are summed.
+# Input width of the products whose parts are summed.
 IN_FEATURES = 512
 
 
 def num_wrong(group: TensorGroup, one_shot: OneShotAllReduce) -> dict[str, int]:
-    """How many elements of any sum differ from what they should be, by shape.
+    """Return by shape how many elements of any sum are wrong.
 
-    Parts of all shapes lie in the same memory, one after the other, and are written by the products
-    that write them in the engine.
+    Parts of all shapes use the same memory in turn, and the same products write them as in the
+    engine.
     """
     device = torch.device("cuda", group.rank)
     generator = torch.Generator(device).manual_seed(group.rank)
@@ -62,7 +62,7 @@ def num_wrong(group: TensorGroup, one_shot: OneShotAllReduce) -> dict[str, int]:
     for i in range(NUM_SUMS):
         name, (num_tokens, width) = names[i % len(names)], CHECKED[i % len(names)]
         layer, x = layers[width], signs(num_tokens, IN_FEATURES)
-        # Whole numbers, which bfloat16 holds exactly, as it does their sum, in any order.
+        # Whole numbers: bfloat16 represents them and their sums exactly, in any order.
         part = (x.float() @ layer.weight.float().T).bfloat16()
         parts = [torch.empty_like(part) for _ in range(group.size)]
         dist.all_gather(parts, part)
@@ -120,7 +120,7 @@ def measure(group: TensorGroup, one_shot: OneShotAllReduce) -> list[dict[str, An
 
 
 def rank_main(rank: int, size: int, store: Path, *, only_check: bool) -> None:
-    """Work as one of `size` ranks, and print what was found as a line of JSON."""
+    """Work as one of `size` ranks, and print the results as a line of JSON."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     group = TensorGroup(rank, size, device, store)

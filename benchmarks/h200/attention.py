@@ -89,7 +89,7 @@ def runs(shape, step: Step, plan, tiles=(None, None)):
 
 
 def check() -> list[str]:
-    """Compare with the reference in float32; return what is off."""
+    """Compare with the reference in float32; return the errors."""
     wrong = []
     mixes = {
         "decode": [(1024, 1)] * 5 + [(1, 1), (17, 1), (4000, 1)],
@@ -125,7 +125,7 @@ def decode_seqs() -> Iterator[tuple[str, list[tuple[int, int]], int]]:
     """Yield name, sequences, layers."""
     yield "decode 64x1024", [(1024, 1)] * 64, 4
     yield "decode 256x768", [(768, 1)] * 256, 2
-    # Where choices of `triton_tiles` change.
+    # Lengths at which the choices of `triton_tiles` change.
     for count, kv_len in ((8, 640), (16, 300), (32, 640), (48, 300), (64, 300), (64, 560)):
         yield f"decode {count}x{kv_len}", [(kv_len, 1)] * count, 8
     for count, kv_len in ((96, 300), (192, 640), (256, 660), (256, 750)):

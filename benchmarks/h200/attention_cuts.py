@@ -1,4 +1,4 @@
-"""Times ways of cutting the paged attention kernels beside the choice of `triton_tiles`.
+"""Times different tiles of the paged attention kernels beside the choice of `triton_tiles`.
 
 python3 -m benchmarks.h200.attention_cuts [--shape 8B 0.5B] [--json FILE]
 """
@@ -47,7 +47,7 @@ PREFIX_CUTS = [Tile(n, w, s) for n, w in ((32, 4), (64, 4), (64, 8)) for s in (3
 
 
 def cut_step(shape: tuple[int, int, int], seqs: Seqs, layers: int, rows: int | None):
-    """Return a step and its plan, with blocks of `rows` query rows, or as many as it chooses."""
+    """Return a step and its plan, with blocks of `rows` query rows, or of the plan's own choice."""
     step = make_step(shape, seqs, layers)
     usual = triton_plan.block_rows_of
     if rows is not None:
@@ -61,7 +61,7 @@ def cut_step(shape: tuple[int, int, int], seqs: Seqs, layers: int, rows: int | N
 def time_cut(
     shape: tuple[int, int, int], seqs: Seqs, layers: int, rows: int | None, tile: Tile | None
 ) -> float:
-    """Microseconds a layer; of small steps the output is compared with the reference."""
+    """Return microseconds per layer; for small steps, compare the output with the reference."""
     step, plan = cut_step(shape, seqs, layers, rows)
     calls = runs(shape, step, plan, (tile, tile))
     calls[0]()
@@ -87,7 +87,7 @@ def cases(
 
 
 def compile_share(models: list[str], share: int, of: int) -> None:
-    """Compile some of the cuts, so that several processes do all."""
+    """Compile some of the tiles, so that several processes together compile all of them."""
     seqs = {"extend": [(512, 512)], "decode": [(512, 1)] * 4}
     todo = [
         (shape, seqs[kind], rows, tile)

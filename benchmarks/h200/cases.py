@@ -1,9 +1,9 @@
-"""Cases A to F: what is sent and what is computed from the answers.
+"""Cases A to F: the requests that are sent, and the figures computed from the answers.
 
-A: one stream, 512 in / 256 out. B: 256 requests at once, 512 / 256. C: 64 requests, 32 / 512.
-D: 64 requests, 4096 / 1. E: 64 requests that share a prefix of 4096 tokens and have 64 of their
-own, 32 out; first with the prefix cold, then hot. F: 256 streamed requests, at most 64 in flight,
-512 / 256. A to E go to whatever target they are given; F makes sense over HTTP only.
+A: one stream, 512 in / 256 out. B: 256 requests at once, 512 / 256. C: 64 requests, 32 / 512. D: 64
+requests, 4096 / 1. E: 64 requests that share a prefix of 4096 tokens and have 64 of their own, 32
+out; first with the prefix cold, then hot. F: 256 streamed requests, at most 64 in flight, 512 /
+256. A to E run against any target; F needs HTTP.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Sizes:
     repeat: int = 3
 
 
-# Of B to D; tokens found in a cache would make a rate a wrong one.
+# Figures of B to D. Cached tokens are among them, because they would falsify a rate.
 _THROUGHPUT = ("input_tok_per_s", "output_tok_per_s", "duration_s", "cached_tokens")
 
 FULL = Sizes()
-# Enough to see that everything works, on two cores.
+# Sizes for two cores, enough to see that everything works.
 SMOKE = Sizes(32, 8, 4, 3, 8, 8, 3, 64, 3, 64, 8, 4, 6, 3, 1)
 
 
 class Cases:
-    """Runs cases against one target; every repetition has prompts of its own."""
+    """Runs cases against one target. Every repetition has its own prompts."""
 
     def __init__(self, target: Target, vocab_size: int, sizes: Sizes = FULL, seed: int = 0) -> None:
         self.target = target
@@ -150,7 +150,8 @@ class Cases:
         return {
             "output_tok_per_s": middle["output_tok_per_s"],
             "num_failed": sum(run["num_failed"] for run in runs),
-            # As many as tokens where each comes by itself, and a gap between two is a token's.
+            # If each token arrives by itself, there are as many events as tokens, and a gap between
+            # two events is the time of one token.
             "num_events": middle["num_events"],
             "output_tokens": middle["output_tokens"],
             **{
@@ -171,7 +172,7 @@ def line(name: str, result: dict[str, Any]) -> str:
 
 
 def scaled(sizes: Sizes, **changes: int | None) -> Sizes:
-    """The sizes with those numbers replaced that are given."""
+    """Return the sizes, with the given numbers replaced."""
     given = {name: value for name, value in changes.items() if value is not None}
     return dataclasses.replace(sizes, **given)
 

@@ -1,10 +1,11 @@
-"""What the device can do at most, and how much of it a decode step and a prompt reach.
+"""Measures the device's limits, and the share of them that a decode step and a prompt reach.
 
     python -m benchmarks.h200.ceilings [--results benchmarks/results/h200] [--json FILE]
 
-A large copy gives the memory's rate, bytes read plus bytes written; a large bf16 product the matrix
-units'. Of `8b.json`, `0.5b.json` and `moe.json`, where the results of `benchmarks.h200.run` are,
-case A tells how fast a step reads its weights and keys, case D how fast prompts are computed.
+A large copy gives the memory's rate (bytes read plus bytes written), and a large bf16 product the
+matrix units' rate. The results of `benchmarks.h200.run` are in `8b.json`, `0.5b.json` and
+`moe.json`. Their case A shows how fast a step reads its weights and keys, and case D how fast
+prompts are computed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MATRIX_SIZE = 8192
 
 
 def seconds(work: Callable[[], object], times: int = 10) -> float:
-    """Of one call on the device, the median of several."""
+    """Return the seconds of one call on the device, the median of several."""
     taken = []
     for _ in range(times):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -63,12 +64,12 @@ class Shape:
         qkv = self.queries + 2 * kv_heads * head_dim
         mlp = 3 * config["intermediate_size"]
         if "num_experts" in config:
-            # What one token reads, and is multiplied by.
+            # Numbers of the weights that one token reads and is multiplied by.
             widths = config["num_experts_per_tok"] * config["moe_intermediate_size"]
             widths += config["shared_expert_intermediate_size"]
             mlp = 3 * widths + config["num_experts"]
         self.layer_weights = self.hidden * (qkv + self.queries + mlp)
-        # What stands behind attention.
+        # The part of a layer after attention.
         self.finish_weights = self.hidden * (self.queries + mlp)
         self.head_weights = self.hidden * config["vocab_size"]
         self.kv_bytes = 2 * self.layers * 2 * kv_heads * head_dim
@@ -81,12 +82,12 @@ class Shape:
         """Operations of a prompt; head and last layer's second half for its last token only."""
         products = 2 * self.layers * self.layer_weights * length + 2 * self.head_weights
         products -= 2 * self.finish_weights * (length - 1)
-        # Two products of queries and keys; half of the pairs are ahead of the query.
+        # Attention has two products of queries and keys; half of the pairs are masked.
         return products + self.layers * 4 * self.queries * length * length / 2
 
 
 def ratios(results: dict[str, Any], shape: Shape, most: dict[str, float]) -> dict[str, float]:
-    """What cases A and D reach of `most`."""
+    """Return the shares of `most` that cases A and D reach."""
     found = {}
     cases, sizes = results["cases"], results["sizes"]
     if "A" in cases:

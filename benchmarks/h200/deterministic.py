@@ -1,4 +1,4 @@
-"""Deterministic inference on an NVIDIA GPU: is every bit the same, and what does it cost?
+"""Checks deterministic inference on an NVIDIA GPU bit by bit, and measures its cost.
 
     python3 -m benchmarks.h200.deterministic [--only SECTION ...] [--json FILE]
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--json", type=Path, help="write what was found")
     options = parser.parse_args()
-    # A crash of a compiler or a driver should say where.
+    # A crash of a compiler or a driver should print the stack.
     faulthandler.enable()
     torch.manual_seed(1)
     environment = describe_environment()

@@ -41,7 +41,7 @@ def make_engine(folder: Path, **options: Any) -> InProcessEngine:
 
 
 def different(found: list[Result], expected: list[Result]) -> str:
-    """What differs in words, empty when nothing does."""
+    """Describe the differences; empty if there are none."""
     pairs = list(zip(found, expected, strict=True))
     counts = {
         name: sum(one[part] != other[part] for one, other in pairs)
@@ -51,13 +51,16 @@ def different(found: list[Result], expected: list[Result]) -> str:
 
 
 def check(name: str, folder: Path, work: Workload, pool: int, options: dict[str, Any]) -> Found:
-    """One model in every way; with the flag nothing may differ, without it something should."""
+    """Run one model in every way.
+
+    With the flag all results must agree; without it some should differ.
+    """
     wrong: list[str] = []
     lines: list[str] = []
     options = {"max_total_tokens": 40 * pool, **options}
     for deterministic in (True, False):
         common = options | {"deterministic": deterministic}
-        # Alone and eager: no graph, no padding, no neighbour, no cache.
+        # Each request runs alone and eagerly: without graph, padding, neighbours and cache.
         plain = {"overlap": False, "disable_cuda_graph": True, "disable_radix_cache": True}
         alone = work.one_by_one(make_engine(folder, **(common | plain)))
         assert all(len(tokens) == work.num_new for tokens, _, _ in alone)

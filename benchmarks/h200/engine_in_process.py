@@ -1,4 +1,4 @@
-"""The worker alone on one GPU, no processes around it: is it right, and where does time go?
+"""Checks and profiles the worker alone on one GPU, without other processes.
 
     python -m benchmarks.h200.engine_in_process --checks --profile 0.5b 8b
 
@@ -115,7 +115,7 @@ def add(ours: InProcessEngine, first_id: int, prompts: list[Any], num_new: int) 
 
 
 def host_profile(ours: InProcessEngine, batch: int, steps: int = 20) -> None:
-    """What the host does in a step, with and without the profiler's own cost."""
+    """Measure the host's work in a step, with and without the profiler's own cost."""
     started = time.perf_counter()
     for _ in range(steps):
         ours.scheduler.step()
@@ -132,7 +132,7 @@ def host_profile(ours: InProcessEngine, batch: int, steps: int = 20) -> None:
 
 
 def profile(shape: str) -> None:
-    """Where the device's time goes: decode at three batch sizes, and prompts."""
+    """Measure how the device spends its time: decode at three batch sizes, and prompts."""
     folder = Path(tempfile.mkdtemp(prefix="shape-"))
     write_shape(shape, folder)
     ours = engine(folder, max_total_tokens=400_000)

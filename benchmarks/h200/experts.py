@@ -5,7 +5,7 @@
 
 A call is a layer's choice and its experts, for random logits; microseconds come from CUDA graphs.
 `--check` compares all ways with the reference before. `--tune` measures other tiles, too, and
-prints the fastest for each number of tokens: what `kernels.experts.triton.TILES` should hold.
+prints the fastest for each number of tokens, for `kernels.experts.triton.TILES`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHAPES = {
     "8x7B": (8, 2, 4096, 14336),
 }
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 8192)
-# More than the second-level cache, and little beside the memory.
+# Bytes of weights: more than the second-level cache, and little of the memory.
 ROTATED_BYTES = 400_000_000
 OTHER_TILES = tuple(
     Tile(*sizes, stages)
@@ -130,7 +130,7 @@ def measure(name: str, tokens: int, many: list[tuple[Tensor, Tensor]]) -> dict[s
 
 
 def tune(name: str, tokens: int, many: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """Time every tile; those that the device has no room for are passed over."""
+    """Time every tile that fits the device."""
     shape = SHAPES[name]
     x, logits = inputs(shape, tokens)
     packed = [TritonExperts(*each, is_invariant=False) for each in many]

@@ -1,13 +1,13 @@
-"""How long does the host work on a decode step?
+"""Measures the host's time for a decode step.
 
     python -m benchmarks.h200.host_time [--shape 0.5b] [--batch 64 256] [--json FILE]
 
-In the worker itself, without HTTP: the scheduler's step, its message to the detokenizer sent and
-all, less what it waited for the device. With overlap that time is hidden as long as it is shorter
-than the device's. `launch_ms` is what giving the device its work takes of it, and of that
-`replay_ms` the driver's launch of the graph. The row `prompt` is the first step of one new prompt
-of 512 tokens while nothing else runs: nothing hides that. `--device cpu --shape tiny` runs it
-anywhere; there the launch computes and nothing is waited for.
+This runs in the worker itself, without HTTP. The time is that of the scheduler's step, with its
+message to the detokenizer, without the wait for the device. With overlap, this time is hidden while
+it is shorter than the device's. `launch_ms` is the part for launching the device's work, and
+`replay_ms` is the driver's part of that, for launching the graph. The row `prompt` is the first
+step of one new prompt of 512 tokens on an idle worker, where the host's time is not hidden.
+`--device cpu --shape tiny` runs anywhere; there the launch itself computes, and there is no wait.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ALONE_LEN, ALONE_TIMES = 512, 30
 
 
 class Clock:
-    """Adds up what a step spends in launching and in waiting."""
+    """Adds up a step's time for launching and for waiting."""
 
     def __init__(self) -> None:
         self.launch_s = self.wait_s = self.replay_s = 0.0
@@ -67,7 +67,7 @@ class Clock:
 
 
 class Detokenizer:
-    """Takes the worker's messages through a socket, as its process would, and counts tokens."""
+    """Receives the worker's messages through a socket, like the detokenizer, and counts tokens."""
 
     def __init__(self, folder: Path, engine: InProcessEngine) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

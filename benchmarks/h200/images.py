@@ -1,11 +1,10 @@
-"""How long do pictures of new sizes hold the streams beside them up, on a GPU?
+"""Measures how long pictures of new sizes delay the streams beside them, on a GPU.
 
     python -m benchmarks.h200.images [--streams 32] [--sizes 12] [--json FILE]
 
-In the worker itself, without HTTP, with the bundled model that sees: text streams decode, and every
-few steps a request with a picture of a size that was not seen before joins them. Printed are the
-longest steps without pictures and with them, in milliseconds; a step is the gap between two tokens
-of a stream.
+This runs in the worker itself, without HTTP, with the bundled vision model. Text streams decode,
+and every few steps a request with a picture of a new size joins them. The output is the longest
+step with and without pictures, in milliseconds. A step is the gap between two tokens of a stream.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             for index in range(options.sizes):
                 if name == "beside":
                     number += 1
-                    # Each of a size of its own.
+                    # Each picture has a different size.
                     image = picture(16 + index, 20 + turn, cell, number)
                     ids = [7, *[vision.image_token_id] * image.num_tokens, 8]
                     engine.add(number, ids, 4, images=[ImageInput(1, image)])
@@ -82,7 +81,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print what was measured."""
+    """Measure and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--sizes", type=int, default=12, help="pictures of a round")

@@ -34,7 +34,7 @@ def rope_arguments(model, tokens, dtype=torch.bfloat16, normed=False):
 
 
 def check() -> list[str]:
-    """Compare with the references; return what is off."""
+    """Compare with the references; return the errors."""
     wrong = []
 
     def compare(what, got, want, dtype):

@@ -19,7 +19,7 @@ def random(*shape, dtype=torch.bfloat16):
 
 
 def check() -> list[str]:
-    """Compare with float32; return what is off."""
+    """Compare with float32; return the errors."""
     wrong = []
     for dtype in (torch.bfloat16, torch.float16):
         for out_features, in_features in [*SHAPES["0.5B"], (4096, 14336), (77, 1000)]:

@@ -1,10 +1,11 @@
-"""bf16 on a GPU: errors against float32 beside those of `transformers`, and equal tokens.
+"""Checks bf16 on a GPU: errors against float32 beside those of `transformers`, and equal tokens.
 
     python -m benchmarks.h200.numerics [--json FILE]
 
 Random models of Llama's, Qwen2's and Qwen3's shape. Errors are norms over log-probabilities of
 prompts and outputs. Tokens are greedy, 40 for each of six prompts, with CUDA graphs and without,
-overlapped and plain; where two ways part, the token must have led by no more than a tie of bf16.
+overlapped and plain. If two ways choose different tokens, these must be tied within bf16's
+precision.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python -m benchmarks.h200.products [--shape 8b 0.5b] [--tokens 2048 4096 8192]
         [--seconds 0.5] [--tune] [--json FILE]
 
-First the gated product is compared with its two steps. Then each product runs on random numbers for
-so many seconds, layer after layer with weights of its own; the ways to do gate/up take turns.
-`--tune` tries other cuts of the gated product and lets the best three take part.
+First, the gated product is compared with its two steps. Then each product runs on random numbers
+for `--seconds`, and each layer has its own weights. The ways to compute gate/up alternate. `--tune`
+tries other tiles of the gated product, and adds the best three.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kernels.linear import GATED_TOKENS
 from kernels.linear.triton_gated import CUT, Cut, gated, supports
 
 DEVICE = torch.device("cuda")
-# Weights and inputs of so many bytes take turns, more than the second-level cache holds.
+# Bytes of weights and inputs that are used in turn: more than the second-level cache holds.
 ROTATED_BYTES = 300_000_000
 ROUNDS = 2
 BEST = 3
@@ -45,7 +45,7 @@ def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def random_weight(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Such that products of random rows have about unit size."""
+    """Return a weight whose products with random rows have about unit size."""
     return random(rows, columns, dtype=dtype).mul_(columns**-0.5)
 
 
@@ -72,7 +72,7 @@ def one_kernel(x: Tensor, weight: Tensor, bias: Tensor | None = None, cut: Cut =
 
 
 def difference(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> str:
-    """Return how the gated product differs from its two steps, empty when it does not."""
+    """Describe how the gated product differs from its two steps; empty if it does not."""
     got, want = one_kernel(x, weight, bias, cut), two_steps(x, weight, bias)
     step = torch.finfo(x.dtype).eps
     error = relative_error(got, want)
@@ -86,7 +86,7 @@ def difference(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> str:
 def check(
     widths: list[tuple[int, int]], tokens: list[int], cuts: list[Cut] | None = None
 ) -> list[str]:
-    """Compare with two steps; return what is off."""
+    """Compare with two steps; return the errors."""
     wrong = []
     for dtype in (torch.bfloat16, torch.float16):
         for width, columns in widths:
@@ -105,13 +105,13 @@ def check(
 
 
 def label(cut: Cut) -> str:
-    """Return a cut in a few letters."""
+    """Return a short name of a tile."""
     words = [f"{cut.block_m}x{cut.block_n}x{cut.block_k}", f"w{cut.num_warps}"]
     return " ".join([*words, f"s{cut.num_stages}", f"g{cut.group}"])
 
 
 class Operands:
-    """Inputs and weights of one product, as many as the second-level cache does not hold."""
+    """Inputs and weights of one product, more than the second-level cache holds."""
 
     def __init__(self, rows: int, columns: int, tokens: int) -> None:
         count = max(2, ROTATED_BYTES // (2 * columns * (rows + tokens)))
@@ -123,7 +123,7 @@ class Operands:
 
 
 class Report:
-    """What was measured: printed, and written after each figure if a file is named."""
+    """The results: printed, and written to the file, if one is named, after each figure."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -185,7 +185,7 @@ def tune(shape: str, tokens: int, seconds: float, meter: Meter, report: Report) 
                 print(f"{label(cut)}: {off}")
                 continue
             loop = operands.loop(lambda x, w, c=cut: one_kernel(x, w, None, c))  # type: ignore[misc]
-        except Exception as error:  # One that does not compile or fit; the others go on.
+        except Exception as error:  # This tile does not compile or fit; the others go on.
             print(f"{label(cut)}: {type(error).__name__}: {str(error)[:200]}")
             continue
         if not found:

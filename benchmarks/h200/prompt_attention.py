@@ -32,7 +32,7 @@ def views(shape, tokens, dtype=torch.bfloat16):
 
 
 def check() -> list[str]:
-    """Compare with the reference; return what is off."""
+    """Compare with the reference; return the errors."""
     wrong = []
     cudnn, reference = PROMPT_ATTENTION.load("cudnn"), PROMPT_ATTENTION.load("reference")
     for name, shape in SHAPES.items():

@@ -5,7 +5,7 @@
         --backend openai --name vllm-8b
 
 Without `--url`, A to E start the engine's processes with random weights and use no HTTP, and F
-starts `python -m server.launch`. What is no option here is given to the engine, for example
+starts `python -m server.launch`. Unknown options are passed to the engine, for example
 `--chunked-prefill-size 8192`. A case prints one line; all of a shape go to `<out>/<shape>.json`,
 which is renewed after each case. With `--url` every case goes over HTTP.
 """
@@ -40,7 +40,7 @@ OFFLINE = "ABCDE"
 
 
 class Results:
-    """What was measured of one shape, written after every case."""
+    """The results of one shape, written after every case."""
 
     def __init__(
         self, name: str, sizes: Sizes, options: argparse.Namespace, server_options: Sequence[str]
@@ -65,12 +65,13 @@ class Results:
 async def run_offline(
     shape: str, cases: Sequence[str], results: Results, server: Sequence[str]
 ) -> None:
-    """A to E in processes of our own."""
+    """Run A to E in our own processes."""
     with engine_config(shape, server) as config:
         async with running_engine(config) as engine:
             results.add("start", {"ready_s": engine.start_s, **engine.memory_mb()})
             for case in cases:
-                # Only A needs the tokens as they come; the peers' offline figures do not either.
+                # Only A needs tokens as they are generated. The peers' offline figures are also for
+                # whole answers.
                 engine.stream = case == "A"
                 await run_case(case, Cases(engine, engine.vocab_size, results.sizes), results)
 
@@ -78,7 +79,7 @@ async def run_offline(
 async def run_served(
     cases: Sequence[str], results: Results, vocab_size: int, job: ClientJob
 ) -> None:
-    """Any case over HTTP, at a server that runs already."""
+    """Run any case over HTTP, against a running server."""
     target = make_target(job)
     if job.backend.startswith("openai") and not job.wire.model:
         wire = Wire(await first_model(target.client))
@@ -88,7 +89,7 @@ async def run_served(
 
 
 async def run_case(case: str, cases: Cases, results: Results) -> None:
-    """Measure one case; its failure is its result, and the others go on."""
+    """Measure one case. A failure becomes its result, and the other cases go on."""
     try:
         results.add(case, await cases.run(case))
     except HeadraceError as error:
@@ -114,7 +115,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the cases; 1 when one of them could not."""
+    """Run the cases; return 1 if a case failed."""
     options, server = build_parser().parse_known_args(argv)
     sizes = scaled(SMOKE if options.smoke else FULL, repeat=options.repeat)
     print(environment_line(describe_environment()), flush=True)
@@ -131,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def run_shape(
     shape: str, results: Results, options: argparse.Namespace, server: Sequence[str]
 ) -> None:
-    """All cases of one shape, where they belong."""
+    """Run all cases of one shape, offline or served."""
     vocab_size = SHAPES[shape]["vocab_size"]
     if options.url:
         job = make_job(options.url, options.backend, options.model or "")
@@ -148,7 +149,7 @@ async def run_shape(
 
 
 def make_job(url: str, backend: str, model: str) -> ClientJob:
-    """What the client needs to know of a server."""
+    """Return the client's job for a server."""
     return ClientJob(url=url, backend=backend, wire=Wire(model), timeout_s=600.0)
 
 

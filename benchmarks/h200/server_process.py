@@ -83,7 +83,7 @@ async def wait_ready(url: str, process: asyncio.subprocess.Process) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

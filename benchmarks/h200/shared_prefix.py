@@ -19,7 +19,7 @@ CASES = (
 
 
 def shared_step(shape, batch, prefix, own, num_layers) -> Step:
-    """All of `batch` begin with the same pages."""
+    """Return a step whose sequences all begin with the same pages."""
     step = make_step(shape, [(prefix + own + 7 * (i % 5), 1) for i in range(batch)], num_layers)
     step.table[:, : prefix // PAGE] = step.table[0, : prefix // PAGE].clone()
     return step
@@ -41,7 +41,7 @@ def group_of(count: int, length: int, first: int = 0) -> PrefixGroup:
 
 
 def check() -> list[str]:
-    """Compare with the reference in float32; return what is off."""
+    """Compare with the reference in float32; return the errors."""
     wrong = []
     for name, shape in SHAPES.items():
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -84,7 +84,7 @@ def measure() -> list[dict[str, object]]:
 
 
 def tune() -> list[dict[str, object]]:
-    """Time other ways of cutting the shared part."""
+    """Time other tiles for the shared part."""
     rows: list[dict[str, object]] = []
     tiles = [ours.Tile(64, 4, 3), ours.Tile(64, 4, 2), ours.Tile(64, 8, 3), ours.Tile(64, 8, 2)]
     for name, shape in SHAPES.items():

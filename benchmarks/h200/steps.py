@@ -1,11 +1,11 @@
-"""Where the time of many requests at once goes, by kinds of step.
+"""Measures the time of many simultaneous requests, by kinds of step.
 
     python -m benchmarks.h200.steps 0.5b --cases B C D [--json FILE]
 
-In the worker itself, without other processes: the prompts of a case arrive together. Of each kind
-of step: how many, how long from the end of the one before to theirs, and how much of that the host
-waited for the device. Where it hardly waits, the host is what takes the time. "end" is what the
-host does after the last step.
+This runs in the worker itself, without other processes. The prompts of a case arrive together. For
+each kind of step it prints the number of steps, the time from the previous step's end to theirs,
+and the part of it that the host waited for the device. If the host hardly waits, the host takes the
+time. "end" is the host's work after the last step.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _MANY = MIXED_SIZES[0]
 
 
 class Watch:
-    """Notes what kind each step was, when it was done, and how long the host waited for it."""
+    """Records each step's kind, its end, and how long the host waited for it."""
 
     def __init__(self) -> None:
         self._in_graph = False
         self._kinds: dict[int, str] = {}
-        # Kind, when it was done, seconds waited.
+        # Kind, end, seconds waited.
         self.steps: list[tuple[str, float, float]] = []
         launch, wait, run = ModelRunner.launch, PendingStep.wait, GraphRunner.run
 

@@ -1,7 +1,8 @@
-"""Times device work that goes on for a while, with the clock and the power that it then has.
+"""Times sustained device work, and samples the clock and power during it.
 
-A Hopper GPU at its power limit lowers its clock within milliseconds, so that a product timed alone
-is faster than one of many. Ways to compute the same take turns: the device warms up meanwhile.
+A Hopper GPU at its power limit lowers its clock within milliseconds, so a product timed alone is
+faster than one of many. Ways to compute the same result alternate, because the device warms up
+meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SAMPLE_MS = 25
 
 @dataclass(frozen=True)
 class Turn:
-    """Of one call, microseconds; meanwhile the multiprocessors' clock in MHz and power in W."""
+    """Microseconds of one call, and the multiprocessors' clock in MHz and power in W during it."""
 
     us: float
     mhz: float | None
@@ -54,7 +55,7 @@ class Meter:
         return self
 
     def _start(self, command: list[str]) -> None:
-        # A terminal, so that each line comes as soon as it is written.
+        # This is a terminal, so that each line arrives as soon as it is written.
         ours, theirs = pty.openpty()
         self._process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL)
         os.close(theirs)
@@ -91,10 +92,10 @@ def _numbers(line: str) -> tuple[float, float] | None:
 
 
 class Loop:
-    """Calls in a graph, which is replayed for as long as is wanted."""
+    """Calls in a graph, which is replayed for a given time."""
 
     def __init__(self, calls: Sequence[Callable[[], object]]) -> None:
-        """Capture; the calls should differ in what they read, as a model's layers do."""
+        """Capture the calls, which should read different memory, as a model's layers do."""
         self._num_calls = len(calls)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -118,7 +119,7 @@ class Loop:
         return begin.elapsed_time(end) / 1e3
 
     def turn(self, seconds: float, meter: Meter) -> Turn:
-        """Replay for so long; clock and power are those of the second half."""
+        """Replay for a time; clock and power are those of its second half."""
         started = time.monotonic()
         replays = max(1, round(seconds / self._once_s))
         took = self._replay(replays)
@@ -130,7 +131,7 @@ class Loop:
 def in_turns(
     loops: Mapping[str, Loop], seconds: float, meter: Meter, rounds: int
 ) -> dict[str, list[Turn]]:
-    """Let each run for `seconds`, `rounds` times, one after the other; before it the first."""
+    """Run each loop for `seconds`, in turn, for `rounds` rounds; the first loop warms up before."""
     next(iter(loops.values())).turn(seconds / 2, meter)
     found: dict[str, list[Turn]] = {name: [] for name in loops}
     for _ in range(rounds):

@@ -1,12 +1,13 @@
-"""Tensor parallel against one GPU: the same greedy tokens? how long is a decode step?
+"""Compares tensor parallelism with one GPU: greedy tokens, and the time of a decode step.
 
     python -m benchmarks.h200.tensor_parallel [--shape 0.5b 8b] [--tp 1 2] [--json FILE]
 
-Dummy weights, the same numbers on any number of ranks. Tokens are compared in float32, where the
-order of a sum hardly ever decides a token, for prompts that share nothing and many that begin
-alike: where two requests part, how far apart the two most probable tokens were tells whether it
-did. Times are taken in bfloat16. What `--json` names is added to: `--tp 4` compares with its
-tokens. Each case runs in a process of its own. `--device cpu --shape tiny` runs it anywhere.
+Dummy weights are the same on any number of ranks. Tokens are compared in float32, where the order
+of a sum rarely decides a token, for different prompts and for many with a common beginning. If two
+requests' tokens differ, the distance of the two most probable tokens shows whether the order
+decided. Times are taken in bfloat16. Results are added to the file of `--json`, and `--tp 4`
+compares with its tokens. Each case runs in a process of its own. `--device cpu --shape tiny` runs
+it anywhere.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "hr_best_tokens": (*[_POINTER] * 4, *[_SIZE] * 6),
 }
 
-# Functions with a result: its type, then the types of arguments.
+# Functions with a result: the result's type, then the types of arguments.
 _RESULTS: dict[str, tuple[type, ...]] = {
     "hr_panel_columns": (_SIZE,),
     "hr_stored_panel_bytes": (_SIZE, _SIZE, _SIZE),

@@ -16,7 +16,7 @@ class PackedExperts(ABC):
     """All experts of a layer in the implementation's own layout.
 
     Attributes:
-        num_experts: on this rank.
+        num_experts: number of experts on this rank.
     """
 
     num_experts: int
@@ -49,9 +49,10 @@ class PackedExperts(ABC):
 
         Args:
             x: `[num_tokens, hidden_size]`, contiguous, the dtype of the experts.
-            expert_ids: `[num_tokens, num_chosen]` int64; `num_experts` for one on another rank.
+            expert_ids: `[num_tokens, num_chosen]` int64; `num_experts` stands for an expert on
+                another rank.
             weights: `[num_tokens, num_chosen]` float32, the experts' factors in the sum.
-            activation: of the gates.
+            activation: activation of the gates.
 
         Returns:
             A new `[num_tokens, hidden_size]`, the dtype of `x`; summed in float32.
@@ -62,7 +63,7 @@ class PackedExperts(ABC):
         """Return the plain weights of all experts; they may share memory: do not write.
 
         Returns:
-            What `pack_experts` takes: `gate_up` and `down`.
+            The arguments `gate_up` and `down` of `pack_experts`.
         """
 
     @abstractmethod
@@ -80,7 +81,7 @@ class PackedExperts(ABC):
     @property
     @abstractmethod
     def size_bytes(self) -> int:
-        """Bytes held."""
+        """Bytes of all experts in memory."""
 
 
 class ExpertsKernels(Protocol):

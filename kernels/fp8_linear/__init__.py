@@ -1,8 +1,8 @@
-"""Matrix products in 8-bit floats (E4M3): codes times scales, activations rounded to them.
+"""Matrix products in 8-bit floats (E4M3): weights are codes times scales, activations are rounded.
 
-A scale is that of a block of a matrix: all of it, a row, or 128x128 numbers. Activations are
-rounded by token, or by groups of a token's columns, or by a scale that is known beforehand; never
-by a scale of a batch, so that a token's numbers do not depend on its neighbours.
+A scale belongs to a block of a matrix: the whole matrix, a row, or 128x128 numbers. Activations are
+rounded with a scale of their token, of a group of their token's columns, or with a scale known
+beforehand. A batch never has a common scale, so a token's numbers do not depend on its neighbours.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ __all__ = [
     "unavailable",
 ]
 
-# Of a block that a GPU's kernels multiply by.
+# Columns of a block of scales that a GPU's kernels support.
 BLOCK_COLUMNS = 128
 
 
@@ -32,14 +32,14 @@ class Blocks:
     """Which numbers of a matrix share a scale.
 
     Attributes:
-        rows, columns: of a block; 0 for all that the matrix has.
+        rows, columns: size of a block; 0 for all of the matrix.
     """
 
     rows: int
     columns: int
 
     def spread(self, scales: Tensor, rows: Tensor, columns: Tensor, shape: Sequence[int]) -> Tensor:
-        """The scale of each number of a part of a matrix, `[len(rows), len(columns)]`.
+        """Return the scale of each number of a part of a matrix, `[len(rows), len(columns)]`.
 
         Args:
             scales: `[num_blocks_of_rows, num_blocks_of_columns]` float32, of the whole matrix.
@@ -51,13 +51,13 @@ class Blocks:
         return scales[rows // high][:, columns // wide]
 
     def scales_shape(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Of the scales of a matrix."""
+        """Return the shape of a matrix's scales."""
         high, wide = self.rows or shape[0], self.columns or shape[1]
         return -(-shape[0] // high), -(-shape[1] // wide)
 
 
 def unavailable() -> str:
-    """Why a GPU has no such products; empty where it has."""
+    """Return why a GPU has no such products; empty if it has."""
     if not torch.cuda.is_available():
         return "there is no GPU"
     major, minor = torch.cuda.get_device_capability()
@@ -86,9 +86,9 @@ def encode(matrix: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
 
 
 class RoundedLinear(PackedLinear):
-    """Rounded activations times float32: the plain meaning of a product in E4M3.
+    """Rounded activations times float32 weights: the definition of a product in E4M3.
 
-    Rows of several matrices, one below the other, may have roundings of their own.
+    Several stacked matrices may each have a rounding of their own.
     """
 
     def __init__(
@@ -109,7 +109,8 @@ class RoundedLinear(PackedLinear):
             own = None if bias is None else bias[first : first + len(matrix)].float()
             self._products.append((pack_plain(matrix, own), rounding))
             first += len(matrix)
-        # Tokens are rounded one by one: batches change nothing that they do not change here.
+        # Tokens are rounded one by one, so a batch changes results only as much as the float32
+        # product does.
         self.implementation = self._products[0][0].implementation
 
     @property
@@ -128,7 +129,7 @@ class RoundedLinear(PackedLinear):
         return torch.cat([product.unpack() for product, _ in self._products])
 
     def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:  # noqa: ARG002
-        """Refuse: codes are replaced by codes.
+        """Refuse floats: only codes can replace codes.
 
         Raises:
             ValueError: always.

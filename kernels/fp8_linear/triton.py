@@ -1,10 +1,10 @@
 """Products in E4M3 on a GPU.
 
-The norm or activation ahead rounds the activations, or else a kernel of its own does. One token is
-multiplied without tensor cores (`kernels.linear.triton_gemv`). Up to 64 tokens another product of
-ours reads the codes once and is limited by memory. More are multiplied by `torch._scaled_mm` if a
-scale is that of a row, by another kernel if it is that of a block. If a scheme rounds no
-activations, codes are widened in the product.
+The preceding norm or activation kernel rounds the activations, or else a separate kernel does. One
+token is multiplied without tensor cores (`kernels.linear.triton_gemv`). For up to 64 tokens,
+another product of ours reads the codes once and is limited by memory. More tokens use
+`torch._scaled_mm` if scales belong to rows, or another kernel of ours if they belong to blocks. If
+a scheme rounds no activations, codes are widened in the product.
 
 Measured on an H100 in CUDA graphs, microseconds of bf16 and of codes with a scale a row:
 28672x4096 with 1 token 75 and 42, with 64 84 and 53, with 2048 669 and 353. 896x896 is too small to
@@ -85,9 +85,10 @@ def _few_kernel(
         )
         x = tl.load(x_row + k[None, :], mask=x_mask, other=0.0)
         if not ROUNDED:
-            # Exact: bfloat16 has more bits and a wider range than E4M3.
+            # This is exact, because bfloat16 has more bits and a wider range than E4M3.
             weight = weight.to(tl.bfloat16)
-        # Added outside: sums within a product of 8 bits have few bits.
+        # Blocks are added outside of the instruction, whose own sums have few bits for 8-bit
+        # products.
         product = tl.dot(weight, tl.trans(x))
         if BLOCKS:
             at = start // 128
@@ -144,7 +145,7 @@ def _block_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    # Consecutive programs take blocks of tokens on the same rows, which stay in the cache.
+    # Consecutive programs use the same rows for different tokens, so the rows stay in the cache.
     program = tl.program_id(0)
     token_blocks = tl.cdiv(num_tokens, BLOCK_M)
     row_blocks = tl.cdiv(out_features, BLOCK_N)
@@ -191,7 +192,7 @@ _SHARED_SPACE = StreamScratch(_shared_space)
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and columns of a block, programs that share its columns, warps, blocks in flight."""
+    """A product's tile: rows and columns of a block, programs per block, warps, and stages."""
 
     rows: int
     columns: int
@@ -201,7 +202,7 @@ class Tile:
 
 
 def tile_of(out_features: int, in_features: int, block_m: int, *, has_blocks: bool) -> Tile:
-    """The tile of a product of up to `block_m` tokens."""
+    """Return the tile of a product of up to `block_m` tokens."""
     columns, enough = (BLOCK_COLUMNS, 128) if has_blocks else (256, 64)
     blocks, split = triton.cdiv(out_features, 64), 1
     while (
@@ -373,7 +374,7 @@ class Fp8Linear(PackedLinear):
         return self.codes.float() * spread
 
     def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:  # noqa: ARG002
-        """Refuse: codes are replaced by codes.
+        """Refuse floats: only codes can replace codes.
 
         Raises:
             ValueError: always; see `replace`.
@@ -381,7 +382,7 @@ class Fp8Linear(PackedLinear):
         raise ValueError("a matrix in fp8 takes codes and scales")
 
     def replace(self, other: "Fp8Linear") -> bool:
-        """Take another product's numbers into our memory; false where it is of another form."""
+        """Copy another product's numbers into our memory; return false if its form differs."""
         mine, theirs = self._tensors(), other._tensors()
         if [(t.shape, t.dtype) for t in mine] != [(t.shape, t.dtype) for t in theirs]:
             return False

@@ -78,7 +78,7 @@ class StoredMatrix:
 
 
 class QuantizedLinear(PackedLinear):
-    """Stored matrices, one below the other, in the layout an implementation likes.
+    """Stacked stored matrices, in the layout of an implementation.
 
     Attributes:
         forms: `(form, out_features)` of each matrix, from the first row down.
@@ -86,7 +86,7 @@ class QuantizedLinear(PackedLinear):
     """
 
     def __init__(self, parts: Sequence[StoredMatrix], in_features: int) -> None:
-        """Check the parts; raises as `pack`."""
+        """Check the parts; raise the errors of `pack`."""
         if not parts:
             raise ValueError("a weight has at least one stored matrix")
         for part in parts:
@@ -107,7 +107,7 @@ class QuantizedLinear(PackedLinear):
 
     @abstractmethod
     def rows(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return rows of the weight: what an embedding needs.
+        """Return rows of the weight, for an embedding.
 
         Args:
             ids: `[num_ids]` int64, each in `[0, out_features)`.
@@ -133,11 +133,11 @@ class QuantizedLinear(PackedLinear):
         """
 
     def unpack(self) -> Tensor:
-        """Return the weight as float32 `[out_features, in_features]`: what its blocks stand for."""
+        """Return the weight as float32 `[out_features, in_features]`, decoded from its blocks."""
         return self.rows(torch.arange(self.out_features))
 
     def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:  # noqa: ARG002
-        """Refuse: a weight that was stored in blocks takes stored blocks.
+        """Refuse floats: only stored blocks can replace stored blocks.
 
         Raises:
             ValueError: always; see `repack_stored`.
@@ -145,7 +145,7 @@ class QuantizedLinear(PackedLinear):
         raise ValueError("a quantized weight is replaced by matrices of its stored forms")
 
     def check_same(self, parts: Sequence[StoredMatrix]) -> None:
-        """Check that `parts` may replace what is here.
+        """Check that `parts` may replace the present matrices.
 
         Raises:
             ValueError: forms or shapes differ.
@@ -158,7 +158,7 @@ class QuantizedLinear(PackedLinear):
 
 
 class QuantizedLinearKernels(Protocol):
-    """What an implementation of this op offers."""
+    """The functions of an implementation of this op."""
 
     def pack(
         self, parts: Sequence[StoredMatrix], in_features: int, bias: Tensor | None
@@ -189,10 +189,10 @@ def pack(
     bias: Tensor | None = None,
     implementation: str | None = None,
 ) -> QuantizedLinear:
-    """Lay stored matrices out for products; no weight is widened in memory.
+    """Pack stored matrices for products, without widening them in memory.
 
-    What is packed replaces what was stored: drop `parts` afterwards, or both stay in memory. The
-    packed bytes are about as many (`QuantizedLinear.size_bytes`).
+    Packed matrices replace the stored ones: drop `parts` afterwards, or both stay in memory. Both
+    take about the same memory (`QuantizedLinear.size_bytes`).
 
     Args:
         parts: the matrices, one below the other.
@@ -210,7 +210,7 @@ def pack(
 
 
 def dequantize(stored: StoredMatrix, in_features: int) -> Tensor:
-    """Return what a stored matrix stands for, in plain torch.
+    """Return the numbers of a stored matrix, computed in plain torch.
 
     Returns:
         `[out_features, in_features]` float32.

@@ -1,4 +1,4 @@
-"""What the bytes of each form stand for, in plain torch.
+"""Decodes the bytes of each form to numbers, in plain torch.
 
 The layouts are GGML's (`ggml-common.h`); values are the float32 ones of `gguf.dequantize`.
 """
@@ -18,7 +18,7 @@ MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def _half(raw: Tensor) -> Tensor:
-    """Two bytes of each block as float32 `[num_blocks, 1]`."""
+    """Return two bytes of each block as float32 `[num_blocks, 1]`."""
     return raw.contiguous().view(torch.float16).float()
 
 
@@ -36,7 +36,7 @@ def _fields(raw: Tensor, group: int, bits: int) -> Tensor:
 
 
 def _scaled(quants: Tensor, scales: Tensor) -> Tensor:
-    """Values of `scales.shape[1]` equal groups, each times its scale."""
+    """Multiply the values of `scales.shape[1]` equal groups, each by its scale."""
     return (quants.float().unflatten(-1, (scales.shape[1], -1)) * scales[..., None]).flatten(1)
 
 
@@ -82,7 +82,7 @@ def _q3_k(raw: Tensor) -> Tensor:
 
 
 def _scales_of_k(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """The 8 scales and 8 minima of 6 bits in 12 bytes."""
+    """Return the 8 scales and 8 minima that have 6 bits each in 12 bytes."""
     first, second, rest = raw[:, :4], raw[:, 4:8], raw[:, 8:12]
     scales = torch.cat([first & 63, (rest & 15) | (first >> 2) & 48], dim=1)
     least = torch.cat([second & 63, (rest >> 4) | (second >> 2) & 48], dim=1)

@@ -1,8 +1,8 @@
-"""Floats to stored forms: a trainer's weights, or a 16-bit folder that is asked to be smaller.
+"""Encodes floats in stored forms, for weights from a trainer and for folders in 16 bits.
 
-q8_0 has the bits of GGML's own, and q4_k may search its scales as llama.cpp does. Otherwise scales
-are the plain ones, of the largest number of a group. The layouts are GGML's (`ggml-common.h`) with
-codes packed as in `ggml-quants.c`.
+q8_0 has the same bits as GGML's own encoder, and q4_k can search its scales as llama.cpp does. All
+other scales follow from the largest number of a group. The layouts are GGML's (`ggml-common.h`)
+with codes packed as in `ggml-quants.c`.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ _AT_ONCE = 1 << 22
 
 
 def _away_from_zero(values: Tensor) -> Tensor:
-    """Round to nearest, halves away from zero: as GGML does."""
+    """Round to nearest, and halves away from zero, as GGML does."""
     return values.sign() * (values.abs() + 0.5).floor()
 
 
 def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """The quotient, 0 where the denominator is 0."""
+    """Return the quotient, 0 if the denominator is 0."""
     return torch.where(denominator == 0, 0.0, numerator / denominator)
 
 
@@ -52,7 +52,7 @@ def _bytes(codes: Tensor) -> Tensor:
 
 
 def _farthest(blocks: Tensor) -> Tensor:
-    """The number of the largest magnitude along the last dimension, with its sign."""
+    """Return the number of the largest magnitude along the last dimension, with its sign."""
     return blocks.gather(-1, blocks.abs().argmax(dim=-1, keepdim=True))
 
 
@@ -108,7 +108,8 @@ def _q5_1(blocks: Tensor) -> Tensor:
 def _scales_and_minima(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Fit `scale * q + minimum`, q from 0 to `most`, to each group; the minimum is at most 0.
 
-    The least weighted square error of 21 spreads around the plain one, as llama.cpp searches.
+    Of 21 spreads around the plain one, this takes the one with the least weighted square error, as
+    llama.cpp does.
 
     Returns:
         Scale and negated minimum, `[num_groups, 1]` each.

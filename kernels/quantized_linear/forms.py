@@ -7,7 +7,7 @@ __all__ = ["FORMS", "StoredForm", "find_form"]
 
 @dataclass(frozen=True)
 class StoredForm:
-    """How a row of a matrix lies in memory: blocks one after the other.
+    """The layout of a matrix's row in memory: consecutive blocks.
 
     Attributes:
         name: GGUF's name of the type, in lower case.
@@ -61,7 +61,7 @@ def find_form(name: str) -> StoredForm:
     """Return the form of a name.
 
     Raises:
-        ValueError: there is none; the message lists the names.
+        ValueError: the form is unknown; the message lists the names.
     """
     try:
         return FORMS[name]

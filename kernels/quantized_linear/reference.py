@@ -1,6 +1,6 @@
-"""Products in plain torch with the dequantized weight; nothing of `x` is rounded to 8 bits.
+"""Products in plain torch with the dequantized weight; `x` is not rounded to 8 bits.
 
-The weight is widened to float32 once: 4 bytes a value beside what was stored.
+The weight is widened to float32 once, which takes 4 bytes a value besides the stored bytes.
 """
 
 from collections.abc import Sequence

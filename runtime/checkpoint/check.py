@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 # Most unused tensors that a warning names.
 _MAX_NAMED = 16
-# Types we cast from, and the type that such a model runs in.
+# Types that are cast, and the type that such a model runs in.
 _FLOAT_DTYPES = {"F32": "float32", "F64": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 

@@ -1,7 +1,7 @@
 """The models that `--model-path` knows by name, without a hub. Front-safe: no torch.
 
-`demo` is SmolLM2-135M-Instruct, which `make install` fetches (`headrace/demo/fetch.py`), or the toy
-where it was not fetched. The toys are in the package.
+`demo` is SmolLM2-135M-Instruct if `make install` has fetched it (`headrace/demo/fetch.py`), else
+the toy. The package contains the toys.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ DEMO_NAME = "demo"
 TOY_NAME = "demo-toy"
 INSTRUCT_NAME = "SmolLM2-135M-Instruct"
 INSTRUCT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-# What its authors sample with; the file does not hold it.
+# Its authors' sampling parameters, which the file lacks.
 INSTRUCT_SAMPLING = '{"temperature": 0.2, "top_p": 0.9}'
 
-# Beside this package, found without importing what lies above it.
+# The folder is beside this package, and is found without importing the parent package.
 _BUNDLED = Path(__file__).resolve().parents[2] / "headrace" / "demo"
 TOY_FOLDER = _BUNDLED / "model"
 TOYS = {TOY_NAME: TOY_FOLDER, "demo-vision": _BUNDLED / "vision"}
@@ -38,7 +38,7 @@ def find_demo(name: str) -> tuple[str, Path]:
     """Find one of `DEMO_NAMES`.
 
     Returns:
-        The name of the model that it is now, which for `demo` is another, and its folder or file.
+        The name of the model that is used (for `demo` another name), and its folder or file.
 
     Raises:
         StartupError: it is not installed.

@@ -38,10 +38,10 @@ class Reader(Protocol):
 
 
 def entries(file: Reader, num_bytes: int) -> Iterator[tuple[str, Any]]:
-    """Names and values of the object that the next `num_bytes` of `file` hold, in its order.
+    """Yield names and values of the JSON object in the next `num_bytes` of `file`, in order.
 
     Raises:
-        ValueError: it is no JSON object, or an entry is longer than `MAX_ENTRY_CHARS`.
+        ValueError: the bytes are not a JSON object, or an entry is longer than `MAX_ENTRY_CHARS`.
         RecursionError: a value is nested too deeply.
     """
     text = _Text(file, num_bytes)
@@ -64,7 +64,7 @@ def entries(file: Reader, num_bytes: int) -> Iterator[tuple[str, Any]]:
 
 
 class _Text:
-    """A window that moves over the text; the entry that comes next is in it, unless too long."""
+    """A window that moves over the text. It contains the next entry, unless that is too long."""
 
     def __init__(self, file: Reader, num_bytes: int) -> None:
         self._file = file
@@ -82,7 +82,7 @@ class _Text:
         self._at = 0
 
     def next(self) -> str:
-        """The next character that is not a space; empty at the end."""
+        """Return the next character that is not a space; empty at the end."""
         while True:
             self._fill()
             found = _SPACES.match(self._window, self._at)
@@ -91,7 +91,7 @@ class _Text:
                 return self._window[self._at : self._at + 1]
 
     def take(self, wanted: str) -> None:
-        """Go behind `wanted`, which comes next."""
+        """Skip `wanted`, which must come next."""
         found = self.next()
         if found != wanted:
             raise ValueError(f"{found!r} in place of {wanted!r}")
@@ -100,7 +100,7 @@ class _Text:
     def value(self) -> Any:
         """The value that comes next."""
         self.next()
-        # Of a value that is too long the window has no end, so this is never much work.
+        # If a value is too long, the window does not contain its end, so this never takes long.
         value, end = _decoder.raw_decode(self._window, self._at)
         if end - self._at > MAX_ENTRY_CHARS:
             raise ValueError(f"an entry of more than {MAX_ENTRY_CHARS} characters")

@@ -1,4 +1,6 @@
-"""What a model folder promises, independent of the family: the base of every `spec.py`. Front-safe.
+"""The description of a model folder, common to all families: the base of every `spec.py`.
+
+Front-safe.
 
 A family's `runtime/models/<family>/spec.py` reads `config.json` into its own class that derives
 from `ModelSpec`. Other code uses only what is declared here.
@@ -36,8 +38,8 @@ class WeightSpec:
         shard: the part of the parameter (`q`, `gate`, ...); empty if it is the whole parameter.
         kind: the kind of weight, which decides the values of dummy weights.
         dtypes: types in which it may be stored.
-        of: for a scale, the codes that it belongs to. If the codes come in floats, the scale is
-            computed and need not come.
+        of: for a scale, the codes that it belongs to. If the checkpoint has floats instead of
+            codes, the scale is computed.
     """
 
     name: str
@@ -49,7 +51,7 @@ class WeightSpec:
     of: str = ""
 
     def has_shape(self, shape: Sequence[int]) -> bool:
-        """Whether a tensor may have this shape; of scales, tools leave dimensions of 1 out."""
+        """Whether a tensor may have this shape; tools may omit scales' dimensions of 1."""
         if self.kind != "scale":
             return tuple(shape) == self.shape
         first, second = ([size for size in one if size != 1] for one in (shape, self.shape))
@@ -86,7 +88,7 @@ class Quantization(ABC):
         """
 
     def renamed(self, canonical: Callable[[str], str]) -> Quantization:  # noqa: ARG002  # most know none
-        """The same, where the names of a folder's files matter: by those that a family lists."""
+        """Return the same quantization with the family's names instead of those in files."""
         return self
 
     @property
@@ -157,7 +159,7 @@ class ModelSpec(ABC):
         prompts: for vectors: prompts that may precede a text.
         labels: names of the scores, in order.
         score_activation: for a model with one score: the function that turns it into a relevance.
-        vision: how it takes images; `None` if it takes none.
+        vision: how the model takes images; `None` if it takes none.
         quantization: how its matrices are stored; `None` for plain numbers.
         has_own_head: whether the files hold a separate head although `config.json` ties it.
     """
@@ -221,7 +223,7 @@ class ModelSpec(ABC):
     @property
     @abstractmethod
     def layer_states(self) -> Sequence[LayerState]:
-        """What each layer keeps of a sequence between steps."""
+        """The state that each layer keeps of a sequence between steps."""
 
     @property
     def aliases(self) -> Mapping[str, str]:

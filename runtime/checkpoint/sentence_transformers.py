@@ -1,4 +1,4 @@
-"""What follows a text encoder's layers: pooling, dense layers, normalization. Front-safe.
+"""The steps after a text encoder's layers: pooling, dense layers, normalization. Front-safe.
 
 sentence-transformers folders define it in separate files, classifiers by their architecture.
 """
@@ -20,11 +20,11 @@ FILE = "config_sentence_transformers.json"
 
 @dataclass(frozen=True)
 class TextPrompts:
-    """What stands ahead of a text.
+    """Prompts that are put before a text.
 
     Attributes:
-        by_name: the model's prompts, such as `query` and `document`; texts to be put before.
-        default: name of the one that holds where a request names none; empty for no prompt.
+        by_name: texts of the model's prompts by name, such as `query` and `document`.
+        default: name of the prompt for requests that name none; empty for no prompt.
     """
 
     by_name: Mapping[str, str] = field(default_factory=dict)
@@ -56,10 +56,10 @@ FILES = tuple(f"sentence_{kind}_config.json" for kind in _KINDS)
 
 
 def read_text_limit(folder: Path) -> int | None:
-    """Tokens that the folder's texts are cut to, special ones included; `None` for as many as fit.
+    """Return how many tokens a text keeps, special ones included; `None` for as many as fit.
 
     Raises:
-        StartupError: not such a number, or texts that have to be lowered ahead of the tokenizer.
+        StartupError: the number is invalid, or texts must be lowercased before the tokenizer.
     """
     for name in FILES:
         path = folder / name
@@ -92,7 +92,8 @@ _HEAD_ACTIVATIONS: dict[str, HeadActivation] = {
 }
 
 
-# A mask only matters when vectors are compared, which clients do: all tokens' vectors are given.
+# A mask only matters for comparing vectors, which clients do, so the server returns all tokens'
+# vectors.
 _ORDER = {"Transformer": 0, "Pooling": 1, "Dense": 2, "MultiVectorMask": 3, "Normalize": 3}
 
 

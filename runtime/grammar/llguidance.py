@@ -72,7 +72,7 @@ class _Vocabulary:
         }
 
     def showing_special(self, tokenizer: Tokenizer, eos_token_ids: list[int]) -> _Vocabulary:
-        """Return a vocabulary whose special tokens are their text; `tokenizer` is another object."""
+        """Return a vocabulary whose special tokens are their text; it uses `tokenizer`."""
         shown = copy.copy(self)
         shown._backend = tokenizer.backend
         shown._hide(set(eos_token_ids))

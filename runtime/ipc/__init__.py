@@ -1,1 +1,1 @@
-"""What crosses processes: sockets, messages, shared memory, children."""
+"""Communication between processes: sockets, messages, shared memory, children."""

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 # Running streams have priority.
 _NICENESS = 10
-# For a front that has left meanwhile.
+# This ignores a front that has left meanwhile.
 _REPLY_TIMEOUT_S = 5.0
 _READ_BYTES = 1 << 20
 _ANSWER_TIMEOUT_S = 100.0
@@ -47,8 +47,8 @@ class ForkServer:
         """Prepare; nothing starts yet.
 
         Args:
-            module: what `python -m` runs; it calls `serve`.
-            doing: its purpose, for messages: "rendering chat templates".
+            module: module that `python -m` runs; it calls `serve`.
+            doing: the process's purpose, for messages: "rendering chat templates".
             environment: variables that the process gets besides ours.
         """
         self._module = module
@@ -195,5 +195,5 @@ def _reply(answer: Callable[[ForkEnd], bytes], connection: socket.socket, end: F
         try:
             connection.sendall(content)
         finally:
-            # Forks made meanwhile hold it, too: closing it here would not signal the end.
+            # Later forks hold this socket, too, so closing it here would not signal the end.
             connection.shutdown(socket.SHUT_RDWR)

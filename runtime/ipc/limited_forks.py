@@ -19,7 +19,8 @@ import zmq
 
 _IDLE_WAIT_MS = 1000
 _READ_BYTES = 1 << 20
-# Share of its time limit: when a fork got less processor time, its time-out proves nothing.
+# If a fork got less than this share of its time limit in processor time, its time-out does not
+# count.
 _LEAST_SHARE = 0.25
 
 
@@ -75,7 +76,7 @@ class _Fork:
 
     def end(self, *, timed_out: bool) -> ForkEnd:
         """Reap the process and return the result."""
-        # What it does after its answer must not keep this process waiting.
+        # After its answer, the fork must not keep this process waiting.
         os.kill(self.pid, signal.SIGKILL)
         os.close(self.reader)
         _, status, usage = os.wait4(self.pid, 0)
@@ -140,7 +141,7 @@ def _work_and_exit(work: Callable[[], bytes], limits: ForkLimits, writer: int) -
 
 def _limit_resources(limits: ForkLimits) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # If the parent is killed, nothing else would end this process.
+    # If the parent is killed, only this limit ends the fork.
     seconds = int(limits.cpu_s) + 2
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -24,7 +24,7 @@ from runtime.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# A message that takes a good part of a millisecond to decode.
+# Size of a message that takes a large part of a millisecond to decode.
 _LARGE_BYTES = 256 * 1024
 
 M = TypeVar("M")
@@ -200,7 +200,8 @@ class _BoundSocket(Generic[M]):
     def _decode(self, payload: bytes) -> M | None:
         try:
             return self._decoder.decode(payload)
-        # Any error: msgspec raises others than its own, too, for example when text is not UTF-8.
+        # Any error is caught: msgspec also raises errors of other libraries, for example if text is
+        # not UTF-8.
         except Exception as error:
             self.num_rejected += 1
             self._on_rejected(self.num_rejected)
@@ -227,7 +228,7 @@ class Inbox(_BoundSocket[M]):
         return bool(self._socket.poll(int(timeout_s * 1000)))
 
     def drain(self) -> Iterator[M]:
-        """Every message that has arrived, without blocking."""
+        """Return every message that has arrived, without blocking."""
         while True:
             try:
                 payload = self._socket.recv(zmq.NOBLOCK)
@@ -250,7 +251,7 @@ class AsyncInbox(_BoundSocket[M]):
     _arrived: asyncio.Future[None] | None = None
 
     async def receive(self) -> M:
-        """The next message; undecodable ones are counted and skipped."""
+        """Return the next message; skip and count messages that do not decode."""
         while True:
             try:
                 payload = self._socket.recv(zmq.NOBLOCK)
@@ -258,7 +259,7 @@ class AsyncInbox(_BoundSocket[M]):
                 await self._until_readable()
                 continue
             if len(payload) > _LARGE_BYTES:
-                # What has arrived already is given without a turn of the loop in between.
+                # A message that has arrived already is returned without a turn of the loop.
                 await asyncio.sleep(0)
             message = self._decode(payload)
             if message is not None:

@@ -1,1 +1,1 @@
-"""From the options that were asked for to a running engine; no HTTP, no torch."""
+"""Turns options into a running engine, without HTTP and torch."""

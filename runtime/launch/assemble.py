@@ -20,11 +20,11 @@ from runtime.weights.weight_control import WeightControl
 def assemble(
     prepared: PreparedEngine, *, restarts: bool = True
 ) -> tuple[EngineProcesses, ServiceContext]:
-    """Build everything that starts nothing yet; `host.start()` does.
+    """Build all objects of an engine without starting a process; `host.start()` starts them.
 
     Args:
-        prepared: what was checked and settled.
-        restarts: whether a child that dies is started again; see `EngineProcesses`.
+        prepared: the checked options and the values chosen from them.
+        restarts: whether a dead child is started again; see `EngineProcesses`.
     """
     resolved, config = prepared.resolved, prepared.resolved.config
     limits = EngineLimits(

@@ -33,11 +33,11 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "SGLANG_TORCH_PROFILER_DIR": ("logging", "torch_profiler_dir"),
 }
 
-# Those of them whose options show in the process list. With `_FILE` behind its name each names a
-# file that holds the value.
+# Variables for options that would show in the process list. With the suffix `_FILE`, a variable
+# names a file that has the value.
 SECRETS = ("HEADRACE_API_KEY", "HEADRACE_ADMIN_API_KEY", "HEADRACE_SSL_KEYFILE_PASSWORD")
 
-# Those of them that are on or off.
+# Variables that are on or off.
 _SWITCHES = frozenset({"allow_open_admin", "disable_docs"})
 
 _INT = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKmMgG]?)")
@@ -73,7 +73,7 @@ PROG = "python -m server.launch"
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        # One line is enough to act on; the usage text of sixty options hides it.
+        # One line is enough to act on; a usage text of sixty options would hide it.
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
 
 
@@ -143,7 +143,7 @@ def _shown_secrets(given: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def _with_files(
     parser: argparse.ArgumentParser, environment: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """The environment with what the files of secrets hold; a variable goes before its file."""
+    """Return the environment with the content of secrets' files, unless a variable is set."""
     found = dict(environment)
     for variable in SECRETS:
         path = environment.get(f"{variable}_FILE")

@@ -1,4 +1,4 @@
-"""What was left to us, as lines of the log."""
+"""Automatic choices, with their reasons as lines of the log."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from runtime.models.quantization.registry import ON_CPU
 
 
 def check_experts(config: ServerConfig, model: ModelSpec) -> None:
-    """Refuse what asks for experts where there are none.
+    """Refuse options about experts if the model has none.
 
     Raises:
-        StartupError: the first option that does.
+        StartupError: names the first such option.
     """
     if model.num_experts:
         return
@@ -38,8 +38,8 @@ class GrammarChoice(NamedTuple):
 
     Attributes:
         backend: its name, `none` for none.
-        reason: of an automatic choice, for the log; empty where it was asked for.
-        why_none: why there is none, and how to mend it; empty where there is one.
+        reason: reason of an automatic choice, for the log; empty if the user chose.
+        why_none: why there is no back end and what to do about it; empty if there is one.
     """
 
     backend: str
@@ -48,10 +48,10 @@ class GrammarChoice(NamedTuple):
 
 
 def choose_grammars(config: ServerConfig, model: ModelSpec) -> GrammarChoice:
-    """Choose by what was asked for, what is installed, and what the model can use.
+    """Choose by the user's option, the installed libraries, and the model.
 
     Raises:
-        StartupError: the library that was asked for is not installed.
+        StartupError: the requested library is not installed.
     """
     asked = config.kernels.grammar_backend
     if config.model.skip_tokenizer_init:
@@ -161,7 +161,7 @@ def rounds_products(
     hardware: Hardware,
     choices: Choices,
 ) -> bool:
-    """Whether float32 is multiplied as bfloat16; never where the type was asked for by name."""
+    """Whether float32 is multiplied as bfloat16; never if the user named the type."""
     wide = device == "cpu" and dtype == "float32" and config.model.dtype == "auto"
     if not wide or model.gives != "vectors" or not hardware.cpu_has_bf16:
         return False
@@ -171,15 +171,15 @@ def rounds_products(
 
 
 class Choices:
-    """Values that were picked, each with its reason."""
+    """Chosen values, each with its reason."""
 
     def __init__(self) -> None:
-        """Nothing is picked yet."""
+        """Start without choices."""
         self.lines: list[str] = []
 
     def pick(self, name: str, value: Any, reason: str) -> Any:
-        """Return `value`; a line says why, where there is a reason."""
-        # A value that was asked for is not a default.
+        """Return `value`; add a line that says why, if there is a reason."""
+        # A value that the user chose is not a default.
         if reason:
             self.lines.append(f"{name}: {value} ({reason})")
         return value

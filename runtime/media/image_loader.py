@@ -37,15 +37,15 @@ from runtime.media.remote_image import Fetcher
 from runtime.requests.image_input import PreparedImage
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# The open of a pipe does not wait for a writer.
+# With these flags, opening a pipe does not wait for a writer.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def read_file(source: FileImage, policy: MediaPolicy, param: str) -> bytes:
-    """The bytes of a file under one of the roots; blocks.
+    """Return the bytes of a file under one of the roots; this blocks.
 
     Args:
-        source: its path, as the request has it; a relative one is looked for below each root.
+        source: the path in the request; a relative path is searched below each root.
         policy: what the operator allows.
         param: its place in the request, for errors.
 
@@ -72,14 +72,14 @@ def read_file(source: FileImage, policy: MediaPolicy, param: str) -> bytes:
 
 def _real_path(root: str, path: str) -> PurePath | None:
     try:
-        # Where the links lead that are in it now; what is opened later has none.
+        # Links in the path are resolved now; the later open follows no link.
         return PurePath(os.path.realpath(os.path.join(root, path)))
     except (OSError, ValueError):
         return None
 
 
 def _read_below(root: str, parts: tuple[str, ...], param: str) -> bytes:
-    """Open folder by folder, through no link, whatever was put there meanwhile."""
+    """Open a path folder by folder and follow no link, even one that was created meanwhile."""
     if not parts:
         raise IsADirectoryError
     folder = os.open(root, _FOLDER)
@@ -88,7 +88,7 @@ def _read_below(root: str, parts: tuple[str, ...], param: str) -> bytes:
             inner = os.open(name, _FOLDER, dir_fd=folder)
             os.close(folder)
             folder = inner
-        # Looked at before: opening a device may do something.
+        # The file's type is checked before opening, because opening a device may have effects.
         _require_regular(os.stat(parts[-1], dir_fd=folder, follow_symlinks=False))
         file = os.open(parts[-1], _FILE, dir_fd=folder)
     finally:
@@ -116,7 +116,7 @@ _DIGEST_BYTES = 16
 _CHANNELS = 3
 NO_VISION = "this model takes text only"
 
-# The process limits itself; a thread only waits for it.
+# The process limits its work; a thread only waits for it.
 _PREPARING = OffloadPool("preparation of an image", workers=8, max_queued=1024, timeout_s=110.0)
 # For reading files and for hashing large images.
 _READING = OffloadPool("reading of an image", workers=4, max_queued=1024, timeout_s=20.0)

@@ -30,21 +30,22 @@ from runtime.media.media_policy import MediaPolicy
 
 # Networks in which an IPv6 address stands for the IPv4 address in its last 32 bits.
 _HOLD_IPV4 = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
-# Lead to nothing outside: benchmarks, the anycast of relays; and where clouds tell their machines
-# secrets: in the network of protocols (Oracle's), at an address of Azure's that looks like others.
+# Networks that are not public: benchmarks and the anycast of relays. Also addresses at which clouds
+# give their machines secrets: the network of protocols (Oracle), and an address of Azure that looks
+# public.
 _REFUSED_IPV4 = tuple(
     map(
         ipaddress.IPv4Network,
         ("198.18.0.0/15", "192.88.99.0/24", "192.0.0.0/24", "168.63.129.16/32"),
     )
 )
-# Documentation, since 2024: not every Python knows it.
+# This network is for documentation since 2024, and not every Python version knows it.
 _REFUSED_IPV6 = ipaddress.IPv6Network("3fff::/20")
 _LOW_32_BITS = 2**32 - 1
 
 
 def is_public(text: str) -> bool:
-    """Whether an IP address is one of the open network, and leads to no other one in disguise."""
+    """Whether an IP address is public and does not embed a different, private address."""
     try:
         # A zone names an interface of this machine.
         address = ipaddress.ip_address(text)
@@ -91,7 +92,7 @@ _PLAIN = re.compile(r"[!-\[\]-~]+")
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 _HEADERS = (
     (b"Accept", b"image/png,image/jpeg,image/webp,image/gif"),
-    # No compression: the content is as large as the response.
+    # Compression is refused, so the content is as large as the response.
     (b"Accept-Encoding", b"identity"),
     (b"User-Agent", b"headrace"),
 )

@@ -314,7 +314,7 @@ class Tokenizer:
         ]
 
     def _cut(self, most: int, text: str, second: str | None = None) -> Encoding:
-        """Return a text or a pair, cut to `most` tokens as in `transformers`: the longer text first."""
+        """Cut a text or a pair to `most` tokens as `transformers` does: the longer text first."""
         texts = [text] if second is None else [text, second]
         parts = self.backend.encode_batch(texts, add_special_tokens=False)
         room = max(0, most - self.backend.num_special_tokens_to_add(second is not None))

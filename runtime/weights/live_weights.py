@@ -134,7 +134,7 @@ class LiveWeights:
             self._undo = source
         else:
             self._undo = {}
-        # Even if loading fails, the files no longer hold what is loaded.
+        # Even if loading fails, the files no longer match the loaded weights.
         self._source = None
         load_weights(self._model, self._beating(tensors), partial=partial, before=self._save)
         self.are_released = False

@@ -1,6 +1,6 @@
 """Executes operations on one rank's weights and memory; rank 0 and the others run the same code.
 
-An error in a call becomes an unsuccessful reply: nothing that a client sends ends the rank.
+An error in a call becomes an unsuccessful reply, so no client can end the rank.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class RankWeights:
 
     def _release(self, tags: list[MemoryTag]) -> None:
         wanted = tags or MEMORY_TAGS
-        # First, because it may fail for lack of room for a copy.
+        # This comes first, because it may lack memory for a copy.
         if "weights" in wanted and not self._weights.are_released:
             self._weights.release()
             self._memory.release_graphs()

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class OtherRanks(Protocol):
-    """What is needed of the other ranks; if one dies, this process ends."""
+    """The interface of the other ranks; if one dies, this process ends."""
 
     def ask(self, op: WeightOp) -> None:
         """Send every other rank `op`."""
@@ -114,7 +114,8 @@ class WeightUpdates:
     def _everywhere(self, op: WeightOp) -> list[RankReply]:
         if self._others is None:
             return [self._rank.run(op)]
-        # Sent first: where ranks compute or receive together, each waits for the others.
+        # The call is sent first, because ranks that compute or receive together wait for each
+        # other.
         self._others.ask(op)
         return [self._rank.run(op), *self._others.replies(self._beat)]
 

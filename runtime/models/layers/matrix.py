@@ -22,7 +22,7 @@ class Matrix(ABC):
 
     @abstractmethod
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield what a checkpoint fills, by the names in the targets of the stored tensors."""
+        """Yield the parameters that a checkpoint fills, by the names in its tensors' targets."""
 
     @abstractmethod
     def pack(self, kept: list[tuple[str, str]], bias: Tensor | None) -> PackedLinear:
@@ -35,14 +35,14 @@ class Matrix(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop what was filled since the last `pack`."""
+        """Drop tensors that were filled since the last `pack`."""
 
     @abstractmethod
     def plain(self, name: str) -> Tensor:
         """Return a parameter's value as `Parameter.restore` takes it; do not write to it."""
 
     def part(self, name: str, shard_name: str) -> Tensor:
-        """Return what one checkpoint tensor filled, as it was stored; do not write to it."""
+        """Return the part that a checkpoint tensor filled, as it was stored; do not write to it."""
         shard = dict(self.parameters())[name].shards[shard_name]
         part = self.plain(name).narrow(0, shard.offset, shard.num_rows)
         return part.reshape(shard.local_shape)
@@ -69,7 +69,7 @@ class Matrix(ABC):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the matrix in memory."""
         return 0 if self.packed is None else self.packed.size_bytes
 
 

@@ -41,16 +41,16 @@ class LayerNorm(WeightHolder):
         yield from self._parameters.items()
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
-        """Nothing to do: both are used where they were filled."""
+        """Do nothing: both tensors are used where they were filled."""
 
     def discard(self) -> None:
-        """Nothing to do: each is filled in one go."""
+        """Do nothing: each tensor is filled at once."""
 
     def plain(self, name: str) -> Tensor:
         return self._parameters[name].allocate()
 
     def release(self) -> None:
-        """Nothing to do: a norm is small."""
+        """Do nothing: a norm is small."""
 
     @property
     def size_bytes(self) -> int:

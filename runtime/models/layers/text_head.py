@@ -21,8 +21,8 @@ def pool(hidden: Tensor, batch: EncoderBatch, mode: Mode) -> Tensor:
 
     Args:
         hidden: `[num_tokens, hidden_size]`, of all of the batch's tokens.
-        batch: whose texts they are.
-        mode: how.
+        batch: the batch with the texts.
+        mode: how tokens' vectors become one vector.
 
     Returns:
         `[num_texts, hidden_size]` float32.
@@ -38,7 +38,7 @@ def pool(hidden: Tensor, batch: EncoderBatch, mode: Mode) -> Tensor:
     # Text by text, so that a text's sum does not depend on its neighbours.
     parts = hidden.float().split(list(batch.lengths))
     if skipped is not None:
-        # One that was cut within its prompt has its last token.
+        # A text that was cut within its prompt keeps its last token.
         parts = tuple(
             part[min(skip, len(part) - 1) :] for part, skip in zip(parts, skipped, strict=True)
         )

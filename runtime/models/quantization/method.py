@@ -21,7 +21,8 @@ class DeviceMethod(ABC):
     Attributes:
         implementation: name of the linear implementation that products of widened numbers use;
             `None` for the device's best.
-        experts_implementation: likewise of experts.
+        experts_implementation: name of the experts implementation for widened numbers; `None` for
+            the device's best.
     """
 
     implementation: str | None = None
@@ -38,7 +39,7 @@ class DeviceMethod(ABC):
 
     @abstractmethod
     def matrix(self, plain: Parameter, weights: Mapping[str, WeightSpec]) -> Matrix | None:
-        """Return what keeps the matrix of a linear layer or of embeddings.
+        """Return the object that keeps the matrix of a linear layer or of embeddings.
 
         `None` if it is kept in plain numbers, in what `parameter` returns.
         """
@@ -47,7 +48,7 @@ class DeviceMethod(ABC):
     def experts(
         self, plain: Mapping[str, Parameter], weights: Stored, mine: range
     ) -> ExpertsStore | None:
-        """Return what keeps a layer's experts; `None` if they are kept in plain numbers.
+        """Return the object that keeps a layer's experts; `None` if they are in plain numbers.
 
         Args:
             plain: the parameters by name, `gate_up` and `down`.

@@ -42,7 +42,7 @@ def _method(folder: str) -> Method:
 SAME = "same"
 # Key beside those of `config.json` for the method that weights in floats get while they load.
 _WANTED = "quantization"
-# Where ModelOpt's words are in older folders.
+# File with ModelOpt's keys in older folders.
 _MODELOPT = "hf_quant_config.json"
 
 METHODS: dict[str, Method] = {
@@ -65,7 +65,7 @@ ON_CPU = ("q8_0", "q4_k")
 
 
 def as_override(name: str | None) -> dict[str, str]:
-    """What `--quantization` adds to the keys of `config.json`."""
+    """Return the keys that `--quantization` adds to `config.json`."""
     return {_WANTED: name} if name not in (None, "none") else {}
 
 

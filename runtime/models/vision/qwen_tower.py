@@ -27,9 +27,9 @@ from runtime.models.vision.tower import Normalize
 def one_thread(device: torch.device) -> Iterator[None]:
     """Let torch's operations run on this thread; kernels of ours belong outside.
 
-    They move numbers, which one core does in well under a millisecond. torch would share each of
-    them with a thread that, where cores are busy, has its turn only when the system gives it one:
-    there a tower took 275 ms for three pictures of 64 tokens, most of it so.
+    These operations only move numbers, which one core does in well under a millisecond. torch would
+    give a part of each to another thread. On busy cores that thread waits for its turn: there a
+    tower took 275 ms for three pictures of 64 tokens, and most of that time was waiting.
     """
     if device.type != "cpu":
         yield

@@ -1,4 +1,4 @@
-"""Matrices in E4M3 on the device: their products, and what was stored of them."""
+"""Matrices in E4M3 on the device: their products, and access to the stored tensors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Device(DeviceMethod):
         for name, parameter in plain.items():
             codes = self._codes(name, parameter, weights[name])
             if codes is None:
-                # All in E4M3 or none: a product of either kind takes both.
+                # Either all experts' matrices are in E4M3 or none, because one implementation
+                # computes both products.
                 codes = Codes(name, parameter, dict.fromkeys(parameter.shards), {})
             found[name] = codes
         if not any(codes.has_codes for codes in found.values()):
@@ -85,10 +86,10 @@ class Device(DeviceMethod):
 
 
 class Codes:
-    """The stored tensors of one parameter's matrices, whatever multiplies by them.
+    """The stored tensors of one parameter's matrices, for every implementation of products.
 
     Attributes:
-        code: what codes fill, and plain numbers of matrices that are stored so.
+        code: the parameter that codes fill, or plain numbers of matrices in 16 bits.
         scales, inputs: by shard, the scales of the matrices and of activations, once packed.
     """
 
@@ -117,7 +118,7 @@ class Codes:
         return bool(self._scale.shards)
 
     def fit_kernels(self) -> bool:
-        """Whether a GPU's kernels multiply by the codes: of one scheme, in scales that fit."""
+        """Whether a GPU's kernels can multiply by the codes: one scheme, with supported scales."""
         code, schemes = self.code, set(self.code.schemes.values())
         if code.device.type != "cuda" or code.dtype is not torch.bfloat16 or unavailable():
             return False
@@ -136,7 +137,7 @@ class Codes:
         )
 
     def take_codes(self) -> tuple[Tensor, Tensor]:
-        """Give all codes away, and the scales of each row; as the kernels want them."""
+        """Remove and return all codes and the scales of each row, in the kernels' layout."""
         order = self.code.ordered()
         rows = []
         for name in order:
@@ -147,7 +148,7 @@ class Codes:
         return codes, torch.cat(rows)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield what a checkpoint fills; see `Matrix`."""
+        """Yield the parameters that a checkpoint fills; see `Matrix`."""
         yield self._name, self.code
         if self._scale.shards:
             yield f"{self._name}_scale", self._scale
@@ -162,32 +163,32 @@ class Codes:
         self._input.scales.clear()
 
     def take(self, shard_name: str) -> Tensor:
-        """Give the numbers of a filled shard away, float32 `local_shape`; scales are effective."""
+        """Remove and return a shard's numbers, float32 `local_shape`, after `take_scales`."""
         filled = self.code.filled.pop(shard_name)
         if self.code.schemes[shard_name] is None:
             return filled.float()
         return filled.float() * self.code.spread(shard_name, self.scales[shard_name])
 
     def rounding(self, shard_name: str) -> Rounding | None:
-        """How the activations of a shard's product are rounded."""
+        """Return how the activations of a shard's product are rounded."""
         scheme = self.code.schemes[shard_name]
         if scheme is None or not scheme.rounds:
             return None
         scale = self.inputs.get(shard_name)
         if scale is None or bool(scale.isnan()):
-            # Floats came, and a checkpoint's scale never did.
+            # The weights came as floats, without the scale of a checkpoint.
             return Rounding(scheme.group)
         return Rounding(scheme.group, scale[0])
 
     def stored(self, shard_name: str, numbers: Tensor) -> Tensor:
-        """The codes that became `numbers`, of this rank's part; plain numbers as they are."""
+        """Return this rank's codes that became `numbers`; plain numbers are returned unchanged."""
         if self.code.schemes[shard_name] is None:
             return numbers.to(self.code.dtype)
         scales = self.code.spread(shard_name, self.scales[shard_name])
         return torch.where(scales == 0, 0.0, numbers.float() / scales).to(CODES)
 
     def scale_part(self, name: str, shard_name: str) -> Tensor:
-        """What one stored tensor of scales filled; not a number where none did."""
+        """Return the scales that one stored tensor filled; NaN for scales that were not filled."""
         parameter = dict(self.parameters())[name]
         found = (self.inputs if parameter is self._input else self.scales).get(shard_name)
         if found is None:
@@ -195,22 +196,22 @@ class Codes:
         return found
 
     def discard(self) -> None:
-        """Drop what was filled."""
+        """Drop the tensors that were filled."""
         self.code.filled.clear()
         self._scale.scales.clear()
         self._input.scales.clear()
 
 
 class _Reading(ABC):
-    """What is read back of a store's parameters, from the numbers that it multiplies by."""
+    """Reads a store's parameters back from the numbers that it multiplies by."""
 
     @abstractmethod
     def _codes(self, name: str) -> Codes:
-        """Of the parameter of this name, or of its scales."""
+        """Return the codes of the parameter with this name, or with this name of scales."""
 
     @abstractmethod
     def _numbers(self, name: str, shard_name: str) -> Tensor:
-        """This rank's part of a matrix as it is multiplied by."""
+        """Return this rank's part of a matrix, as the product uses it."""
 
     def plain(self, name: str) -> Tensor:
         """See `Matrix`: bytes of codes, or scales, one shard after the other."""
@@ -243,7 +244,10 @@ class _Reading(ABC):
 
 
 def _pack(codes: Codes, shard_names: list[str], bias: Tensor | None) -> RoundedLinear:
-    """One product of matrices that were filled; those of one rounding are multiplied at once."""
+    """Pack filled matrices as one product.
+
+    Matrices with the same rounding are multiplied together.
+    """
 
     def key(shard_name: str) -> tuple[object, ...]:
         rounding = codes.rounding(shard_name)
@@ -265,8 +269,8 @@ class Fp8Matrix(_Reading, Matrix):
         """Keep them.
 
         Args:
-            codes: of all projections.
-            implementation: of products of widened numbers.
+            codes: codes of all projections.
+            implementation: implementation of products of widened numbers.
             multiplies: whether a GPU's kernels multiply by the codes.
         """
         self._stored, self._implementation, self._multiplies = codes, implementation, multiplies
@@ -278,7 +282,7 @@ class Fp8Matrix(_Reading, Matrix):
     def pack(self, kept: list[tuple[str, str]], bias: Tensor | None) -> PackedLinear:
         codes = self._stored
         for shard_name in [shard for name, shard in kept if name == "weight"]:
-            # Ahead of the scales, some of which may be new.
+            # This comes before the scales, some of which may be new.
             codes.code.filled[shard_name] = self.part("weight", shard_name)
         codes.take_scales()
         order = codes.code.ordered()
@@ -302,7 +306,8 @@ class Fp8Matrix(_Reading, Matrix):
         rounding = roundings[0]
         if rounding is not None and rounding.scale is not None:
             scales = {None if each is None else float(each.scale or 0) for each in roundings}
-            # A product rounds its activations once: finer, where its projections' scales differ.
+            # A product rounds its activations once, with a finer scale if its projections' scales
+            # differ.
             rounding = rounding if len(scales) == 1 else Rounding(rounding.group)
         made = Fp8Linear(*codes.take_codes(), rounding, bias)
         if isinstance(self.packed, Fp8Linear) and self.packed.replace(made):

@@ -1,7 +1,8 @@
-"""Which matrix of a checkpoint is stored in E4M3, in the words of each tool. Front-safe: no torch.
+"""Finds the matrices that a checkpoint stores in E4M3, by each tool's keys. Front-safe: no torch.
 
-Words: compressed-tensors (llm-compressor), `quant_method: fp8` (AutoFP8, Qwen, DeepSeek) and
-ModelOpt's. Where files are there, their headers have the last word: a matrix in 16 bits stays so.
+The keys are those of compressed-tensors (llm-compressor), of `quant_method: fp8` (AutoFP8, Qwen,
+DeepSeek) and of ModelOpt. If weight files exist, their headers decide: a matrix that they store in
+16 bits stays in 16 bits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from runtime.errors import StartupError
 from runtime.models.quantization.fp8.scheme import Fp8Group, Fp8Scheme, Modules, find_group
 
 CODES = "F8_E4M3"
-# Matrices that score or choose: tools leave them in 16 bits, and all those that are looked up.
+# Heads and routers. Tools leave these in 16 bits, and embeddings as well.
 _NOT_LINEAR = re.compile(r"(^|\.)(lm_head|score|classifier|router|shared_gate)\.\w+$")
 _EMBEDDING = re.compile(r"(^|\.)\w*embed\w*\.\w+$")
 _MAX_BLOCK = 1024
@@ -30,10 +31,10 @@ class Fp8Quantization(Quantization):
     """The schemes of a checkpoint's matrices.
 
     Attributes:
-        groups: schemes, and the modules that they are for.
-        ignored: modules in 16 bits.
-        stored: by name, whether a matrix is in E4M3; empty where there are no files.
-        while_loading: whether the files are in floats, and become E4M3 as they load.
+        groups: schemes with the modules that they apply to.
+        ignored: modules that stay in 16 bits.
+        stored: by name, whether a matrix is in E4M3; empty if there are no weight files.
+        while_loading: whether the files have floats, which become E4M3 while they load.
     """
 
     groups: tuple[Fp8Group, ...]
@@ -43,7 +44,7 @@ class Fp8Quantization(Quantization):
     method: str = "fp8"
 
     def scheme(self, weight: WeightSpec) -> Fp8Scheme | None:
-        """How a weight is stored; `None` for plain numbers."""
+        """Return how a weight is stored; `None` for plain numbers."""
         if weight.kind != "matrix" or len(weight.shape) != 2 or not weight.name.endswith(".weight"):
             return None
         module = weight.name.removesuffix(".weight")
@@ -59,7 +60,7 @@ class Fp8Quantization(Quantization):
         return find_group(self.groups, module)
 
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
-        """See `Quantization`: codes and scales; or floats, which become such codes."""
+        """See `Quantization`. The tensors are codes and scales, or floats that become codes."""
         scheme = self.scheme(weight)
         if scheme is None:
             return (weight,)
@@ -80,7 +81,7 @@ class Fp8Quantization(Quantization):
         )
 
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
-        """See `Quantization`: codes on a GPU, where experts are widened; on a CPU float32."""
+        """See `Quantization`. A GPU keeps codes, but widened experts; a CPU keeps float32."""
         count = math.prod(weight.shape)
         scheme = self.scheme(weight)
         if scheme is None:
@@ -89,7 +90,7 @@ class Fp8Quantization(Quantization):
             return count * 4
         if itemsize != 2 or ".experts." in weight.target or any(n % 16 for n in weight.shape):
             return count * itemsize
-        # A row has scales of its own there.
+        # On a GPU each row has scales of its own.
         return count + 4 * weight.shape[0] * scheme.scale_shape(weight.shape)[-1]
 
     def renamed(self, canonical: Callable[[str], str]) -> Fp8Quantization:
@@ -106,10 +107,10 @@ class Fp8Quantization(Quantization):
 
 
 def read(path: Path, words: Mapping[str, Any]) -> Fp8Quantization:
-    """Read the words of any of the tools.
+    """Read the keys of any of the tools.
 
     Raises:
-        StartupError: a scheme that is not supported; one line that names it and its modules.
+        StartupError: the scheme is not supported; one line names it and its modules.
     """
     method = words["quant_method"]
     reader = _READERS[method]
@@ -131,7 +132,7 @@ def _stored(path: Path) -> dict[str, bool] | None:
 
 
 class _Words:
-    """A tool's words, and what is said where they ask for too much."""
+    """A tool's keys, and the errors about unsupported values."""
 
     def __init__(self, path: Path, words: Mapping[str, Any]) -> None:
         self.path, self.words = path, words
@@ -144,7 +145,7 @@ class _Words:
         )
 
     def names(self, *keys: str) -> Modules:
-        """The modules that the first key of those here lists."""
+        """Return the modules that the first present key lists."""
         for key in keys:
             value = self.words.get(key)
             if value is None:
@@ -168,7 +169,7 @@ class _Words:
 
 
 def _read_fp8(words: _Words) -> Fp8Quantization:
-    """AutoFP8's words, and those of DeepSeek and Qwen, which have blocks."""
+    """Read the keys of AutoFP8, and of DeepSeek and Qwen, which have blocks."""
     ignored = words.names("modules_to_not_convert", "ignored_layers")
     form = words.words.get("fmt", "e4m3")
     if form not in ("e4m3", "float8_e4m3fn"):
@@ -238,7 +239,7 @@ def _read_group(words: _Words, group: Any) -> Fp8Group:
 def _activations(words: _Words, given: dict[str, Any], shown: str) -> dict[str, Any]:
     strategy, is_dynamic = given.get("strategy", "tensor"), given.get("dynamic", False)
     if strategy == "tensor":
-        # One scale of a whole batch would make a token's numbers depend on its neighbours.
+        # With one scale for a whole batch, a token's numbers would depend on its neighbours.
         return {"is_static": is_dynamic is False}
     if strategy == "token" and is_dynamic is not False:
         return {}

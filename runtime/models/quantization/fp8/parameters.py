@@ -1,4 +1,4 @@
-"""What a checkpoint fills of matrices in E4M3: codes, or floats that become codes, and scales."""
+"""Parameters of matrices in E4M3: codes, or floats that become codes, and scales."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from runtime.models.quantization.fp8.scheme import Fp8Scheme
 
 
 class ScaleParameter(Parameter):
-    """The scales of matrices that lie one below the other, whole on each rank: they are few.
+    """The scales of stacked matrices. Each rank has all of them, because they are few.
 
     Attributes:
-        scales: by shard, float32 of the stored shape, what was filled since they were packed.
+        scales: by shard, float32 of the stored shape; scales that were filled since the last
+            packing.
     """
 
     __slots__ = ("scales",)
@@ -42,7 +43,7 @@ class ScaleParameter(Parameter):
 
     def fill(self, shard_name: str, tensor: Tensor) -> None:
         shape = self.shards[shard_name].shape
-        # A copy: what comes may be a view of a file or of a trainer's memory.
+        # This is a copy, because the tensor may be a view of a file or of a trainer's memory.
         self.scales[shard_name] = torch.empty(shape, device=self.device).copy_(
             tensor.reshape(shape)
         )
@@ -56,12 +57,12 @@ class ScaleParameter(Parameter):
 
 
 class CodeParameter(Parameter):
-    """Codes of each shard, or plain numbers of those that are stored so.
+    """Codes of each shard, or plain numbers of shards that are stored in 16 bits.
 
     Attributes:
         schemes: by shard; `None` for plain numbers.
-        filled: by shard, this rank's part, what was filled since it was packed.
-        scale: where the scales of floats go that become codes.
+        filled: by shard, this rank's part; only tensors that were filled since the last packing.
+        scale: the parameter that gets the scales of floats that become codes.
     """
 
     __slots__ = ("filled", "scale", "schemes")
@@ -78,22 +79,22 @@ class CodeParameter(Parameter):
         self.scale = scale
 
     def ordered(self) -> list[str]:
-        """Names of the shards that are here, from the first row down."""
+        """Return the names of this rank's shards, from the first row down."""
         here = [name for name, shard in self.shards.items() if shard.num_rows]
         return sorted(here, key=lambda name: self.shards[name].offset)
 
     def blocks(self, shard_name: str) -> Blocks:
-        """Which numbers of a shard share a scale."""
+        """Return which numbers of a shard share a scale."""
         scheme = self.schemes[shard_name]
         assert scheme is not None, "plain numbers have no scales"
         return Blocks(*scheme.block)
 
     def spread(self, shard_name: str, scales: Tensor) -> Tensor:
-        """The scale of each number of this rank's part.
+        """Return the scale of each number of this rank's part.
 
         Args:
-            shard_name: of the matrix.
-            scales: of the whole matrix, in the stored shape.
+            shard_name: name of the matrix.
+            scales: scales of the whole matrix, in the stored shape.
         """
         shard, blocks = self.shards[shard_name], self.blocks(shard_name)
         rows, columns = (torch.arange(size, device=scales.device) for size in shard.shape)
@@ -110,13 +111,14 @@ class CodeParameter(Parameter):
             return super().problem(spec, tensor)
         is_codes = tensor.dtype is CODES
         local = self.shards[spec.shard].local_shape
-        # Floats are cut only when they have become codes.
+        # Floats are cut only after they have become codes.
         if tuple(tensor.shape) not in ((spec.shape, local) if is_codes else (spec.shape,)):
             return f"{list(tensor.shape)}, expected {list(spec.shape)}"
         return "" if is_codes else super().problem(spec, tensor)
 
     def cut(self, shard_name: str, whole: Tensor) -> Tensor:
-        # The scales of floats are those of the whole matrix, on any number of ranks.
+        # Scales of floats are computed from the whole matrix, so they do not depend on the number
+        # of ranks.
         if whole.dtype is not CODES and self.schemes[shard_name] is not None:
             return whole
         return super().cut(shard_name, whole)

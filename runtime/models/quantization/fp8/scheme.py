@@ -26,7 +26,7 @@ class Fp8Scheme:
     scale: str = "weight_scale"
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the scales of a matrix, where ones may be left out."""
+        """Return the shape of a matrix's scales; dimensions of 1 may be omitted."""
         if self.block == (0, 0):
             return (1,)
         rows, columns = (
@@ -36,7 +36,7 @@ class Fp8Scheme:
 
     @property
     def description(self) -> str:
-        """For people: `channel scales, activations rounded by token`."""
+        """Text for logs: `channel scales, activations rounded by token`."""
         weights = {(0, 0): "tensor", (1, 0): "channel"}.get(self.block)
         weights = weights or "x".join(map(str, self.block))
         if not self.rounds:
@@ -59,10 +59,10 @@ class Fp8Group:
 
 @dataclass(frozen=True)
 class Modules:
-    """A list of modules, in any tool's words.
+    """A list of modules, in the notation of any tool.
 
     Attributes:
-        names: names or ends of them, `re:` expressions, or with `*` as in a shell.
+        names: full names, last parts of names, `re:` expressions, or shell patterns with `*`.
     """
 
     names: tuple[str, ...] = ()
@@ -80,12 +80,12 @@ def _expression(name: str) -> re.Pattern[str]:
         return re.compile(name[3:])
     if "*" in name:
         return re.compile(re.escape(name).replace(r"\*", ".*") + r"\Z")
-    # A module, or all that is in it; `transformers` lists the last parts of names too.
+    # A name covers a module and all modules in it. `transformers` also lists last parts of names.
     return re.compile(rf"(.*\.)?{re.escape(name)}(\..*)?\Z")
 
 
 def find_group(groups: Sequence[Fp8Group], module: str) -> Fp8Scheme | None:
-    """The scheme of a linear module; `None` where no group names it."""
+    """Return the scheme of a linear module; `None` if no group names it."""
     named = [group for group in groups if module in Modules(group.targets)]
     of_all = [group for group in groups if "Linear" in group.targets]
     found = [*named, *of_all]
