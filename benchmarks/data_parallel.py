@@ -1,4 +1,4 @@
-"""What routing by prefix saves: conversations on an engine with several replicas, by method.
+"""Measures how much routing by prefix saves, with conversations on an engine with several replicas.
 
     python -m benchmarks.data_parallel [--dp-size 2] [--users 16] [--turns 4] [--json out.json]
 

@@ -90,7 +90,7 @@ async def _serve_bare(port: int) -> None:
 
 @contextlib.contextmanager
 def servers() -> Iterator[dict[str, str]]:
-    """The demo server and the bare one: their addresses."""
+    """Start the demo server and the bare server; yield their addresses."""
     demo, bare = free_port(), free_port()
     processes = [
         subprocess.Popen(

@@ -63,7 +63,7 @@ def run_programs(sgl: Any, job: str, num: int, at_once: int) -> dict[str, Any]:
 
 
 async def plain_client(url: str, num: int, at_once: int, prompts: list[str]) -> dict[str, Any]:
-    """The same requests with plain asyncio, without a frontend."""
+    """Send the same requests with plain asyncio, without a frontend."""
     from headrace.http_stream import HttpClient
 
     client = HttpClient(url, {"Content-Type": "application/json"}, 600.0)

@@ -183,7 +183,7 @@ async def loads(client: HttpClient) -> dict[str, Any]:
 
 
 async def num_retractions(client: HttpClient) -> int:
-    """How many times a full pool retracted a request."""
+    """Return how many times a full pool retracted a request."""
     _, text = await client.call("GET", "/metrics")
     found = re.findall(r"^\w+:num_retractions_total\{.*\} (\S+)$", text.decode(), re.MULTILINE)
     return sum(int(float(count)) for count in found)

@@ -132,7 +132,7 @@ def figures(
 
 
 def floats(model: str, tokens: int, budget_s: float, dtype: torch.dtype) -> dict[str, object]:
-    """The same layer with a weight of `dtype` and the kernels of `kernels.linear`."""
+    """Return the same layer with a weight of `dtype`, for the kernels of `kernels.linear`."""
     hidden, qkv, heads, inter, _ = MODELS[model]
     shapes = ((qkv, hidden), (hidden, heads), (2 * inter, hidden), (hidden, inter))
     size = sum(rows * columns for rows, columns in shapes) * dtype.itemsize

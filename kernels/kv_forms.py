@@ -76,7 +76,7 @@ def head_elements(cache: Tensor) -> int:
 
 
 def numbers(rows: Tensor) -> Tensor:
-    """Return what a cache's rows stand for, float32 `[..., head_dim]`."""
+    """Return the numbers of a cache's rows, float32 `[..., head_dim]`."""
     if rows.dtype is torch.int8:
         scale = rows[..., -_SCALE_BYTES:].contiguous().view(torch.float32)
         return rows[..., :-_SCALE_BYTES].float() * scale

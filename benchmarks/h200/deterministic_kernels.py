@@ -33,7 +33,7 @@ Found = tuple[list[str], list[str]]
 
 
 def differ(got: Tensor, want: Tensor) -> int:
-    """How many elements have other bits."""
+    """Return how many elements differ in their bits."""
     kind = {2: torch.int16, 4: torch.int32}[got.element_size()]
     return int((got.contiguous().view(kind) != want.contiguous().view(kind)).sum())
 

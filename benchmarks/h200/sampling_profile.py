@@ -1,4 +1,4 @@
-"""Where sampling spends its time on a GPU, kernel by kernel."""
+"""Profiles sampling on a GPU, kernel by kernel."""
 
 import torch
 from torch.profiler import ProfilerActivity, profile

@@ -36,7 +36,7 @@ PROMPT_LEN, STEPS = 256, 100
 
 
 def case(shape: str, tp_size: int, device: str, dtype: str) -> dict[str, Any]:
-    """Runs in a process of its own; what it found."""
+    """Run one case in a separate process, and return its results."""
     from tests.support.engine import InProcessEngine
 
     started = time.perf_counter()

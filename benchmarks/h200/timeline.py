@@ -62,7 +62,7 @@ def record(shape: str, batch: int, length: int, quantization: str | None) -> lis
 
 
 def added(kernels: list[dict[str, Any]]) -> Counter[str]:
-    """What each kind of kernel adds to the step, microseconds; `(nothing)` where none runs."""
+    """Return microseconds that each kind of kernel adds to the step; `(nothing)` for idle time."""
     times: Counter[str] = Counter()
     until = 0.0
     for each in kernels:

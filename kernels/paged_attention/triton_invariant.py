@@ -1,4 +1,4 @@
-"""Batch-invariant paged attention in Triton: what a step's layers share, and the launches.
+"""Batch-invariant paged attention in Triton: a step's plan, which its layers share, and launches.
 
 The device writes the assignment of rows and key parts, as in `triton_plan`, so that a CUDA graph
 may be replayed with other lengths. Only a query that is its sequence's only one has its key parts
@@ -171,7 +171,7 @@ class InvariantWorkspace:
 
 @dataclass(frozen=True)
 class InvariantPlan:
-    """What a step's layers share.
+    """The plan of a step, which all of its layers share.
 
     Attributes:
         workspace: holds the work list.

@@ -184,7 +184,7 @@ class AttentionWorkspace:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """What a step's layers share.
+    """The plan of a step, which all of its layers share.
 
     Attributes:
         workspace: holds the work lists.

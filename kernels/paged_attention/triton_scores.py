@@ -1,4 +1,4 @@
-"""What layers may do to scores and their sum, for all Triton attention kernels."""
+"""Optional changes of scores and of their sum, for all Triton attention kernels."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 

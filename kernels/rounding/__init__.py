@@ -97,7 +97,7 @@ def round_to_codes(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
 
 
 def round_activations(x: Tensor, rounding: Rounding) -> Tensor:
-    """What `round_to_codes` makes of activations, as float32 `[num_tokens, columns]`."""
+    """Return activations rounded as by `round_to_codes`, as float32 `[num_tokens, columns]`."""
     codes, scales = round_to_codes(x, rounding)
     spread = scales.repeat_interleave(rounding.group or x.shape[1], dim=1)
     return codes.float() * spread[:, : x.shape[1]]
@@ -150,7 +150,7 @@ def rms_norm_rounded(
     zero_centered: bool,
     rounding: Rounding,
 ) -> RoundedTokens:
-    """Return what `round_to_codes` makes of a norm's result.
+    """Compute a norm, and round its result as by `round_to_codes`.
 
     Args:
         x: as for `kernels.norm.rms_norm`.
@@ -165,7 +165,7 @@ def rms_norm_rounded(
 
 
 def act_and_mul_rounded(x: Tensor, activation: Activation, rounding: Rounding) -> RoundedTokens:
-    """Return what `round_to_codes` makes of a gated activation.
+    """Compute a gated activation, and round its result as by `round_to_codes`.
 
     Args:
         x: as for `kernels.activation.act_and_mul`.

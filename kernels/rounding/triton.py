@@ -206,7 +206,7 @@ def round_tokens(x: Tensor, rounding: Rounding) -> RoundedTokens:
 
 
 def _empty(num_tokens: int, width: int, groups: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Codes, and scales `[groups, num_tokens]`: kernels read those of one group of all tokens."""
+    """Allocate codes, and scales `[groups, num_tokens]`: kernels read a group's scales at once."""
     return (
         torch.empty(num_tokens, width, dtype=CODES, device=device),
         torch.empty(groups, num_tokens, dtype=torch.float32, device=device),

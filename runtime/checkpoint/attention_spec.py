@@ -1,4 +1,4 @@
-"""What one layer's attention is, over all ranks: pools, weights and layers follow. Front-safe."""
+"""Describes one layer's attention over all ranks; pools, weights and layers follow. Front-safe."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AttentionSpec:
 
     @property
     def state(self) -> LayerState:
-        """What the layer keeps of a sequence; pages of values are as wide as those of keys."""
+        """The state that the layer keeps of a sequence; values have pages as wide as keys."""
         if self.keys_of is not None:
             return SharedState(self.keys_of)
         return PagedState(self.num_kv_heads, self.head_dim, self.window)

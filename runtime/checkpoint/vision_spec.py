@@ -1,4 +1,4 @@
-"""How a model takes images: what the front needs to prepare them. Front-safe: no torch.
+"""The facts about a model's images that the front needs to prepare them. Front-safe: no torch.
 
 The tower's own numbers are in the family's class that derives from `VisionSpec`.
 """

@@ -1,4 +1,4 @@
-"""Which folders a running server may take weights from. Front-safe: no torch."""
+"""Decides from which folders a running server may load weights. Front-safe: no torch."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ RecorderMode = Literal["stat", "stat_approx", "per_pass", "per_token"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArgs:
-    """Which model, and how its numbers are stored."""
+    """The model, and how its numbers are stored."""
 
     model_path: str | None = option(
         None,
@@ -381,7 +381,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """What the scheduler/worker process gets on its stdin.
+    """The configuration that the worker process reads from its stdin.
 
     Attributes:
         model_folder: local folder with `config.json` and the weights.
@@ -446,7 +446,7 @@ class WorkerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RankConfig:
-    """What each further rank of a worker gets on its stdin; `rank` counts from 1."""
+    """The configuration that a worker's further rank reads from its stdin; `rank` counts from 1."""
 
     worker: WorkerConfig
     rank: int
@@ -454,7 +454,7 @@ class RankConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DetokenizerConfig:
-    """What the detokenizer process gets on its stdin."""
+    """The configuration that the detokenizer process reads from its stdin."""
 
     run_folder: str
     generation: int
@@ -469,7 +469,7 @@ GRAMMAR_CACHE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class GrammarConfig:
-    """What the grammar compiler's process gets on its stdin.
+    """The configuration that the grammar compiler's process reads from its stdin.
 
     Attributes:
         vocab_size: the logits' width.

@@ -78,7 +78,7 @@ class ExpertRecorder:
         self._counts.is_on = False
 
     def end_step(self, plan: StepPlan, latest_input: Tensor) -> None:
-        """Keep what the layers counted in the step that was just launched.
+        """Keep the layers' counts of the step that was just launched.
 
         Args:
             plan: the step.

@@ -27,7 +27,7 @@ _MANY_TOKENS, _LONG_PROMPT = 2048, 4096
 
 @dataclass(frozen=True)
 class GraphLimits:
-    """Which steps run as CUDA graphs.
+    """The bounds of steps that run as CUDA graphs.
 
     Attributes:
         max_batch: most sequences of a step.

@@ -19,7 +19,7 @@ from runtime.models.layers.build_context import BuildContext
 
 
 def kept_states(spec: ModelSpec, context: BuildContext) -> list[LayerState]:
-    """What each layer keeps, in the form that the operator chose."""
+    """Return the state of each layer, in the form that the operator chose."""
     form = context.kv_cache_dtype
     return [
         replace(state, form=form) if isinstance(state, PagedState) else state

@@ -26,7 +26,7 @@ _LEAST_SHARE = 0.25
 
 @dataclass(frozen=True)
 class ForkLimits:
-    """What one fork may use.
+    """The resources that one fork may use.
 
     Attributes:
         timeout_s: seconds of wall time.

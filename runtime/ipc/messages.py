@@ -93,7 +93,7 @@ class MatchPrefix(_Message, frozen=True):
 
 
 class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How long a prefix a prompt has in common with the most similar cached prompt.
+    """The length of the common prefix of a prompt and the most similar cached prompt.
 
     Attributes:
         num_tokens: length of the common prefix.
@@ -113,7 +113,7 @@ class Ping(_Message, frozen=True):
 
 
 class ProfileSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a profile records, and where it is written.
+    """The steps and events that a profile records, and the folder of its files.
 
     Attributes:
         folder: an existing folder for the files.
@@ -146,7 +146,7 @@ class StartProfile(_Message, frozen=True):
 
 
 class StopProfile(_Message, frozen=True):
-    """Write what was recorded; refused while no profile runs."""
+    """Write the recorded steps; refused while no profile runs."""
 
     call_id: int
 
@@ -247,7 +247,7 @@ def internal_error(message: str) -> FinishReason:
 
 
 class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the detokenizer needs before a request's first token.
+    """The data that the detokenizer needs before a request's first token.
 
     Attributes:
         admitted_at: `time.monotonic()` when it left the queue; 0 if it never did.

@@ -133,7 +133,7 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """The end of what it wrote to standard error, when that is relayed."""
+        """The end of the child's output to standard error, if that is relayed."""
         return "\n".join(self._last_lines)
 
     def _relay_stderr(self) -> None:
@@ -181,7 +181,7 @@ class Child:
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, after its name: `was ended by SIGKILL`."""
+    """Return text that follows a process's name and says how it ended: `was ended by SIGKILL`."""
     if code == DEVICE_LOST_CODE:
         return "ended because its device failed"
     if code < 0:

@@ -153,11 +153,11 @@ class LoadReceived(_Message, frozen=True):
 
 
 class KeepUpdate(_Message, frozen=True):
-    """Every rank has loaded the update: free what was kept to undo it."""
+    """Free the copies for undoing the update, because every rank has loaded it."""
 
 
 class UndoUpdate(_Message, frozen=True):
-    """Some rank failed: undo what was loaded since the last `KeepUpdate`."""
+    """Undo all loads since the last `KeepUpdate`, because a rank failed."""
 
 
 class ReadWeight(_Message, frozen=True):

@@ -1,4 +1,4 @@
-"""What this machine offers, read without torch: importing torch would slow the front's start."""
+"""Detects this machine's hardware without torch, whose import would slow the front's start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what is known before any process starts: options, model folder, weight headers.
+"""Checks options, model folder and weight headers before any process starts.
 
 Nothing here imports torch, so a mistake is reported in one line within a second.
 """

@@ -382,7 +382,7 @@ def _check_bounds(config: ServerConfig) -> None:
 
 
 def _check_fit(config: ServerConfig, device: str, page_size: int, backend: str) -> None:
-    """Refuse what the worker could not start with, before it imports torch."""
+    """Refuse options with which the worker could not start, before it imports torch."""
     pool = config.scheduling.max_total_tokens
     if pool is not None and pool < page_size:
         raise StartupError(

@@ -194,7 +194,7 @@ class ImageLoader:
         self._process.stop()
 
     def require_vision(self, param: str) -> VisionSpec:
-        """How the model takes images.
+        """Return how the model takes images.
 
         Raises:
             InvalidRequest: the model takes none.

@@ -1,4 +1,4 @@
-"""Which sources of images the operator's options allow."""
+"""The sources of images that the operator's options allow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IMAGES, _OTHERS = "image", ("video", "audio")
 
 @dataclass(frozen=True)
 class MediaPolicy:
-    """Which sources are allowed, and how many images a prompt may have.
+    """The allowed sources, and the number of images that a prompt may have.
 
     Attributes:
         domains: hosts that may be fetched from; a leading dot means all hosts below the domain.

@@ -51,7 +51,7 @@ def expand_ids(
     encode: Encode,
     param: str,
 ) -> tuple[list[int], list[ImageInput]]:
-    """The same for a prompt of token ids.
+    """Do what `expand_text` does, for a prompt of token ids.
 
     Each image may be given as its marker's token, as one placeholder token, or as all of them.
 

@@ -59,7 +59,7 @@ class CausalLM(Model):
         """
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return what `model_logits` does, in float32."""
+        """Return the result of `model_logits` in float32."""
         return self.model_logits(hidden).float()
 
 
@@ -88,5 +88,5 @@ class TextEncoder(Model):
         """
 
     def compute(self, batch: EncoderBatch) -> Tensor:
-        """Return what the model gives for each text, `[num_texts, output_size]` float32."""
+        """Return the model's output for each text, `[num_texts, output_size]` float32."""
         return self.head.run(self.forward(batch), batch)

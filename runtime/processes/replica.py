@@ -199,7 +199,7 @@ class Replica:
             child.kill()
 
     async def kill_stuck(self, name: str, why: str) -> None:
-        """Like `kill`, after logging the stacks of its threads."""
+        """Log the stacks of the process's threads, then do what `kill` does."""
         child = self._worker if name == "worker" else self._detokenizer
         if child is None or not child.is_alive:
             return

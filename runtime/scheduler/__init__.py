@@ -1,1 +1,1 @@
-"""Decides what each step computes; `process` puts the worker together."""
+"""Decides what each step computes."""

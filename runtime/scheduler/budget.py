@@ -1,4 +1,4 @@
-"""How many prompt tokens a step computes, and how long a request's next chunk is."""
+"""Decides how many prompt tokens a step computes, and how long a request's next chunk is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BESIDE_STREAMS = 4
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """How many prompt tokens one step may compute.
+    """Bounds on the prompt tokens of one step.
 
     Attributes:
         alone: the bound while no sequence decodes; `None` for whole prompts.

@@ -85,7 +85,7 @@ class OutputBuffer:
         return request.started
 
     def take(self) -> TokenDeltas | None:
-        """Return what has been collected as one message; `None` if there is nothing."""
+        """Return the collected output as one message; `None` if there is none."""
         if not (self._ids or self._ends or self._starts or self._extras):
             return None
         message = TokenDeltas(
@@ -135,7 +135,7 @@ class OutputProcessor:
         self.num_nan = 0
 
     def process(self, step: PlannedStep, result: StepResult) -> None:
-        """Append the tokens and finish what is done."""
+        """Append the tokens, and finish requests that are complete."""
         for row, reason in (step.masks.ends if step.masks is not None else {}).items():
             request = self._table.requests[row]
             if request is not None:

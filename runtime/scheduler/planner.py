@@ -39,7 +39,7 @@ _NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 
 @dataclass
 class PlannedStep:
-    """A step, and what the scheduler must remember until its result is read.
+    """A step, and the data that the scheduler keeps until its result is read.
 
     Attributes:
         request_ids: `[num_samples]`, the request of each sample; its row may be reassigned.

@@ -202,7 +202,7 @@ class Request:
         return any(each.name == extra and each.replaces for each in self.row_spec.extras)
 
     def start_message(self, stream_interval: int) -> StreamStart:
-        """Return what the detokenizer needs; `stream_interval` is the server's default."""
+        """Return the detokenizer's message; `stream_interval` is the server's default."""
         sampling = self.sampling
         return StreamStart(
             request_id=self.request_id,

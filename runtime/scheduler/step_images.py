@@ -80,7 +80,7 @@ class TowerTime:
         self.ahead: list[PreparedImage] = []
 
     def fit(self, request: Request, start: int, length: int, budget: int) -> tuple[int, int]:
-        """Fit a chunk's images into what is left of the step's budget.
+        """Fit a chunk's images into the rest of the step's budget.
 
         Returns:
             The number of the chunk's positions that fit (all, or those before an image), and the

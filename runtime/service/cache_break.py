@@ -30,7 +30,7 @@ class CacheBreak(TypedDict):
 
 @dataclass(frozen=True)
 class CachedPrefix:
-    """How much of a prompt is cached.
+    """The cached part of a prompt, and where the cache breaks.
 
     Attributes:
         num_cached: tokens that a request would take from the cache.

@@ -18,7 +18,7 @@ class Pending(Protocol):
 
 
 class Runner(Protocol):
-    """What the scheduler needs of the executor."""
+    """The interface of the executor that the scheduler uses."""
 
     def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
         """Start computing a step; `masks` covers its constrained samples."""
@@ -26,7 +26,7 @@ class Runner(Protocol):
 
 
 class WeightHandler(Protocol):
-    """What the scheduler needs to change weights and release memory."""
+    """The interface through which the scheduler changes weights and releases memory."""
 
     @property
     def can_compute(self) -> bool:

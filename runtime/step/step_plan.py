@@ -253,7 +253,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class Reported(NamedTuple):
-    """What an extra reports about consecutive positions of one sequence."""
+    """A report of an extra about consecutive positions of one sequence."""
 
     extra: str
     num_positions: int

@@ -271,7 +271,7 @@ class LiveWeights:
         self.are_released = True
 
     def restore(self) -> None:
-        """Restore what `release` released.
+        """Restore the memory and weights that `release` released.
 
         Raises:
             StartupError: the files are gone; the weights stay released.

@@ -57,7 +57,7 @@ def create_group(
     backend: str,
     timeout_s: float = BROADCAST_TIMEOUT_S,
 ) -> Any:
-    """Join the group; return what `torch.distributed.broadcast(..., group=)` takes.
+    """Join the group; return the `group` for `torch.distributed.broadcast`.
 
     Args:
         address: address of a TCP store that rank 0 opens and the others connect to.

@@ -151,7 +151,7 @@ class DestroyGroupBody(msgspec.Struct, kw_only=True):
 
 
 def check_disk(body: DiskBody) -> None:
-    """Refuse what is not supported.
+    """Refuse unsupported fields.
 
     Raises:
         InvalidRequest: a field is not supported; it is named.
@@ -166,7 +166,7 @@ def check_disk(body: DiskBody) -> None:
 
 
 def to_tensors(body: TensorBody, tp_size: int) -> LoadTensors | LoadSharedMemory | LoadCuda:
-    """Return what the ranks load.
+    """Return the operation with which ranks load the tensors.
 
     Raises:
         InvalidRequest: not exactly one form, not safetensors, or a wrong number of entries.
@@ -212,7 +212,7 @@ def _check_safetensors(where: str, data: bytes) -> None:
 
 
 def to_receive(body: DistributedBody, model: ModelSpec) -> ReceiveTensors:
-    """Return what the ranks receive, checked before anything is awaited.
+    """Return the operation with which ranks receive tensors; check it before waiting for any.
 
     Raises:
         InvalidRequest: lists of different lengths, unknown names, wrong shapes or types.

@@ -31,7 +31,7 @@ class Logprobs(DeviceExtra):
         self._specs: dict[int, LogprobSpec] = {}
 
     def join(self, row: int, params: bytes) -> None:
-        """Store what the row's request wants."""
+        """Store the request of the row."""
         self._specs[row] = LogprobSpec.of(params)
 
     def of_samples(self, samples: Samples) -> Gathered:

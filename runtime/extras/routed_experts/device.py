@@ -11,7 +11,7 @@ from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Read
 
 
 class RoutedExperts(DeviceExtra):
-    """`[layers with experts, chosen]` int32 per position.
+    """The experts of each position, `[layers with experts, chosen]` int32.
 
     A block begins with the size in bytes of a position: four bytes, little-endian like the ids.
     """

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class AttentionShape(NamedTuple):
-    """What work lists and work space depend on: layers with equal shapes share them."""
+    """The numbers on which work lists and work space depend.
+
+    Layers with equal shapes share them.
+    """
 
     num_heads: int
     num_kv_heads: int

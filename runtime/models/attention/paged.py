@@ -71,7 +71,10 @@ class PagedAttention:
 
 
 class ReferenceAttention(PagedAttention):
-    """The same in plain torch on any device: slow; the others are tested against it."""
+    """Paged attention in plain torch on any device.
+
+    It is slow, and other back ends are tested against it.
+    """
 
     def _choose(self, device_type: str) -> Chosen:
         return (

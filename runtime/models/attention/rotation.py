@@ -1,4 +1,4 @@
-"""What every back end does with keys and values before it attends, and with its own output."""
+"""The steps of every back end before attention (rotate and write) and after it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Dense decoders: what families of them share."""
+"""The common parts of dense decoders' families."""

@@ -70,7 +70,7 @@ class DecoderAttention:
         return self.qkv_proj.rounding
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Map `[num_tokens, hidden_size]` to what `o_proj` takes, a new tensor."""
+        """Map `[num_tokens, hidden_size]` to the input of `o_proj`, a new tensor."""
         return batch.attention.run(self.attention, self.qkv_proj.apply(hidden), batch)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:

@@ -30,7 +30,7 @@ PRE_NORMS = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layern
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderTraits:
-    """How a family differs from plain Llama.
+    """The differences between a family and plain Llama.
 
     Attributes:
         biases: `never`; `qkv` always on q, k and v; or `keyed` by `attention_bias`, on o too.
@@ -117,7 +117,7 @@ class DecoderSpec(ModelSpec):
         return tuple(self.attention(layer_idx).state for layer_idx in range(self.num_layers))
 
     def attention(self, layer_idx: int) -> AttentionSpec:
-        """Return what this layer's attention is."""
+        """Return the description of this layer's attention."""
         is_windowed = self.windowed_layers is None or layer_idx in self.windowed_layers
         window = self.sliding_window if is_windowed else None
         has_own_rope = self.windowed_rope is not None and window is not None

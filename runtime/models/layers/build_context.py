@@ -1,4 +1,4 @@
-"""Where and how a model is built: the only outside information that layers get."""
+"""The settings with which a model is built. Layers get no other outside information."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def parse_dtype(name: str) -> torch.dtype:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """What a model needs to be built, besides its own spec.
+    """The settings for building a model, besides its own spec.
 
     Attributes:
         dtype: type of weights and activations.

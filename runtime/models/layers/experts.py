@@ -30,11 +30,11 @@ class ExpertsStore(ABC):
 
     @abstractmethod
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield what a checkpoint fills."""
+        """Yield the parameters that a checkpoint fills."""
 
     @abstractmethod
     def pack(self, kept: list[tuple[str, str]]) -> PackedExperts:
-        """Make what was filled effective; see `Matrix.pack`."""
+        """Pack the filled tensors, so that products use them; see `Matrix.pack`."""
 
     @abstractmethod
     def plain(self, name: str) -> Tensor:
@@ -42,7 +42,7 @@ class ExpertsStore(ABC):
 
     @abstractmethod
     def part(self, name: str, shard_name: str) -> Tensor:
-        """Return what one checkpoint tensor filled, as it was stored; do not write to it."""
+        """Return the part that a checkpoint tensor filled, as it was stored; do not write to it."""
 
     @abstractmethod
     def values(self, name: str, shard_name: str) -> Tensor:
@@ -50,7 +50,7 @@ class ExpertsStore(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop what was filled since the last `pack`."""
+        """Drop tensors that were filled since the last `pack`."""
 
     @abstractmethod
     def release(self) -> None:

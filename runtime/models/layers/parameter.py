@@ -20,7 +20,7 @@ Stored = Mapping[str, Mapping[str, "WeightSpec"]]
 
 @dataclass(frozen=True)
 class WeightShard:
-    """Where one checkpoint tensor goes.
+    """The part of a parameter that one checkpoint tensor fills.
 
     Attributes:
         shape: shape of the whole checkpoint tensor.
@@ -113,7 +113,7 @@ class Parameter:
         return f"{tensor.dtype}, expected a floating type"
 
     def restore(self, saved: Tensor) -> None:
-        """Fill all shards with what the holder's `plain` returned."""
+        """Fill all shards with a result of the holder's `plain`."""
         self.allocate().copy_(saved)
 
     def fill(self, shard_name: str, tensor: Tensor) -> None:
@@ -129,7 +129,7 @@ class WeightHolder(ABC):
     """A layer that owns parameters."""
 
     def store(self, method: DeviceMethod, weights: Stored) -> None:  # noqa: B027  # most have no matrix
-        """Keep the matrices as a method of quantization does; called before any fill.
+        """Let `method`, a method of quantization, keep the matrices; called before any fill.
 
         Args:
             method: the model's method.
@@ -151,7 +151,7 @@ class WeightHolder(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop what was filled since the last `finalize`; called if a load fails half-way."""
+        """Drop tensors filled since the last `finalize`; called if a load fails half-way."""
 
     @abstractmethod
     def plain(self, name: str) -> Tensor:
@@ -161,7 +161,7 @@ class WeightHolder(ABC):
         """
 
     def part(self, name: str, shard_name: str) -> Tensor:
-        """Return what one checkpoint tensor filled of a parameter; see `plain`."""
+        """Return the part of a parameter that one checkpoint tensor filled; see `plain`."""
         shard = dict(self.parameters())[name].shards[shard_name]
         part = self.plain(name).narrow(0, shard.offset, shard.num_rows)
         return part.reshape(shard.local_shape)

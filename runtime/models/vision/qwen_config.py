@@ -1,4 +1,4 @@
-"""What Qwen2.5-VL's and Qwen3-VL's `config.json` have in common. Front-safe: no torch.
+"""The common part of Qwen2.5-VL's and Qwen3-VL's `config.json`. Front-safe: no torch.
 
 The text model's keys are beside the tower's `vision_config`, or in `text_config`, where
 `transformers` 5 writes them.

@@ -1,4 +1,4 @@
-"""What the towers of Qwen2.5-VL and Qwen3-VL share: patches, their positions, attention.
+"""The common parts of Qwen2.5-VL's and Qwen3-VL's towers: patches, their positions, attention.
 
 Patches are in the order in which they are merged: those of one vector are adjacent, and vectors are
 in order of rows.
@@ -119,7 +119,7 @@ def _frequencies(head_dim: int, theta: float, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Run:
-    """What the blocks of a run need besides patches.
+    """The constants that the blocks of a run need besides patches.
 
     Attributes:
         layer: heads and rotation, the same for each block; row `i` of its table is for patch `i`.

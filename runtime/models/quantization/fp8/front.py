@@ -119,7 +119,7 @@ def read(path: Path, words: Mapping[str, Any]) -> Fp8Quantization:
 
 
 def while_loading(path: Path, spec: ModelSpec) -> Fp8Quantization:  # noqa: ARG001  # of any files
-    """What `--quantization fp8` makes of floats: a scale a row, activations rounded by token."""
+    """Return the scheme of `--quantization fp8`: a scale per row, activations rounded by token."""
     return Fp8Quantization((Fp8Group(Fp8Scheme((1, 0))),), while_loading=True)
 
 

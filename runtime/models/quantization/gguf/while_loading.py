@@ -109,17 +109,17 @@ class SameWhileLoaded(StoredForms):
 
 
 def q8_0(path: Path, spec: ModelSpec) -> BlocksWhileLoading:  # noqa: ARG001  # of any files
-    """What `--quantization q8_0` makes of floats."""
+    """Return the quantization of `--quantization q8_0`, which encodes floats while they load."""
     return BlocksWhileLoading("q8_0", len(spec.layer_states))
 
 
 def q4_k(path: Path, spec: ModelSpec) -> BlocksWhileLoading:  # noqa: ARG001  # of any files
-    """What `--quantization q4_k` makes of floats."""
+    """Return the quantization of `--quantization q4_k`, which encodes floats while they load."""
     return BlocksWhileLoading("q4_k", len(spec.layer_states))
 
 
 def same(path: Path, spec: ModelSpec) -> SameWhileLoaded:
-    """16 bits as they are in the files of `path`; without files, of the spec's type."""
+    """Return a quantization that keeps the 16-bit types of `path`'s files, or else the spec's type."""
     try:
         infos = read_tensor_infos(path if path.is_dir() else path.parent)
     except (StartupError, OSError):
