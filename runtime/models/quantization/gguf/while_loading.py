@@ -119,7 +119,7 @@ def q4_k(path: Path, spec: ModelSpec) -> BlocksWhileLoading:  # noqa: ARG001  # 
 
 
 def same(path: Path, spec: ModelSpec) -> SameWhileLoaded:
-    """Return a quantization that keeps the 16-bit types of `path`'s files, or else the spec's type."""
+    """Return a quantization that keeps the types of the files, or without files the spec's type."""
     try:
         infos = read_tensor_infos(path if path.is_dir() else path.parent)
     except (StartupError, OSError):
