@@ -37,7 +37,7 @@ def picture(rows: int, columns: int, cell: int, seed: int) -> PreparedImage:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Longest steps of each round, alone and beside pictures."""
+    """Return the longest steps of each round, without and with pictures."""
     engine = InProcessEngine(
         MODEL,
         device=options.device,

@@ -187,10 +187,10 @@ class AttentionPlan:
     """The plan of a step, which all of its layers share.
 
     Attributes:
-        workspace: holds the work lists.
-        window_left: of the layers this plan is for.
+        workspace: the memory with the work lists.
+        window_left: `window_left` of the layers that use this plan.
         max_decode_items: most programs in a decode launch, 0 for no launch.
-        max_extend_items: the same for extend.
+        max_extend_items: most programs in an extend launch, 0 for no launch.
         block_rows: query rows (tokens times heads of a group) of an extend item.
         decode_load: decoding sequences times key heads, per multiprocessor; 0 if most of their keys
             are shared.

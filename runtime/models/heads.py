@@ -18,19 +18,19 @@ _DEFAULT_LABELS = 2
 
 
 def vectors(spec: ModelSpec, config: Keys) -> ModelSpec:  # noqa: ARG001  # the folder's files say more
-    """A decoder without its head, which gives a vector."""
+    """Return a decoder without its head, which gives a vector."""
     return replace(spec, gives="vectors", pooling=Pooling("last"))
 
 
 def pooled_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
-    """BERT: its pooler over the first token, then the classes."""
+    """Return BERT with its pooler over the first token, then the classes."""
     hidden, labels = spec.hidden_size, _labels(config)
     pooler = HeadLayer("pooler.dense", hidden, hidden, activation="tanh")
     return _scoring(spec, labels, "cls", pooler, HeadLayer("classifier", hidden, len(labels)))
 
 
 def dense_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
-    """RoBERTa: a dense layer over the first token, then the classes."""
+    """Return RoBERTa with a dense layer over the first token, then the classes."""
     hidden, labels = spec.hidden_size, _labels(config)
     dense = HeadLayer("classifier.dense", hidden, hidden, activation="tanh")
     return _scoring(
@@ -61,7 +61,7 @@ def modernbert_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
 
 
 def last_token_scores(spec: ModelSpec, config: Keys) -> ModelSpec:
-    """A decoder's classifier: one matrix over the last token."""
+    """Return a decoder with one matrix over the last token, for classes."""
     labels = _labels(config)
     score = HeadLayer("score", spec.hidden_size, len(labels), bias=False)
     return _scoring(spec, labels, "last", score)

@@ -45,7 +45,7 @@ class ExpertsSpec:
     naming: Literal["qwen", "mixtral"] = "qwen"
 
     def weights(self, prefix: str, hidden: int) -> Iterator[WeightSpec]:
-        """Every tensor of the block in the layer called `prefix`."""
+        """Return every tensor of the block in the layer called `prefix`."""
         inner, block, target = self.intermediate_size, f"{prefix}.{self.block}", f"{prefix}.mlp"
         yield from linear_weights(f"{block}.gate", f"{target}.router", (self.num_experts, hidden))
         gate, up, down = _NAMES[self.naming]
@@ -88,7 +88,7 @@ class ExpertsSpec:
         return [what for rest, what in parts if rest]
 
     def num_idle_parameters(self, hidden: int) -> int:
-        """Numbers that one token does not read, over all layers."""
+        """Return how many numbers one token does not read, over all layers."""
         idle = self.num_experts - self.num_chosen
         return len(self.layers) * idle * 3 * hidden * self.intermediate_size
 

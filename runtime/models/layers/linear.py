@@ -40,7 +40,7 @@ def column(shard: str, size: int, context: BuildContext) -> Output:
     """Cut `size` output rows evenly among ranks.
 
     Raises:
-        ValueError: they cannot be split evenly.
+        ValueError: the rows cannot be split evenly.
     """
     if size % context.tp_size:
         raise ValueError(f"{size} rows of {shard!r} cannot be cut among {context.tp_size} ranks")
@@ -121,7 +121,7 @@ class Linear(WeightHolder):
     def column_parallel(
         cls, in_features: int, outputs: list[Output], bias: bool, context: BuildContext
     ) -> Linear:
-        """One product for several projections of the same input, output rows split among ranks."""
+        """Make one product of several projections of an input; ranks split the output rows."""
         weights: dict[str, WeightShard] = {}
         biases: dict[str, WeightShard] = {}
         rows = 0
@@ -140,7 +140,7 @@ class Linear(WeightHolder):
     def stacked(
         cls, in_features: int, block: Output, num_blocks: int, bias: bool, context: BuildContext
     ) -> Linear:
-        """Projections of equal size that checkpoints store as one; each rank has a part of each."""
+        """Make equal projections that checkpoints store as one; each rank has a part of each."""
         place = (0, 0, block.start, block.length, num_blocks)
         weight = WeightShard((num_blocks * block.size, in_features), *place)
         of_bias = WeightShard((num_blocks * block.size,), *place)
@@ -156,7 +156,7 @@ class Linear(WeightHolder):
     def row_parallel(
         cls, in_features: int, out_features: int, bias: bool, context: BuildContext
     ) -> Linear:
-        """Input columns split among ranks, partial results summed; the first rank adds the bias.
+        """Make a product whose input columns ranks split; results are summed, rank 0 adds the bias.
 
         Raises:
             ValueError: the columns cannot be split evenly.
@@ -178,7 +178,7 @@ class Linear(WeightHolder):
     def replicated(
         cls, in_features: int, out_features: int, bias: bool, context: BuildContext
     ) -> Linear:
-        """Whole on every rank."""
+        """Make a product that is whole on every rank."""
         shape = (out_features, in_features)
         return cls(
             Parameter(shape, whole(shape), context.dtype, context.device),

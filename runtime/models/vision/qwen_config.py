@@ -215,7 +215,7 @@ def _count(value: Any) -> int:
 
 
 def tower_linear(name: str, out_size: int, in_size: int) -> list[WeightSpec]:
-    """A matrix of a tower with its bias."""
+    """Return a matrix of a tower with its bias."""
     return [
         WeightSpec(f"{name}.weight", (out_size, in_size), f"{name}.weight"),
         WeightSpec(f"{name}.bias", (out_size,), f"{name}.bias", kind="bias"),
@@ -223,7 +223,7 @@ def tower_linear(name: str, out_size: int, in_size: int) -> list[WeightSpec]:
 
 
 def tower_norm(name: str, size: int, *, bias: bool) -> list[WeightSpec]:
-    """A norm of a tower."""
+    """Return a norm of a tower."""
     weights = [WeightSpec(f"{name}.weight", (size,), f"{name}.weight", kind="norm")]
     if bias:
         weights.append(WeightSpec(f"{name}.bias", (size,), f"{name}.bias", kind="bias"))
@@ -231,14 +231,14 @@ def tower_norm(name: str, size: int, *, bias: bool) -> list[WeightSpec]:
 
 
 def patch_weight(vision: QwenVision) -> WeightSpec:
-    """The product of a patch, which is stored as a convolution."""
+    """Return the product of a patch, which is stored as a convolution."""
     name = "visual.patch_embed.proj.weight"
     side = vision.patch_size
     return WeightSpec(name, (vision.width, 3, vision.frames, side, side), name)
 
 
 def attention_weights(vision: QwenVision, block: str) -> list[WeightSpec]:
-    """The attention of a block, queries, keys and values stored as one."""
+    """Return the attention of a block; queries, keys and values are stored as one."""
     width = vision.width
     qkv = tower_linear(f"{block}.attn.qkv", 3 * width, width)
     return [*qkv, *tower_linear(f"{block}.attn.proj", width, width)]

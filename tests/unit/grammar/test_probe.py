@@ -72,7 +72,7 @@ def test_nothing_is_allowed() -> None:
 
 def test_a_token_that_is_offered_and_not_taken() -> None:
     # The text may end at once, too.
-    with pytest.raises(GrammarError, match="does not take"):
+    with pytest.raises(GrammarError, match="does not accept"):
         probe(Toy([[EOS, 7]], refused=7), b"", VOCAB_SIZE, [EOS])
 
 
