@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: only its wire; `openai_api` runs the conversations."""
+"""The wire format of Anthropic's Messages API; `openai_api` runs the conversations."""

@@ -40,10 +40,10 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_request(request: MessagesRequest, *, sees: bool) -> ChatCompletionRequest:
-    """Convert; `sees` says whether the model takes images.
+    """Convert a request; `sees` says whether the model takes images.
 
     Raises:
-        InvalidRequest: a chat cannot express a part of it; the message names its position.
+        InvalidRequest: chat cannot express a part of the request; the message names its position.
     """
     chat = prompt_request(request, sees=sees)
     chat.stream = request.stream
@@ -100,8 +100,8 @@ class _Turns:
     def __init__(self, sees: bool) -> None:
         self.messages: list[ChatMessage] = []
         self.sees = sees
-        # Of the last message, which gets them once it is complete: to lengthen its texts by each
-        # would take time that grows with their square.
+        # The parts of the last message. They are joined once the message is complete: joining them
+        # one by one would take time that grows with their square.
         self._said: list[ContentPart] = []
         self._thoughts: list[str] = []
 
@@ -201,7 +201,7 @@ def _result_part(given: dict[str, Any], where: str, sees: bool) -> ContentPart:
         case ImageBlock() if sees and block.source and block.source.type in _IMAGE_SOURCES:
             return _image(block, where, sees)
         case ImageBlock():
-            # A tool may return an image to any model; that must not fail the conversation.
+            # A tool may return an image to any model. The image must not fail the conversation.
             return text_part(note("image"))
     raise InvalidRequest(
         f"{where}: a block of this type cannot be in what a tool returned.", param=where
@@ -264,5 +264,5 @@ def _set_thinking(chat: ChatCompletionRequest, request: PromptFields) -> None:
         chat.reasoning_effort = request.output_config.effort
     if request.thinking is not None and request.thinking.type in ("enabled", "disabled"):
         thinks = request.thinking.type == "enabled"
-        # Two families of chat templates use two names for one switch.
+        # Families of chat templates use two names for this switch.
         chat.chat_template_kwargs = {"enable_thinking": thinks, "thinking": thinks}

@@ -34,7 +34,7 @@ ENDPOINTS = (
         "POST",
         "/v1/messages",
         "anthropic_api.messages:create_message",
-        "Answer a conversation, in Anthropic's words",
+        "Answer a conversation, in Anthropic's format",
         operation(
             MessagesRequest,
             ok={**json_of(MessageAnswer), **events_of(*_EVENTS)},

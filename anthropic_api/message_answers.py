@@ -98,7 +98,7 @@ class BlockStop(TypedDict):
 
 
 class MessageEnd(TypedDict):
-    """Why a message ended."""
+    """The reason why a message ended."""
 
     stop_reason: StopReason
     stop_sequence: str | None

@@ -1,4 +1,4 @@
-"""An answer's blocks: streamed and whole answers share one state machine."""
+"""Writes the blocks of an answer; streamed and whole answers share one state machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BlockWriter:
         self._open: Literal["text", "thinking"] | None = None
 
     def feed(self, outputs: Iterable[OutputEvent]) -> Iterator[BlockEvent]:
-        """The events for more output."""
+        """Return the events for more output."""
         for output in outputs:
             if isinstance(output, BeginCall):
                 yield from self._begin_call(output)
@@ -58,7 +58,7 @@ class BlockWriter:
                     yield self._delta({"type": "thinking_delta", "thinking": output.text})
 
     def finish(self) -> Iterator[BlockEvent]:
-        """The events that end the last block."""
+        """Return the events that end the last block."""
         if self._open == "thinking":
             # Clients treat the block as signed after this event.
             hidden, self._hidden = "".join(self._hidden), []
@@ -73,7 +73,8 @@ class BlockWriter:
             yield self._delta({"type": "input_json_delta", "partial_json": text})
 
     def _begin_call(self, call: BeginCall) -> Iterator[BlockEvent]:
-        # The model's own id where it fits here: the next turn's template shows it again.
+        # The model's own id is used if its form is valid here: the next turn's template shows it
+        # again.
         own = call.id if call.id and _PLAIN_ID.fullmatch(call.id) else random_hex(12)
         block: AnswerBlock = {
             "type": "tool_use",
@@ -100,7 +101,7 @@ class BlockWriter:
 
 
 def whole_blocks(outputs: Iterable[OutputEvent], writer: BlockWriter) -> list[AnswerBlock]:
-    """The blocks of a complete answer, converted by `writer`."""
+    """Return the blocks of a complete answer, converted by `writer`."""
     blocks: list[AnswerBlock] = []
     parts: list[list[str]] = []
     for event in (*writer.feed(outputs), *writer.finish()):

@@ -15,7 +15,7 @@ from runtime.service.operation import described_as
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
-    """A text; `cache_control` requests what the prefix cache does automatically."""
+    """A text. `cache_control` has no effect, because the prefix cache works automatically."""
 
     text: str
     cache_control: Any = None
@@ -25,7 +25,7 @@ class ImageData(msgspec.Struct, kw_only=True):
     """The source of an image: `base64` with its data, or `url`.
 
     Attributes:
-        media_type: as declared by the client; ignored, because the data identifies itself.
+        media_type: the type that the client declares; ignored, because the data shows its type.
     """
 
     type: str | None = None
@@ -190,8 +190,8 @@ class MessagesRequest(PromptFields, kw_only=True):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopKOrOff | None = None
-    # Billing labels.
+    # These fields label bills and have no effect here.
     metadata: Any = None
     service_tier: Any = None
-    # Our extension, as in chat.
+    # This field extends the API, as in chat.
     return_cache_break: bool | None = None

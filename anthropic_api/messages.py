@@ -35,7 +35,7 @@ from runtime.eventloop.heavy_work import aside
 from runtime.service.generation import Chunk, Indexed, joined
 
 _MESSAGES = msgspec.json.Decoder(MessagesRequest)
-# Anthropic sends one after the first event; clients use it as a keep-alive.
+# Anthropic sends a ping after the first event. Clients use it as a keep-alive.
 _PING = message_event({"type": "ping"})
 _COUNT = msgspec.json.Decoder(CountTokensRequest)
 
@@ -108,7 +108,7 @@ async def _events(
 
 
 def _message(model: str, run: ChatRun, context: OpenAIContext) -> MessageAnswer:
-    """The message, still without content."""
+    """Make the message, still without content."""
     return {
         "id": run.id.replace("-", "_", 1),
         "type": "message",
@@ -122,11 +122,11 @@ def _message(model: str, run: ChatRun, context: OpenAIContext) -> MessageAnswer:
 
 
 def _end(choice: ChatChoice, max_tokens: int) -> MessageEnd:
-    """The reason why the answer ended.
+    """Return the reason why the answer ended.
 
     Args:
         choice: the answer.
-        max_tokens: as requested; the context after the prompt may hold fewer.
+        max_tokens: the requested limit; fewer tokens may fit into the context.
 
     Raises:
         Aborted: the answer is not complete.

@@ -1,4 +1,4 @@
-"""The wire's events; an event's name is its payload's `type`."""
+"""Encodes the events of the wire; an event's name is its payload's `type`."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from runtime.service.generation import Chunk, named_event
 
 
 def message_event(content: MessageEvent | AnthropicErrorBody) -> Chunk:
-    """One event."""
+    """Encode one event."""
     return named_event(content["type"], content)

@@ -1,4 +1,4 @@
-"""Blocks that a chat message cannot hold, as the text that a model reads instead.
+"""Converts blocks that a chat message cannot hold to text for the model.
 
 These are documents, search results, and the inputs and outputs of Anthropic's server tools. Their
 text is shown. Other content becomes a short note, so that such a block does not fail a
@@ -35,7 +35,7 @@ def is_shown(kind: object) -> bool:
 
 
 def shown_text(block: Mapping[str, Any]) -> str:
-    """The text for a block of such a type, whose other fields are unchecked; never empty."""
+    """Return the text for a block of such a type, whose other fields are unchecked; never empty."""
     kind = block["type"]
     if kind.endswith("_tool_use"):
         return f"[{block.get('name')} {arguments_text(block.get('input'))}]"
@@ -43,12 +43,12 @@ def shown_text(block: Mapping[str, Any]) -> str:
 
 
 def note(kind: str) -> str:
-    """The placeholder for a block that cannot be shown."""
+    """Return the placeholder for a block that cannot be shown."""
     return f"[{kind}: not shown, this model reads text only]"
 
 
 def _lines(value: object, depth: int = 0) -> list[str]:
-    """The texts of a block, or of a list of them."""
+    """Return the texts of a block, or of a list of blocks."""
     if isinstance(value, str):
         return [value] if value else []
     if depth == _MAX_DEPTH:

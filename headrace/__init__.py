@@ -114,7 +114,7 @@ __all__ = [
     "video",
 ]
 
-# The names of the frontend language, all from one module.
+# The names of the frontend language. All come from one module.
 _WORDS = (
     *("assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int"),
     *("gen_string", "get_server_info", "image", "select", "separate_reasoning"),
@@ -159,7 +159,7 @@ _LAZY = {
 try:
     __version__ = version("headrace")
 except PackageNotFoundError:
-    # A checkout on the path that is not installed.
+    # The package is a checkout on the path and is not installed.
     __version__ = "0.0.0"
 
 

@@ -1,9 +1,9 @@
-"""`headrace batch in.jsonl out.jsonl`: a file of requests through an offline engine, resumable.
+"""`headrace batch in.jsonl out.jsonl` runs a file of requests on an offline engine, resumably.
 
 A line holds `text` (or `prompt`), `input_ids` or `messages`, and may hold `image_data`,
 `sampling_params` and an `id`. A line in OpenAI's batch format gets its answer in that format. Each
-answer is written as soon as it is complete, with the number of its line. Run again after a stop,
-the command continues with the lines that have no answer.
+answer is written as soon as it is complete, with the number of its line. If the command is stopped
+and run again, it continues with the lines that have no answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KEYS = frozenset(
 
 
 def main(input_path: str, output_path: str, engine_arguments: Sequence[str], out: TextIO) -> int:
-    """Run the command and return its exit status: 0 all answered, 1 some failed, 130 Ctrl-C.
+    """Run the command; return its exit status: 0 all answered, 1 some failed, 130 Ctrl-C.
 
     Args:
         input_path: the requests.
@@ -65,17 +65,17 @@ def main(input_path: str, output_path: str, engine_arguments: Sequence[str], out
                 out.write(f"Every request of {source} is answered in {output.path}.\n")
                 return 0
             if output.finished:
-                out.write(f"{len(output.finished)} answered before, {missing} to go.\n")
+                out.write(f"{len(output.finished)} already answered, {missing} to go.\n")
             with Engine(server_args=ServerArgs.from_config(parsed.config)) as engine:
                 num_failed = asyncio.run(_run(engine, source, output, missing))
     except KeyboardInterrupt:
-        out.write("Stopped. The same command goes on from here.\n")
+        out.write("Stopped. Run the same command again to continue.\n")
         return 130
     except (BatchFileError, EngineError, OSError) as error:
         out.write(f"headrace: {error}\n")
         return 1
     if num_failed:
-        out.write(f"{num_failed} of {missing} failed; their lines in {output.path} say why.\n")
+        out.write(f"{num_failed} of {missing} failed; {output.path} gives the reasons.\n")
     return 1 if num_failed else 0
 
 
@@ -141,7 +141,7 @@ async def _answer(engine: Engine, chat: OpenAIContext, line: BatchLine) -> dict[
             raise ValueError("messages excludes text, prompt, input_ids and image_data.")
         messages = await asyncio.to_thread(inline_messages, messages, sees=chat.sees)
         request["input_ids"] = await _render(chat, messages, variables)
-        # The rendered ids already hold the placeholders; rendering has loaded the images.
+        # Rendering has loaded the images, and its ids already hold the placeholders.
         request["image_data"] = urls_of(messages)
     answers = await engine.async_generate(prompt, **request)
     if isinstance(answers, list):

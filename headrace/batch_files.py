@@ -1,4 +1,4 @@
-"""The two files of `headrace batch`: requests read line by line, answers that survive a stop."""
+"""The two files of `headrace batch`: the input, and the output, which survives a stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 _OPENAI_KEYS = frozenset({"method", "url", "body"})
-# The number of the line follows.
+# The number of the input's line follows this prefix.
 _OPENAI_ID = "batch_req_"
 
 
@@ -62,17 +62,17 @@ def read_lines(path: Path) -> Iterator[BatchLine]:
 
 
 class BatchOutput:
-    """The output file: one JSON object a line, written as answers come, in any order.
+    """The output file: one JSON object per line, written in the order in which answers come.
 
-    Opened again, it keeps the answers that it holds. It drops a line cut by a crash and lines with
-    an error, so that their requests run again.
+    When the file is opened again, its answers are kept. A line cut by a crash and lines with an
+    error are dropped, so that their requests run again.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or make the file at `path`.
+        """Open the file at `path`, or create it.
 
         Raises:
-            BatchFileError: not a regular file, or it holds lines that this command did not write.
+            BatchFileError: the file is not regular, or holds lines that this command did not write.
         """
         self.path = path
         self.finished: dict[int, Any] = {}
@@ -111,20 +111,21 @@ class BatchOutput:
         """Whether `line` already has an answer.
 
         Raises:
-            BatchFileError: the answer has another request's `id`, so it belongs to another input.
+            BatchFileError: the answer has the `id` of another request, so the file belongs to
+            another input.
         """
         if line.index not in self.finished:
             return False
         known = self.finished[line.index]
         if known != line.label:
             raise BatchFileError(
-                f"{self.path} answers a request {known!r} where the input has {line.label!r} on "
+                f"{self.path} answers request {known!r}, but the input has {line.label!r} on "
                 f"line {line.index + 1}: it belongs to another input."
             )
         return True
 
     def write(self, line: BatchLine, answer: dict[str, Any]) -> None:
-        """Add an answer; it is in the file when this returns."""
+        """Write an answer to the file before returning."""
         if line.is_openai:
             record = {"id": f"{_OPENAI_ID}{line.index}", "custom_id": line.label, **answer}
         else:

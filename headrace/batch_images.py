@@ -1,4 +1,4 @@
-"""Images in the messages of a batch's lines, converted to base64.
+"""Converts images in the messages of a batch's lines to base64.
 
 The user owns the file and the images, so paths and URLs are read as in the user's own program.
 """
@@ -12,7 +12,7 @@ from openai_api.content_parts import inline_image
 
 
 def inline_body(body: dict[str, Any], *, sees: bool) -> dict[str, Any]:
-    """The body with its messages' images inlined; may block.
+    """Return the body with the images of its messages inlined; may block.
 
     Raises:
         InvalidRequest: an image cannot be read.
@@ -23,11 +23,12 @@ def inline_body(body: dict[str, Any], *, sees: bool) -> dict[str, Any]:
 
 
 def inline_messages(messages: Any, *, sees: bool) -> Any:
-    """Messages whose images are inlined, without paths and URLs; all else stays unchanged.
+    """Replace paths and URLs of images in messages by the images; the rest stays unchanged.
 
     Args:
         messages: as a line holds them, unchecked.
-        sees: whether the model takes images; if not, they stay and the request is refused later.
+        sees: whether the model takes images. If not, the images stay, and the request is refused
+        later.
 
     Raises:
         InvalidRequest: an image cannot be read.

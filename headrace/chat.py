@@ -1,4 +1,4 @@
-"""A chat in the terminal with a running server, over its OpenAI routes."""
+"""`headrace chat`: a chat in the terminal with a running server, over its OpenAI routes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
 
 
 def connect(url: str, api_key: str | None = None) -> httpx.Client:
-    """A client for the server at `url`, which may end in /v1 as OpenAI's clients want it.
+    """Create a client for the server at `url`, which may end in `/v1`.
 
     Raises:
         ChatFailed: `url` is not an HTTP address.
@@ -47,11 +47,11 @@ def connect(url: str, api_key: str | None = None) -> httpx.Client:
     return httpx.Client(
         base_url=base,
         headers=headers,
-        # An answer has no time limit; only the connection has one.
+        # Only connecting has a time limit; an answer has none.
         timeout=httpx.Timeout(None, connect=5.0),
         # A proxy from the environment cannot reach this machine's own ports.
         trust_env=base.host not in _LOOPBACK,
-        # This machine's certificate authorities, or those of SSL_CERT_FILE.
+        # The certificate authorities are this machine's, or those of SSL_CERT_FILE.
         verify=ssl.create_default_context(),
     )
 
@@ -83,7 +83,7 @@ class ChatSession:
         self._system = system
         self._options: dict[str, Any] = {}
         if thinking is not None:
-            # Two families of chat templates use two names for one switch.
+            # Families of chat templates use two names for this switch.
             self._options["chat_template_kwargs"] = {
                 "enable_thinking": thinking,
                 "thinking": thinking,
@@ -181,7 +181,7 @@ class ChatSession:
         except httpx.HTTPError:
             raise ChatFailed(f"The connection to {self.url} broke.") from None
         except (ValueError, LookupError, TypeError):
-            raise ChatFailed(f"What answers at {self.url} does not speak OpenAI's API.") from None
+            raise ChatFailed(f"The server at {self.url} does not speak OpenAI's API.") from None
 
 
 def refusal(response: httpx.Response) -> str:
@@ -193,7 +193,7 @@ def refusal(response: httpx.Response) -> str:
     except (ValueError, LookupError, TypeError, AttributeError):
         message = f"The server answered {response.status_code}."
     if response.status_code == 401:
-        return f"{message}: the server asks for a key, give it with --api-key."
+        return f"{message}: the server needs a key; pass it with --api-key."
     return str(message)
 
 

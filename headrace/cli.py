@@ -23,7 +23,10 @@ BENCHMARKS = {
     "offline": ("throughput of the engine without HTTP", "headrace.bench.offline"),
     "latency": ("time of one batch, repeated, without HTTP", "headrace.bench.latency"),
     "one-batch": ("prefill and decode steps at the worker itself", "headrace.bench.one_batch"),
-    "shape": ("a model without weights, for --load-format dummy", "headrace.bench.shapes"),
+    "shape": (
+        "write a model folder without weights, for --load-format dummy",
+        "headrace.bench.shapes",
+    ),
 }
 
 
@@ -35,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     # Without its own -h, so that `serve --help` reaches the server's option list.
     commands.add_parser(
         "serve",
-        help="start a server (of `demo` when no --model-path is given)",
+        help="start a server (of the model `demo` without --model-path)",
         add_help=False,
     )
     batch = commands.add_parser(
@@ -43,24 +46,24 @@ def build_parser() -> argparse.ArgumentParser:
         help="run a file of requests through a model, without a server",
         usage="headrace batch INPUT OUTPUT [the options of headrace serve]",
         description="Run each line of INPUT and write the answers to OUTPUT, both JSON lines. A "
-        "line holds text, input_ids or messages, and may hold sampling_params and an id. Stopped "
-        "and started again, the command goes on with what is missing.",
+        "line holds text, input_ids or messages, and may hold sampling_params and an id. If the "
+        "command is stopped and started again, it runs the requests that have no answer.",
     )
     batch.add_argument("input", metavar="INPUT", help="the requests, one JSON object a line")
     batch.add_argument("output", metavar="OUTPUT", help="the answers, in order of completion")
     commands.add_parser(
         "doctor",
-        help="what this machine offers, and what a model needs, from its config.json alone",
+        help="report what this machine offers, and what a model needs, from its config.json alone",
         add_help=False,
     )
     commands.add_parser(
         "experts",
-        help="how evenly experts were used, from a recorded file",
+        help="report how evenly experts were used, from a recorded file",
         add_help=False,
     )
     commands.add_parser(
         "explain",
-        help="where a request's prompt diverges from a running server's prefix cache",
+        help="show where a request's prompt diverges from a running server's prefix cache",
         add_help=False,
     )
     chat = commands.add_parser(
@@ -69,15 +72,15 @@ def build_parser() -> argparse.ArgumentParser:
         description="Chat with a running server; piped input is one question per line.",
     )
     chat.add_argument("--url", default=DEFAULT_URL, help=f"the server (default {DEFAULT_URL})")
-    chat.add_argument("--model", help="the model's name; the one the server lists when absent")
+    chat.add_argument("--model", help="the model's name; by default the one that the server lists")
     chat.add_argument("--system", help="a system message before the conversation")
-    chat.add_argument("--api-key", help="the server's key, if it asks for one")
+    chat.add_argument("--api-key", help="the server's key, if it needs one")
     chat.add_argument("--max-tokens", type=int, help="longest answer, tokens")
-    chat.add_argument("--temperature", type=float, help="0 takes the likeliest word each time")
+    chat.add_argument("--temperature", type=float, help="0 takes the most probable token each time")
     chat.add_argument(
         "--thinking",
         action=argparse.BooleanOptionalAction,
-        help="whether the model reasons first; the model's default when absent",
+        help="whether the model reasons first; by default as the model does",
     )
     bench = commands.add_parser(
         "bench",
@@ -138,7 +141,7 @@ def _chat(options: argparse.Namespace) -> int:
             )
             return converse(session, sys.stdin, sys.stdout, sys.stderr)
     except BrokenPipeError:
-        # `headrace chat | head`: do not flush the rest of the buffer at exit again.
+        # With `headrace chat | head` standard output is closed: the exit must not flush it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except ChatFailed as error:

@@ -1,4 +1,4 @@
-"""`headrace explain FILE`: where a request's prompt diverges from the server's prefix cache."""
+"""`headrace explain FILE` shows where a request's prompt diverges from the prefix cache."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from headrace.cli import DEFAULT_URL
 
 ROUTES = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 _KINDS = {
-    "differs": "another request goes on differently there",
-    "new": "what is cached ends there",
+    "differs": "the cached prompt has another token there",
+    "new": "the cached prompt ends there",
 }
 
 
@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default {DEFAULT_URL})")
     parser.add_argument("--api-key", help="the key that the request would be sent with")
     parser.add_argument(
-        "--route", choices=ROUTES, help="the request's route; inferred from its keys when absent"
+        "--route", choices=ROUTES, help="the request's route; by default inferred from its keys"
     )
     return parser
 
@@ -69,7 +69,7 @@ def told(found: dict[str, Any]) -> list[str]:
     )
     lines = [f"prompt  {prompt} tokens", f"cached  {cached} tokens ({cached / prompt:.0%})"]
     if broken is None:
-        return [*lines, "All of it has been computed before."]
+        return [*lines, "The whole prompt is cached."]
     return [
         *lines,
         f"break   at token {broken['index']}: {_KINDS[broken['kind']]}",

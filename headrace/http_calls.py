@@ -1,4 +1,4 @@
-"""Plain HTTP for notebooks: one call with JSON, and a file download that is cached."""
+"""Plain HTTP for notebooks: sends a JSON request, and downloads a file into a cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "0.0.0.0"})
 
 
 class HttpResponse:
-    """An answer, whatever its status.
+    """An answer with any status.
 
     Attributes:
         status_code: the HTTP status.
@@ -133,7 +133,7 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
             files.
 
     Raises:
-        httpx.HTTPError: the download failed; nothing is left at `filename` then.
+        httpx.HTTPError: the download failed; `filename` does not exist then.
     """
     path = Path(filename or Path(tempfile.gettempdir()) / url.rstrip("/").split("/")[-1])
     if path.is_file():
@@ -155,6 +155,6 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
             except BaseException:
                 Path(part.name).unlink()
                 raise
-    # The file appears whole or not at all: a reader never finds half of it.
+    # The file is renamed into place, so a reader never finds half of it.
     Path(part.name).rename(path)
     return str(path)

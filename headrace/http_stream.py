@@ -1,7 +1,7 @@
 """A lean HTTP/1.1 client for event streams: one parser callback per event, pooled connections.
 
-A general client costs more per event than the measured servers do. Here an event costs a few
-microseconds, so one process can follow tens of thousands per second.
+A general client would spend more time per event than the servers that it measures. This client
+spends a few microseconds, so one process can follow tens of thousands of events per second.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class _Connection(asyncio.Protocol):
         try:
             self.parser.feed_data(data)
         except Exception as error:
-            # A callback's error also arrives here: it fails this request, not the event loop.
+            # An error of a callback also arrives here. It must fail this request, not the event
+            # loop.
             self.fail(HeadraceError(f"The answer cannot be read: {error.__context__ or error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -226,7 +227,7 @@ class HttpClient:
     ) -> _Exchange:
         head = f"{method} {self._base}{path} HTTP/1.1\r\n".encode()
         request = head + self._headers + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
-        # The request waits here for one of at most `max_connections`.
+        # The request waits here for a free connection, of at most `max_connections`.
         limit = _UNLIMITED if self._timeout_s is None else asyncio.timeout(self._timeout_s)
         async with self._room or _UNLIMITED, limit:
             while True:
@@ -239,7 +240,7 @@ class HttpClient:
                 try:
                     await self._talk(connection, exchange, request)
                 except OSError:
-                    # A server may close an idle connection just as it is taken.
+                    # A server may close an idle connection at the moment it is taken from the pool.
                     if is_reused and not exchange.status:
                         continue
                     raise
@@ -252,7 +253,8 @@ class HttpClient:
             connection.transport.write(request)
             await exchange.done
         except BaseException:
-            # The rest of this response must not be read as the next one.
+            # The connection is closed, so that the rest of this response is not read as the next
+            # one.
             connection.exchange = None
             connection.close()
             raise

@@ -1,4 +1,4 @@
-"""Images and videos as base64 text, and as `image(...)` takes them; for users' programs."""
+"""Functions for users' programs: convert images and videos to base64 text or for `image(...)`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.lang.media_input import load_media, load_video
 
 
 def encode_image_base64(image: Any) -> str:
-    """A picture as base64 text.
+    """Encode an image as base64 text.
 
     Args:
         image: any type that `image(...)` takes: a path, a URL, bytes, a PIL image, ...
@@ -24,18 +24,18 @@ def encode_image_base64(image: Any) -> str:
 
 
 def load_image(image_file: Any) -> tuple[Any, tuple[int, int] | None]:
-    """A picture, for `image(...)`.
+    """Load an image for `image(...)`.
 
     Args:
         image_file: any type that `image(...)` takes.
 
     Returns:
-        A PIL image where Pillow is installed, else the encoded bytes (`image` takes both); and the
-        width and height where a PIL image was given, else `None`.
+        A PIL image if Pillow is installed, or else the encoded bytes (`image` takes both); and the
+        width and height if a PIL image was given, or else `None`.
 
     Raises:
         OSError: the file does not exist, or the URL does not answer.
-        TypeError: not an image.
+        TypeError: `image_file` is not an image.
     """
     if callable(getattr(image_file, "save", None)):
         return image_file, image_file.size
@@ -48,7 +48,7 @@ def load_image(image_file: Any) -> tuple[Any, tuple[int, int] | None]:
 
 
 def encode_frame(frame: Any) -> bytes:
-    """One frame of a video as PNG; `frame` is `[height, width, 3]`, uint8, in BGR order.
+    """Encode a frame of a video as PNG; `frame` is `[height, width, 3]`, uint8, in BGR order.
 
     Raises:
         ImportError: OpenCV is missing.
@@ -67,7 +67,7 @@ def encode_frame(frame: Any) -> bytes:
 
 
 def encode_video_base64(video_path: str | Path, num_frames: int = 16) -> str:
-    """Evenly spaced frames of a video, as `video:` and the base64 of their PNG files.
+    """Encode evenly spaced frames of a video as `video:` and the base64 of their PNG files.
 
     Args:
         video_path: a file.

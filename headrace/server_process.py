@@ -1,4 +1,4 @@
-"""A server started from a notebook: on a free port, awaited, and stopped with its children."""
+"""Starts a server from a notebook on a free port, waits for it, and stops it with its children."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from typing import Any
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _POLL_S = 0.2
 _TERMINATE_TIMEOUT_S = 20.0
-# A server's descendants end with it; those still running after this time are killed.
+# A server's descendants end with the server. Those still running after this time are killed.
 _DESCENDANTS_TIMEOUT_S = 2.0
 # A server with a key answers 401 once it listens.
 _UP = frozenset({200, 401, 403})
@@ -131,7 +131,8 @@ def reserve_port(host: str, start: int = 30000, end: int = 40000) -> tuple[int, 
         except OSError:
             reserved.close()
             continue
-        # If set before `bind`, another process that draws ports could bind this one too.
+        # The option is set after `bind`: otherwise another process that draws ports could bind this
+        # port too.
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return port, reserved
     raise RuntimeError(f"No free port in [{start}, {end}) on {host}.")
@@ -163,7 +164,7 @@ def execute_shell_command(command: str, output: int | None = None) -> subprocess
         raise ValueError(f"No command in {command!r}.")
     if words[0] in ("python", "python3"):
         words[0] = sys.executable
-    # Its own session, so that the whole process group can be ended and nothing else.
+    # The command gets its own session, so that exactly its process group can be ended.
     return subprocess.Popen(
         words,
         text=True,
@@ -234,7 +235,7 @@ def terminate_process(process: subprocess.Popen[Any]) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    # Zombies and reused process ids are harmless: all are children of children.
+    # Zombies and reused process ids are harmless here: these processes are children of children.
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -297,7 +298,7 @@ def wait_for_server(
 ) -> None:
     """Wait until the server at `base_url` accepts requests; see `wait_for_http_ready`."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    # Unlike the list of models, this answers 503 until a first token was generated.
+    # Unlike the list of models, this route answers 503 until a first token was generated.
     wait_for_http_ready(f"{base_url.rstrip('/')}/health", timeout, process, headers)
 
 
@@ -313,7 +314,7 @@ def _status(url: str, headers: Mapping[str, str], timeout_s: float) -> int | Non
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None)
         if isinstance(reason, ssl.SSLCertVerificationError):
-            # Waiting cannot fix this.
+            # Waiting cannot fix an untrusted certificate.
             raise reason from None
         return None
 

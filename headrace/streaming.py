@@ -1,4 +1,4 @@
-"""Streams read as text: merged into one string, or piece by piece, without repeats or gaps."""
+"""Reads streams as text, merged into one string or piece by piece, without repeats or gaps."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Sampling = Mapping[str, Any] | None
 
 
 class _Merger:
-    """Finds what is new in each chunk of one stream.
+    """Finds the new text in each chunk of one stream.
 
-    An engine of ours reports it itself (`text_delta`). For other objects with the same methods, the
-    text so far decides: a stream whose second text begins with its first is treated as cumulative.
+    Our engine reports the new text as `text_delta`. For other objects with the same methods, the
+    text decides: if a stream's second text begins with its first, the texts are cumulative.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ def stream_and_merge(llm: Any, prompt: str, sampling_params: Sampling = None) ->
 async def async_stream_and_merge(
     llm: Any, prompt: str, sampling_params: Sampling = None
 ) -> AsyncGenerator[str, None]:
-    """Stream `prompt` and yield what is new in each chunk; for `async for`, not for `await`."""
+    """Stream `prompt` and yield the new text of each chunk; for `async for`, not for `await`."""
     merger = _Merger()
     chunks = await llm.async_generate(prompt, sampling_params, stream=True)
     try:
@@ -66,9 +66,10 @@ async def async_stream_and_merge(
 
 
 def trim_overlap(existing_text: str, new_chunk: str) -> str:
-    """`new_chunk` without its longest prefix that `existing_text` ends with.
+    """Return `new_chunk` without its longest prefix that `existing_text` ends with.
 
-    Wrong for deltas, which may repeat ("ha", "ha"); kept for programs that use it.
+    The result is wrong for deltas, which may repeat ("ha", "ha"). The function is kept for programs
+    that use it.
     """
     most = min(len(existing_text), len(new_chunk))
     for size in range(most, 0, -1):

@@ -36,10 +36,11 @@ _ALIGNMENT = 16
 
 
 def tensor_body(named_tensors: NamedTensors) -> dict[str, Any]:
-    """The body of `/update_weights_from_tensor`, which includes the tensors.
+    """Build the body of `/update_weights_from_tensor`, including the tensors.
 
-    For small updates: base64 makes them a third larger, and the server bounds a body's size
-    (`--max-body-mb`). `SharedTensors` and `CudaTensors` hand over any size on one machine.
+    Use it for small updates: base64 makes the tensors a third larger, and the server limits the
+    size of a body (`--max-body-mb`). On one machine `SharedTensors` and `CudaTensors` hand over
+    tensors of any size.
     """
     from safetensors.torch import save
 
@@ -64,7 +65,7 @@ class SharedTensors(_Lent):
     """Tensors in shared memory of this machine; a context manager that removes them at its end.
 
     Attributes:
-        body: of `/update_weights_from_tensor`, valid until the context ends.
+        body: body of `/update_weights_from_tensor`, valid until the context ends.
     """
 
     def __init__(self, named_tensors: NamedTensors) -> None:
@@ -72,7 +73,8 @@ class SharedTensors(_Lent):
         from safetensors.torch import save_file
 
         self._path = _SHARED_MEMORY / f"headrace-{os.getpid()}-{secrets.token_hex(8)}"
-        # Created first, readable by this user only: the library would let others read it.
+        # The file is created before the library writes it, readable only by this user: the library
+        # would let others read it.
         os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         try:
             save_file(_on_host(named_tensors), self._path)
@@ -92,7 +94,7 @@ class CudaTensors(_Lent):
     Keep the object until the update is answered, or use it as a context manager around that.
 
     Attributes:
-        body: of `/update_weights_from_tensor`.
+        body: body of `/update_weights_from_tensor`.
     """
 
     def __init__(self, named_tensors: NamedTensors) -> None:
@@ -146,10 +148,10 @@ def init_update_group(
     progress: each waits for the other.
 
     Args:
-        master_address: of this machine, as the server reaches it.
+        master_address: address of this machine, as the server reaches it.
         master_port: a free port of this machine.
         world_size: 1 plus the server's number of tensor-parallel ranks.
-        group_name: the same as the server's.
+        group_name: the name that the server uses.
         backend: `nccl` between GPUs, `gloo` for tensors on the CPU.
     """
     from runtime.weights.update_group import create_group
@@ -171,8 +173,9 @@ def broadcast_weights(named_tensors: NamedTensors, group: Any, *, flattened: boo
     """Send the tensors to a server that has been asked to receive exactly these tensors.
 
     Args:
-        named_tensors: in the order of the request.
-        group: from `init_update_group`; the tensors are on the device that its back end needs.
+        named_tensors: the tensors, in the order of the request.
+        group: the result of `init_update_group`. Its back end decides on which device the tensors
+        must be.
         flattened: send one broadcast; the request then has `"load_format": "flattened_bucket"`.
     """
     import torch
@@ -197,7 +200,7 @@ def _on_host(named_tensors: NamedTensors) -> dict[str, Tensor]:
     seen: set[int] = set()
     for name, tensor in _pairs(named_tensors):
         plain = tensor.detach().to("cpu").contiguous()
-        # The format does not allow two names for one memory.
+        # The format does not allow two names for the same memory, so tied weights are copied.
         found[name] = plain.clone() if plain.untyped_storage().data_ptr() in seen else plain
         seen.add(plain.untyped_storage().data_ptr())
     return found

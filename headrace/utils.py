@@ -1,4 +1,4 @@
-"""Helpers that users' notebooks import from this module; they are implemented elsewhere."""
+"""Helpers that users' notebooks import from this module."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _CJK = (
 
 
 def is_in_ci() -> bool:
-    """Whether the documents run in a build, as an environment variable says."""
+    """Whether the documents run in a build, according to an environment variable."""
     return any(os.environ.get(name, "").lower() in ("1", "true") for name in _CI_VARIABLES)
 
 
@@ -91,7 +91,7 @@ def print_highlight(text: object) -> None:
 
 
 def read_jsonl(filename: str) -> Iterator[dict[str, Any]]:
-    """Each line of a JSON lines file; lines that begin with `#` are comments."""
+    """Yield each line of a JSON lines file; lines that begin with `#` are comments."""
     with Path(filename).open(encoding="utf-8") as lines:
         for line in lines:
             if line.strip() and not line.startswith("#"):
@@ -109,7 +109,7 @@ def dump_state_text(filename: str, states: Iterable[Any], mode: str = "w") -> No
     Args:
         filename: the file.
         states: program states, or any objects that `str` accepts.
-        mode: of opening the file: `w` or `a`.
+        mode: the mode in which the file is opened, `w` or `a`.
     """
     with Path(filename).open(mode, encoding="utf-8") as out:
         for number, state in enumerate(states):
@@ -118,7 +118,7 @@ def dump_state_text(filename: str, states: Iterable[Any], mode: str = "w") -> No
 
 
 def convert_json_schema_to_str(json_schema: Any) -> str:
-    """A JSON schema as the text that requests carry.
+    """Convert a JSON schema to the text that requests carry.
 
     Args:
         json_schema: the schema as a dict, as text, or as a pydantic class.
@@ -140,7 +140,7 @@ def convert_json_schema_to_str(json_schema: Any) -> str:
 
 
 def find_printable_text(text: str) -> str:
-    """The part of a stream's text that later tokens cannot change, cut at a word's end."""
+    """Return the part of a stream's text that later tokens cannot change, cut at a word's end."""
     if text.endswith("\n") or (text and _is_cjk(text[-1])):
         return text
     if len(text) > 1 and _is_cjk(text[-2]):
@@ -158,7 +158,7 @@ def is_same_type(values: Sequence[Any]) -> bool:
 
 
 def execute_once(function: Callable[P, Any]) -> Callable[P, None]:
-    """A function that runs on its first call and does nothing on later calls."""
+    """Make a function that runs on its first call and does nothing on later calls."""
     calls = iter([function])
 
     @functools.wraps(function)
@@ -204,7 +204,7 @@ class TypeBasedDispatcher:
         return self
 
     def __call__(self, obj: Any) -> Any:
-        """Raises `ValueError` where no type fits."""
+        """Call the function; raises `ValueError` if no type fits."""
         for kind, function in self._mapping:
             if isinstance(obj, kind):
                 return function(obj)
@@ -212,6 +212,6 @@ class TypeBasedDispatcher:
 
 
 def resolve_obj_by_qualname(qualname: str) -> Any:
-    """The object of a name such as `package.module.name`, its module imported."""
+    """Import the module of a name such as `package.module.name` and return the object."""
     module, _, name = qualname.rpartition(".")
     return getattr(importlib.import_module(module), name)

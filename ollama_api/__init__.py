@@ -1,1 +1,1 @@
-"""Ollama's API: only its wire; `openai_api` runs the conversations."""
+"""The wire format of Ollama's API; `openai_api` runs the conversations."""

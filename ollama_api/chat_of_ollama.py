@@ -20,7 +20,7 @@ _SAME_NAMES = (
 
 
 def chat_of_messages(request: OllamaChatRequest, *, sees: bool) -> ChatCompletionRequest:
-    """The chat of `/api/chat`; `sees` says whether the model takes images.
+    """Build the chat of `/api/chat`; `sees` says whether the model takes images.
 
     Raises:
         InvalidRequest: images for a model that takes none, or an invalid `format`.
@@ -35,7 +35,7 @@ def chat_of_messages(request: OllamaChatRequest, *, sees: bool) -> ChatCompletio
 
 
 def chat_of_prompt(request: OllamaGenerateRequest, *, sees: bool) -> ChatCompletionRequest:
-    """The chat of `/api/generate`: a user's turn, after the system message if there is one.
+    """Build the chat of `/api/generate`: a user's turn after an optional system message.
 
     Raises:
         InvalidRequest: see `chat_of_messages`; also for features that need another kind of model.
@@ -47,7 +47,9 @@ def chat_of_prompt(request: OllamaGenerateRequest, *, sees: bool) -> ChatComplet
     messages = [ChatMessage(role="user", content=content)]
     if request.system:
         if request.raw:
-            raise InvalidRequest("system cannot come with raw: write it there.", param="system")
+            raise InvalidRequest(
+                "system cannot be combined with raw: write it into the prompt.", param="system"
+            )
         messages.insert(0, ChatMessage(role="system", content=request.system))
     chat = ChatCompletionRequest(model=request.model, messages=messages)
     if request.raw:
@@ -74,7 +76,7 @@ def _message(message: OllamaMessage, where: str, sees: bool) -> ChatMessage:
 
 
 def _content(text: str, images: list[str] | None, where: str, sees: bool) -> Content:
-    """A message's images come before its text, as in Ollama."""
+    """Build a message's content; images come before the text, as in Ollama."""
     if not images:
         return text
     # This wire allows only base64.
@@ -101,5 +103,5 @@ def _set_answer(chat: ChatCompletionRequest, request: AnswerFields) -> None:
     if isinstance(request.think, str):
         chat.reasoning_effort = request.think
     elif request.think is not None:
-        # Two families of chat templates use two names for one switch.
+        # Families of chat templates use two names for this switch.
         chat.chat_template_kwargs = {"enable_thinking": request.think, "thinking": request.think}

@@ -30,7 +30,7 @@ class OllamaAnswerMessage(TypedDict):
 
 
 class Counts(TypedDict, total=False):
-    """Of a complete answer: tokens, and nanoseconds."""
+    """The token counts and durations (nanoseconds) of a complete answer."""
 
     done_reason: DoneReason
     total_duration: int
@@ -61,7 +61,7 @@ class GenerateLine(Counts):
 
 
 class ModelDetails(TypedDict):
-    """What a model is."""
+    """A description of a model."""
 
     parent_model: str
     format: str

@@ -21,7 +21,7 @@ _EMBEDDINGS = msgspec.json.Decoder(OllamaEmbeddingsRequest)
 
 
 async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
-    """A vector of unit length for each text."""
+    """Answer `POST /api/embed` with a vector of unit length for each text."""
     began = time.perf_counter_ns()
     request = await read_body(call, _EMBED)
     texts = [request.input] if isinstance(request.input, str) else request.input or []
@@ -44,7 +44,7 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
 
 
 async def create_old_embedding(call: Call, context: OpenAIContext) -> Whole:
-    """One text's vector, unnormalized: the predecessor of `/api/embed`."""
+    """Answer `POST /api/embeddings`, the predecessor of `/api/embed`, with one unnormalized vector."""
     request = await read_body(call, _EMBEDDINGS)
     answer: OldEmbedding = {"embedding": []}
     if request.prompt:

@@ -1,4 +1,4 @@
-"""An answer's lines, and the whole answer, which is built from the same parts."""
+"""Builds the lines of an answer, and the whole answer from the same parts."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ class LineWriter:
         self._first: int | None = None
 
     def note_chunk(self) -> None:
-        """Note that tokens have arrived; the first ones mean that the prompt is computed."""
+        """Note that tokens have arrived; with the first tokens the prompt is computed."""
         if self._first is None:
             self._first = time.perf_counter_ns()
 
     def lines(self, outputs: Iterable[OutputEvent]) -> list[dict[str, Any]]:
-        """A line for each piece of output."""
+        """Return a line for each piece of output."""
         return [self._line(_said([output])) for output in self._calls.feed(outputs)]
 
     def whole(self, outputs: Iterable[OutputEvent], choice: ChatChoice) -> dict[str, Any]:
-        """The answer in one piece."""
+        """Return the answer in one piece."""
         said = _said(self._calls.feed(outputs))
         return {**self._line(said), "done": True, **self._counts(choice)}
 
     def last(self, choice: ChatChoice) -> dict[str, Any]:
-        """The line that ends a stream."""
+        """Return the line that ends a stream."""
         return {**self._line({"content": ""}), "done": True, **self._counts(choice)}
 
     def nothing(self) -> dict[str, Any]:
-        """The answer to an empty prompt: the model is loaded."""
+        """Return the answer to an empty prompt, which says that the model is loaded."""
         return {**self._line({"content": ""}), "done": True, "done_reason": "load"}
 
     def _line(self, said: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _said(outputs: Iterable[ReasoningText | ContentText | Call]) -> dict[str, An
 
 
 def encoded(line: dict[str, Any]) -> bytes:
-    """One line of a stream."""
+    """Encode one line of a stream."""
     return orjson.dumps(line) + b"\n"
 
 

@@ -20,18 +20,18 @@ from openai_api.request_body import read_body
 from runtime.errors import InvalidRequest
 
 _SHOW = msgspec.json.Decoder(ShowRequest)
-# Clients check this version; it is the one that this wire implements.
+# Clients check this version of Ollama. This package implements its API.
 _VERSION = "0.13.0"
 
 
 async def list_tags(call: Call, context: OpenAIContext) -> Whole:  # noqa: ARG001
-    """The available models, which are the running ones: one."""
+    """Answer with the available models, which are the one model that runs."""
     tags: ModelTags = {"models": [_tag(context)]}
     return Whole(tags)
 
 
 async def show(call: Call, context: OpenAIContext) -> Whole:
-    """The model's description; any name selects the served model."""
+    """Answer with the model's description; any name selects the served model."""
     request = await read_body(call, _SHOW)
     if not (request.model or request.name):
         raise InvalidRequest("model must be given.", param="model")
@@ -54,13 +54,13 @@ async def show(call: Call, context: OpenAIContext) -> Whole:
 
 
 async def version(call: Call, context: OpenAIContext) -> Whole:  # noqa: ARG001
-    """The version of Ollama's API."""
+    """Answer with the version of Ollama's API."""
     answer: OllamaVersion = {"version": _VERSION}
     return Whole(answer)
 
 
 def _capabilities(context: OpenAIContext) -> list[str]:
-    """The model's capabilities, in the words of Ollama's clients."""
+    """Return the model's capabilities, as Ollama's clients name them."""
     if context.service.model.gives != "tokens":
         # Ollama does not have a word for scores.
         return ["embedding"] if context.service.model.gives == "vectors" else []

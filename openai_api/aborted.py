@@ -1,4 +1,4 @@
-"""An aborted answer ends in an error: only the native wire has a finish reason for it."""
+"""Turns an aborted answer into an error: only the native wire has a finish reason for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Aborted(HeadraceError):
 
 
 def ended(reason: FinishReason | None) -> FinishReason:
-    """Why a complete answer ended.
+    """Return why a complete answer ended.
 
     Raises:
         Aborted: the answer is not complete.

@@ -1,7 +1,7 @@
-"""Chat's `logprobs.content`: entries of the tokens that spell the answer, and of no others.
+"""Makes chat's `logprobs.content`: entries of exactly the tokens that spell the answer.
 
-The text of an output is cut three times: into tokens, into thoughts and answer, and by the
-tool-call parser. Positions in the text match the three cuts to each other.
+The text of an output is cut in three ways: into tokens, into thoughts and answer, and into content
+and calls by the tool-call parser. Positions in the text relate the three cuts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Token = tuple[int, LogprobRows, int]
 
 
 class AnswerLogprobs:
-    """The entries of one choice; a stream takes those that became known since the last event.
+    """The entries of one choice; a stream takes the entries that became known since its last event.
 
     The entry of a token that is only partly in the answer shows only that part.
     """
@@ -37,18 +37,19 @@ class AnswerLogprobs:
 
         Args:
             pieces: the text of single tokens.
-            decoder: gives each token's part of the text.
-            scan: finds the thoughts; `None` where they stay in the content.
+            decoder: returns each token's part of the text.
+            scan: finds the thoughts; `None` if thoughts stay in the content.
         """
         self._pieces = pieces
         self._decoder = decoder
         self._scan = scan
-        # Unread tokens by chunk, and how many of the first chunk are read: a whole answer has
-        # thousands in one chunk.
+        # The unread tokens by chunk, and the number of tokens of the first chunk that are read: a
+        # whole answer has thousands of tokens in one chunk.
         self._tokens: deque[tuple[list[int], LogprobRows]] = deque()
         self._num_read = 0
         self._num_values = 0
-        # Where the next token's text begins; the tokens read until there was text, and that text.
+        # The position of the next token's text; the tokens read until they gave text, and that
+        # text.
         self._begin = 0
         self._group: list[_Token] = []
         self._run = ""
@@ -56,7 +57,7 @@ class AnswerLogprobs:
         self._is_over = self._is_streamed = False
 
     def add(self, chunk: GenerationChunk, events: Sequence[OutputEvent]) -> None:
-        """Take in a chunk, and what the parser made of it."""
+        """Add a chunk, and the parser's output for it."""
         logprobs = outputs_of(chunk)
         self._num_values += len(logprobs) * (1 + logprobs.num_top)
         if len(logprobs) and chunk.token_ids:
@@ -85,7 +86,7 @@ class AnswerLogprobs:
         return {"content": content, "refusal": None}
 
     def _entries(self) -> Iterator[dict[str, Any] | None]:
-        """The entries known so far; None from time to time while tokens outside it are skipped."""
+        """Yield the entries known so far, and None now and then while other tokens are skipped."""
         num_passed = 0
         limit = sys.maxsize if self._is_over else self._text.settled
         while self._read_run():
@@ -138,7 +139,7 @@ class AnswerLogprobs:
 
 
 def _shared_out(text: str, data: Sequence[bytes]) -> list[bytes]:
-    """Split `text` into one part per token, where it is not the tokens' own texts joined."""
+    """Split `text` into one part per token, if it differs from the tokens' own joined texts."""
     shared = []
     for each in data[:-1]:
         own = each.decode(errors="replace")
@@ -160,7 +161,7 @@ class _Entries(Pieces):
         comma = b"["
         for entry in self._entries:
             if entry is None:
-                # A blank, so that other tasks on the event loop can run.
+                # Sent as a blank, so that other tasks on the event loop can run.
                 yield b" "
                 continue
             yield comma + orjson.dumps(entry)
@@ -169,24 +170,24 @@ class _Entries(Pieces):
 
 
 class _AnswerText:
-    """Which parts of an output's text are the content of the answer.
+    """Records which parts of an output's text are the content of the answer.
 
     Attributes:
-        settled: the position up to which this is known.
+        settled: the position up to which the parts are known.
     """
 
     def __init__(self) -> None:
         """Start with no text."""
         self.settled = 0
         self._num_read = 0
-        # Text after the thoughts that the tool-call parser has not classified yet: where each part
-        # begins, and the part.
+        # Parts of the text after the thoughts that the tool-call parser has not classified yet: the
+        # position of each part, and its text.
         self._open: deque[tuple[int, str]] = deque()
         self._is_behind_call = False
         self._kept: deque[tuple[int, str]] = deque()
 
     def read(self, part: Part) -> None:
-        """Take in the next part of the text."""
+        """Add the next part of the text."""
         if part.is_answer:
             self._open.append((self._num_read, part.text))
         self._num_read += len(part.text)
@@ -194,7 +195,7 @@ class _AnswerText:
             self.settled = self._num_read
 
     def keep(self, events: Sequence[OutputEvent]) -> None:
-        """Take in what the parser made of the text so far."""
+        """Add the parser's output for the text so far."""
         last = max(
             (at for at, each in enumerate(events) if isinstance(each, ContentText)), default=-1
         )

@@ -1,8 +1,8 @@
-"""`tool_choice` auto together with a grammar: the model writes an answer or calls.
+"""Grammars for `tool_choice` auto: the model writes either an answer or calls.
 
 Calls have the form that the tool-call parser reads. The arguments of a function with `strict`
-follow its schema; those of other functions are any JSON object. Where only some of the tools are
-allowed, every call is a call of one of these.
+follow its schema; arguments of other functions are any JSON object. If only some tools are allowed,
+every call is a call of an allowed tool.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _CHECKING = OffloadPool("checking of tools", workers=1, max_queued=1024, timeout
 async def strict_calls(
     request: ChatCompletionRequest, context: OpenAIContext
 ) -> GrammarSpec | None:
-    """Free text, and calls of allowed functions that follow the schemas of those with `strict`.
+    """Make a grammar of free text and calls of allowed functions, with the schemas of strict ones.
 
     Returns:
-        `None` where the request needs neither, and where no such grammar can be made: then `strict`
-        is not enforced, and a call of another function is text.
+        `None` if the request needs no grammar, or if no such grammar can be made. In the latter
+        case `strict` is not enforced, and a call of another function is text.
     """
     grammars, form = context.service.client.grammars, context.parsers.call_form
     if form is None or grammars is None or not _lets_text_pass(context):
@@ -72,7 +72,7 @@ async def strict_calls(
 async def answer_or_calls(
     request: ChatCompletionRequest, answer: GrammarSpec, context: OpenAIContext
 ) -> GrammarSpec:
-    """An answer that follows `answer`, or calls and nothing else.
+    """Make a grammar of either an answer that follows `answer`, or only calls.
 
     Raises:
         InvalidRequest: `answer` is invalid, or cannot be combined with calls.
@@ -81,7 +81,7 @@ async def answer_or_calls(
     if form is not None and not form.stands_alone:
         form = None
     if grammars is None:
-        # The compile step refuses it, with or without tools.
+        # The compile step refuses this constraint, with or without tools.
         return answer
     name = "response_format" if request.response_format is not None else answer.kind
     if form is None:
@@ -104,7 +104,7 @@ async def answer_or_calls(
     try:
         await _compile(grammars, plain)
     except InvalidRequest as error:
-        # Where the answer's own constraint is invalid, the error names that one.
+        # If the answer's own constraint is invalid, the error names that constraint.
         check_grammar(answer)
         message = error.message.replace("structural_tag", f"{name} with tools", 1)
         raise InvalidRequest(message, param=name) from None
@@ -112,7 +112,7 @@ async def answer_or_calls(
 
 
 def _lets_text_pass(context: OpenAIContext) -> bool:
-    """Whether a grammar of free text allows all else that the model writes."""
+    """Whether a grammar's free text allows everything else that the model writes."""
     parsers = context.parsers
     # Special tokens may mark thoughts, and a grammar's free text excludes them. Without an
     # end-of-text token the grammar would end the output as soon as it can.
@@ -153,7 +153,7 @@ class _Calls:
 
 
 async def _strict_calls(request: ChatCompletionRequest, form: CallForm) -> _Calls | None:
-    """Calls of a request's functions; `None` where no function has `strict`."""
+    """Describe calls of a request's functions; `None` if no function has `strict`."""
     functions = [
         {key: tool["function"].get(key) for key in ("name", "parameters", "strict")}
         for tool in callable_tools(request)
@@ -162,7 +162,7 @@ async def _strict_calls(request: ChatCompletionRequest, form: CallForm) -> _Call
         return None
     encoded = msgspec.json.encode(functions)
     if len(encoded) > MAX_JSON_BYTES:
-        # More than the limit of a grammar.
+        # The formats exceed the size limit of a grammar.
         return None
     if len(encoded) <= _SMALL:
         calls = _calls(encoded, form)
@@ -172,18 +172,18 @@ async def _strict_calls(request: ChatCompletionRequest, form: CallForm) -> _Call
 
 
 def _plain_calls(request: ChatCompletionRequest, form: CallForm) -> _Calls:
-    """Calls whose arguments are any JSON object."""
+    """Describe calls whose arguments are any JSON object."""
     functions = msgspec.json.encode([{"name": each} for each in tool_names(request)])
     return _calls(functions, form)
 
 
 @lru_cache(_NUM_KEPT)
 def _calls(functions: bytes, form: CallForm) -> _Calls:
-    """The formats of calls of `functions`.
+    """Build the formats of calls of `functions`.
 
     Args:
         functions: JSON of the request's functions, each with at least its name.
-        form: of the calls.
+        form: the form of the calls.
     """
     offered = [
         OfferedFunction(function["name"], _strict_schema(function))
@@ -221,10 +221,10 @@ def _spec(form: dict[str, Any] | orjson.Fragment, context: OpenAIContext) -> Gra
 
 
 async def _compile(grammars: GrammarCompiler, spec: GrammarSpec) -> None:
-    """Compile it now, so that a failure is known before the request is sent.
+    """Compile the grammar now, so that a failure is known before the request is sent.
 
     Raises:
-        InvalidRequest: it cannot be compiled.
+        InvalidRequest: the grammar cannot be compiled.
         Overloaded: the machine was too busy to find out.
     """
     _, compiled = grammars.compile(spec)

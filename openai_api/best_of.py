@@ -23,5 +23,5 @@ class SampleScores:
         self._counts[index] += len(chosen)
 
     def best(self, samples: Sequence[int], num: int) -> list[int]:
-        """The `num` best of `samples`, the best one first; the earlier one wins a tie."""
+        """Return the `num` best of `samples`, the best first; in a tie, the earlier sample wins."""
         return sorted(samples, key=lambda at: -self._sums[at] / max(self._counts[at], 1))[:num]

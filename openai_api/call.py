@@ -14,10 +14,10 @@ class Call:
     """A request.
 
     Attributes:
-        body: not decoded yet: JSON, or a form where the endpoint takes one.
+        body: the undecoded body: JSON, or a form if the endpoint takes one.
         path: the named parts of the path.
-        query: the query string's parameters; the last value of a name that comes twice.
-        content_type: of the body.
+        query: the query string's parameters; of a repeated name the last value.
+        content_type: the media type of the body.
     """
 
     body: bytes | bytearray = b""
@@ -35,7 +35,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class FileContent:
-    """The bytes of an open file, so that it may be deleted while they are sent."""
+    """The bytes of an open file, which may be deleted while they are sent."""
 
     file: BinaryIO
     num_bytes: int
@@ -49,7 +49,7 @@ class Streamed:
         events: the transport turns an exception among them into an error event, and appends `end`.
         on_end: called once, however the answer ends.
         end: the bytes that end the stream.
-        media_type: of the stream.
+        media_type: the media type of the stream.
     """
 
     events: AsyncGenerator[Chunk, None]

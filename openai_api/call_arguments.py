@@ -15,10 +15,10 @@ _ANY = msgspec.json.Decoder(Any)
 
 
 class WrittenArguments(dict[str, Any]):
-    """Arguments as an object that knows the text they were read from.
+    """Arguments as an object that keeps the text from which they were read.
 
     Attributes:
-        text: as the client sent it, for templates that want the text.
+        text: the text as the client sent it, for templates that read text.
     """
 
     def __init__(self, arguments: dict[str, Any], text: str) -> None:
@@ -28,13 +28,13 @@ class WrittenArguments(dict[str, Any]):
 
 
 def told_arguments(told: object) -> dict[str, Any] | str:
-    """The arguments of an earlier call as a template reads them: an object, or else their text.
+    """Return an earlier call's arguments as a template reads them: an object or their text.
 
-    A model may have written something other than an object, or its output may have ended inside
-    one. Earlier turns are rendered as they are, never refused.
+    A model may have written no object, or its output may have ended inside one. Earlier turns are
+    rendered as they are and never refused.
 
     Args:
-        told: the field of the request, which may be any JSON value. None is an empty object.
+        told: the request's field, which may be any JSON value. None means an empty object.
     """
     if isinstance(told, dict):
         return told
@@ -54,17 +54,17 @@ def told_arguments(told: object) -> dict[str, Any] | str:
 
 
 def told_text(told: object) -> str:
-    """The text of an earlier call of a tool that takes plain text; see `told_arguments`."""
+    """Return the text of an earlier call of a tool with plain text; see `told_arguments`."""
     if isinstance(told, str):
         return told
     return "" if told is None else arguments_text(told)
 
 
 def arguments_text(arguments: object) -> str:
-    """Arguments as JSON: the original text where it is known.
+    """Return arguments as JSON: the original text if it is known.
 
     Raises:
-        InvalidRequest: they nest too deep.
+        InvalidRequest: the arguments nest too deep.
     """
     if isinstance(arguments, WrittenArguments):
         return arguments.text
@@ -75,9 +75,9 @@ def arguments_text(arguments: object) -> str:
 
 
 class ObjectText:
-    """Arguments for clients that want an object: JSON, or the beginning of it.
+    """Converts arguments to a JSON object or its beginning, for clients that need one.
 
-    Where a model's text stops being JSON, or nests deeper than clients read, the rest of the text
+    If a model's text stops being JSON, or nests deeper than clients read, the rest of the text
     becomes a string in that place.
     """
 
@@ -87,19 +87,19 @@ class ObjectText:
         self._rest: list[str] = []
 
     def feed(self, text: str) -> str:
-        """Take more of the arguments; return the part of it that is JSON."""
+        """Add more of the arguments; return the new part of the JSON."""
         end = self._value.feed(text)
         if self._value.is_broken:
             self._rest.append(text[end:])
         return text[:end]
 
     def finish(self) -> str:
-        """End the arguments; return what was held back."""
+        """End the arguments; return the text that was held back."""
         return self._value.ending_with("".join(self._rest)) if self._value.is_broken else ""
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """The object that `ObjectText` writes; its complete part where the output ended inside it.
+    """Return the object that `ObjectText` writes; if the output ended inside, its complete part.
 
     Args:
         text: the arguments, as a tool-call parser returns them.
@@ -108,6 +108,6 @@ def arguments_object(text: str) -> dict[str, Any]:
     try:
         found = from_json(told.feed(text) + told.finish(), allow_partial=True)
     except ValueError:
-        # Empty, or JSON with half a surrogate pair, which is not valid text.
+        # The text is empty, or is JSON with half a surrogate pair, which is not valid text.
         return {}
     return found if isinstance(found, dict) else {}

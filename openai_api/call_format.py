@@ -1,4 +1,4 @@
-"""Calls as structural-tag formats: the text that a family writes around arguments, as a grammar."""
+"""Describes calls as structural-tag formats: a grammar of the text around their arguments."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class OfferedFunction:
 
 
 def text_with_calls(form: CallForm, functions: Sequence[OfferedFunction]) -> Format:
-    """Free text, in which each trigger begins a call or a series of calls.
+    """Describe free text in which each trigger begins a call or a series of calls.
 
-    Where calls at the beginning need no trigger, an output with another beginning is text.
+    If calls at the beginning need no trigger, an output with another beginning is text.
     """
     rules: dict[str, list[Format]] = {}
     for each in (form, *form.others):
@@ -42,7 +42,7 @@ def text_with_calls(form: CallForm, functions: Sequence[OfferedFunction]) -> For
 
 
 def calls_alone(form: CallForm, functions: Sequence[OfferedFunction]) -> Format:
-    """One call or several, and no text around them."""
+    """Describe one or more calls without text around them."""
     return _either([_alone(each, functions) for each in (form, *form.others)])
 
 
@@ -60,7 +60,7 @@ def _behind_trigger(form: CallForm, functions: Sequence[OfferedFunction]) -> For
 
 
 def _at_start(form: CallForm, functions: Sequence[OfferedFunction]) -> Format:
-    """A series without its trigger."""
+    """Describe a series of calls without its trigger."""
     # One expression covers the blanks and what follows: llguidance does not backtrack over a
     # finished part.
     first = [

@@ -1,8 +1,9 @@
-"""Ids of calls in the form that a model's template takes, for answers and for earlier turns.
+"""Makes ids of calls in the form that a model's template accepts, for answers and earlier turns.
 
-Some families take any id. Templates of others refuse an id in another form, or the model was
-trained to count its calls in them. Ids from elsewhere are mapped, both in the call and in its
-result. An id depends only on what stands before it, so prompts with a common prefix keep it.
+Some families accept any id. Templates of other families refuse an id in another form, or the model
+was trained to count its calls in the ids. An id from elsewhere is mapped to a valid id, both in the
+call and in its result. A mapped id depends only on the conversation before it, so prompts with a
+common prefix have the same ids.
 """
 
 from __future__ import annotations
@@ -19,36 +20,36 @@ Message = dict[str, Any]
 _ALPHANUMERICS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
 _NAME_AND_INDEX = re.compile(r"functions\.(.+):[0-9]+", re.DOTALL)
-# What `/v1/messages` puts before ids.
+# The prefix that `/v1/messages` puts before ids.
 PREFIX = "toolu_"
 
 
 class IdForm(Protocol):
-    """How the ids of one family's calls look."""
+    """The form of the ids of one family's calls."""
 
     def fits(self, call_id: str) -> bool:
         """Whether an id has this form."""
 
     def new(self, name: str, index: int) -> str:
-        """The id of a call that the model makes now.
+        """Make the id of a call that the model makes now.
 
         Args:
-            name: of the function.
-            index: of the call among all calls of the conversation.
+            name: the name of the function.
+            index: the index of the call among all calls of the conversation.
         """
 
     def mapped(self, call_id: str, name: str, index: int) -> str:
-        """The id for an earlier call whose id has another form or is missing; deterministic.
+        """Make an id for an earlier call whose id is missing or of another form; deterministic.
 
         Args:
-            call_id: as the client sent it; empty where there is none.
-            name: of the function.
-            index: of the call among all calls of the conversation.
+            call_id: the id as the client sent it; empty if there is none.
+            name: the name of the function.
+            index: the index of the call among all calls of the conversation.
         """
 
 
 class NineAlphanumerics:
-    """Mistral's form, `a1B2c3D4e`: its templates refuse others."""
+    """Mistral's form, `a1B2c3D4e`: its templates refuse other forms."""
 
     def fits(self, call_id: str) -> bool:
         """See `IdForm`."""
@@ -100,14 +101,14 @@ class AnswerIds:
     calls_before: int = 0
 
     def of(self, name: str, own: str | None, index: int) -> str | None:
-        """The id of the answer's call `index`; `own` is the model's id for it, if it gives one."""
+        """Return the id of the answer's call `index`; `own` is the model's own id, if any."""
         if self.form is None or (own is not None and self.form.fits(own)):
             return own
         return self.form.new(name, self.calls_before + index)
 
 
 def with_ids(messages: list[Message], form: IdForm | None) -> list[Message]:
-    """A template's messages with ids in `form`; unchanged where `form` is None."""
+    """Convert the ids of a template's messages to `form`; unchanged if `form` is None."""
     if form is None:
         return messages
     ids = _Ids(form)
@@ -124,7 +125,7 @@ class _Ids:
     def __init__(self, form: IdForm) -> None:
         self._form = form
         self._num_calls = 0
-        # From the id that was sent to the one in our form; of equal ids, the last.
+        # Maps a sent id to the id in our form; of equal sent ids, the last one counts.
         self._mapped: dict[str, str] = {}
         self._waiting = _Waiting()
 
@@ -175,7 +176,7 @@ class _Waiting:
             queue.append(place)
 
     def take(self, sent: str, name: str) -> str:
-        """The id of the call whose result came: found by id, else by name, else the next one."""
+        """Find the call of a result, by id, else by name, else the next one; return its id."""
         queues = [self._by_id[sent]] if sent else [self._by_name[name], self._in_order]
         for queue in queues:
             while queue:

@@ -1,7 +1,7 @@
-"""Earlier calls in other shapes, for chat templates that do not take them as they are.
+"""Converts earlier calls to other shapes, for chat templates that do not accept the usual shape.
 
 Some templates read arguments only as an object, some only as text, and some take one call per
-message. Each of them must be able to render what a model wrote.
+message. Each template must be able to render the calls that a model wrote.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from openai_api.call_arguments import arguments_text
 
 Message = dict[str, Any]
 
-# The key that holds arguments which are not an object, where a template needs an object.
+# If a template needs an object, this key holds arguments that are not an object.
 _WHOLE = "arguments"
 
 
 def call_shapes(messages: list[Message]) -> Iterator[list[Message]]:
-    """The messages as they are, then in each other shape that a template may take instead."""
+    """Yield the messages as they are, then in each other shape that a template may accept."""
     yield messages
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     if any(not _is_object(call) for call in calls):
@@ -56,7 +56,7 @@ def _changed(call: Message, change: Callable[[Any], Any]) -> Message:
 
 
 def _one_call_each(messages: list[Message]) -> list[Message]:
-    """Each call in a separate message, followed by its result."""
+    """Put each call into a separate message, followed by its result."""
     found: list[Message] = []
     place = 0
     while place < len(messages):

@@ -1,4 +1,4 @@
-"""One choice of a chat answer: chunks of the engine in, deltas of the wire out."""
+"""One choice of a chat answer: converts chunks of the engine to deltas of the wire."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class ChatChoice:
     calls: CallWriter | None = None
 
     def feed(self, chunk: GenerationChunk) -> list[dict[str, Any]]:
-        """The deltas of one chunk, in OpenAI's form; each has one kind of content."""
+        """Return the deltas of one chunk in OpenAI's form; each has one kind of content."""
         deltas = [delta for each in self.read(chunk) for delta in _deltas(each)]
         if self.calls is None:
             return deltas
         return self.calls.rewritten(deltas, over=chunk.finish_reason is not None)
 
     def read(self, chunk: GenerationChunk) -> list[OutputEvent]:
-        """What one chunk adds to the answer."""
+        """Return the parts that one chunk adds to the answer."""
         self.count.add(chunk)
         if self.hidden is not None:
             self.hidden.add(chunk)
@@ -63,7 +63,7 @@ class ChatChoice:
         return events
 
     def take_logprobs(self) -> dict[str, Any] | None:
-        """Those of the answer's tokens since the last call; `None` if not requested."""
+        """Return the log-probabilities since the last call; `None` if not requested."""
         return None if self.logprobs is None else self.logprobs.take()
 
     def end(self) -> dict[str, Any]:
@@ -84,8 +84,8 @@ def _deltas(output: OutputEvent) -> list[dict[str, Any]]:
         # This wire has no event for the end of a call.
         return []
     if isinstance(output, BeginCall):
-        # First the function's name, then its arguments. A null in a later delta would erase what
-        # this one says: the official client keeps the last `type`.
+        # The function's name comes first, then its arguments. A later delta omits `type`, because
+        # the official client keeps the last value, even null.
         header = {
             "index": output.index,
             "id": output.id or f"call_{random_hex(12)}",
@@ -102,6 +102,6 @@ def _deltas(output: OutputEvent) -> list[dict[str, Any]]:
 
 
 def spelled(reasoning: str | None) -> dict[str, Any]:
-    """Reasoning under both names: some clients read one, some the other."""
+    """Return reasoning under both names: some clients read one, some the other."""
     told: dict[str, Any] = {"reasoning_content": reasoning}
     return told if reasoning is None else {**told, "reasoning": reasoning}

@@ -1,4 +1,4 @@
-"""The one grammar of a chat answer, from `response_format`, the tools and `tool_choice`."""
+"""Builds the one grammar of a chat answer from `response_format`, the tools and `tool_choice`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 async def constrained(
     request: ChatCompletionRequest, sampling: SamplingParams, context: OpenAIContext
 ) -> SamplingParams:
-    """Sampling parameters whose grammar also covers the request's tools.
+    """Return sampling parameters whose grammar also covers the request's tools.
 
     Args:
-        request: checked.
-        sampling: the request's, with the grammar of the answer if it has one.
-        context: the server's.
+        request: a checked request.
+        sampling: the request's parameters, with the grammar of the answer if there is one.
+        context: the server's context.
 
     Raises:
         InvalidRequest: the tools and the answer's grammar cannot be combined.
@@ -43,7 +43,7 @@ def _forced_call(
 ) -> GrammarSpec:
     if answer is not None:
         raise InvalidRequest(
-            f"tool_choice that forces a call does not go with {answer.kind} or "
+            f"tool_choice that forces a call cannot be combined with {answer.kind} or "
             "response_format: the answer is a call.",
             param="tool_choice",
         )

@@ -20,13 +20,13 @@ _INSTRUCTIONS = ("system", "developer")
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateShape:
-    """What decides how messages are converted.
+    """The properties of template and model that decide how messages are converted.
 
     Attributes:
-        form_of: the form in which the template reads the content of a role; where it reads a
-            text, the texts of parts are joined by a space.
-        knows_developer: the template renders that role; else it becomes `system`, its predecessor,
-            because many templates silently drop a role they do not know.
+        form_of: the form in which the template reads the content of a role. If it reads a text, the
+        texts of parts are joined by a space.
+        knows_developer: the template renders the role `developer`. Otherwise `developer` becomes
+        `system`, its predecessor, because many templates silently drop unknown roles.
         sees: the model takes images.
     """
 
@@ -76,7 +76,7 @@ def _message(message: ChatMessage, where: str, shape: TemplateShape) -> dict[str
     converted: dict[str, Any] = {}
     reasoning = message.reasoning_content or message.reasoning
     if reasoning:
-        # Templates differ in the name; `transformers` sets both as well.
+        # Templates use different names for this key. `transformers` sets both too.
         converted["thinking"] = reasoning
     converted["role"] = role
     converted["content"] = _content(message, where, shape, shape.form_of(role))

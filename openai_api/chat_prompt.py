@@ -1,4 +1,4 @@
-"""From a chat request to the prompt's token ids."""
+"""Converts a chat request to the prompt's token ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runtime.media.image_loader import NamedItem
 from runtime.media.placeholders import expand_text, write_expansions
 from runtime.requests.image_input import ImageInput
 
-# Longest text to render where a prompt that is too long is truncated instead of refused.
+# The longest text to render if a prompt that is too long is truncated instead of refused.
 MAX_TRUNCATED_CHARS = 64 * 2**20
 _MESSAGES = "messages"
 
@@ -31,8 +31,8 @@ class ChatPrompt:
 
     Attributes:
         is_open: whether the text ends inside reasoning, so that the output begins there.
-        may_think: whether reasoning may begin; false where the prompt has turned it off.
-        images: those of the messages, at their positions in `input_ids`.
+        may_think: whether reasoning may begin; false if the prompt has turned reasoning off.
+        images: the messages' images, at their positions in `input_ids`.
     """
 
     text: str
@@ -64,7 +64,8 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
         )
     limits = context.service.client.limits
     if len(request.messages) > limits.context_len and not limits.allow_auto_truncate:
-        # Refused here, not after minutes of rendering: every message takes a token or more.
+        # The conversation is refused here, not after minutes of rendering: every message takes a
+        # token or more.
         raise TooLong(
             f"The {len(request.messages)} messages are longer than the model's context length "
             f"({limits.context_len} tokens).",
@@ -107,7 +108,8 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
     if marks is not None:
         input_ids, text = await marks.encode(text, limits), marks.taken_from(text)
     else:
-        # The template writes BOS and the like itself. Added again, they would be there twice.
+        # The template itself writes BOS and similar tokens, so the tokenizer must not add them
+        # again.
         (input_ids,) = await encode_prompts(tokenizer, [text], limits, add_special_tokens=False)
     input_ids, images = await _with_images(input_ids, items, context)
     is_open = _is_open(text, request, context)
@@ -116,7 +118,7 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
 
 
 async def encode_raw(text: str, items: Sequence[NamedItem], context: OpenAIContext) -> ChatPrompt:
-    """A prompt that is already rendered, with a placeholder for each of its images.
+    """Encode a prompt that is already rendered, with a placeholder for each of its images.
 
     Raises:
         InvalidRequest: the text is too long, an image cannot be loaded, or placeholders and images
@@ -132,7 +134,7 @@ async def encode_raw(text: str, items: Sequence[NamedItem], context: OpenAIConte
 
 
 def _with_expansions(text: str, items: Sequence[NamedItem], context: OpenAIContext) -> str:
-    """The text to tokenize, with its images' placeholders expanded; no image is loaded yet."""
+    """Return the text to tokenize, with image placeholders expanded; no image is loaded yet."""
     if not items:
         return text
     images = context.service.images
@@ -157,9 +159,9 @@ async def _with_images(
 def _converted(
     messages: list[ChatMessage], max_chars: int, shape: TemplateShape, id_form: IdForm | None
 ) -> list[dict[str, Any]]:
-    """The messages for the template, unless their texts alone are longer than a prompt may be.
+    """Convert the messages for the template, unless their texts alone exceed a prompt.
 
-    Counted first: to join tens of millions of characters would hold the GIL for as long.
+    The characters are counted first, because joining tens of millions of them would hold the GIL.
     """
     num_chars = 0
     for message in messages:
@@ -183,7 +185,7 @@ def _max_chars(limits: EngineLimits) -> int:
 
 
 def template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
-    """The variables of the template, whichever field of the request sets them."""
+    """Return the variables of the template, from all fields of the request that set them."""
     reasoning = request.reasoning
     effort = request.reasoning_effort or (reasoning.effort if reasoning else None)
     enabled = reasoning.enabled if reasoning else None
@@ -216,7 +218,7 @@ def _switches(request: ChatCompletionRequest) -> dict[str, Any]:
 
 
 def _thinking_variables(thinks: bool) -> dict[str, Any]:
-    # Two families of templates, two names for one switch.
+    # Families of templates use two names for this switch.
     return {"enable_thinking": thinks, "thinking": thinks}
 
 
@@ -227,7 +229,8 @@ def _is_open(text: str, request: ChatCompletionRequest, context: OpenAIContext) 
     open_tag = parser.markers[0]
     if text.rstrip().endswith(open_tag):
         return True
-    # Elsewhere in the prompt a tag may be a quotation. In a message to continue it is the model's.
+    # Elsewhere in the prompt a tag may be quoted text. In a message to continue, the model wrote
+    # it.
     last = request.messages[-1].content
     return (
         bool(request.continue_final_message)

@@ -1,4 +1,4 @@
-"""A running conversation: a checked request becomes engine streams, and a choice for each."""
+"""Starts a conversation: a checked request becomes engine streams, with a choice for each."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ _PROMPT_TAIL = 8
 
 @dataclass(frozen=True)
 class ChatRun:
-    """The samples of one answer, admitted and not read yet.
+    """The admitted samples of one answer, which are not read yet.
 
     Attributes:
-        id: of the answer; aborting it aborts all samples.
+        id: the answer's id; aborting this id aborts all samples.
         choices: one for each sample, still empty.
         generation: the engine's output, a stream for each choice.
     """
@@ -82,12 +82,12 @@ async def open_chat(
     """Check a request, render its prompt and admit its samples.
 
     Args:
-        body: as decoded.
-        context: the server's.
-        id_prefix: of a generated id.
-        prompt: used instead of rendering the messages.
-        cuts_output: the request may ask for more tokens than fit after the prompt; the answer then
-            ends at the context length.
+        body: the decoded body.
+        context: the server's context.
+        id_prefix: prefix of a generated id.
+        prompt: a prompt to use instead of rendering the messages.
+        cuts_output: accept a request for more tokens than fit after the prompt; the answer then
+        ends at the context length.
 
     Raises:
         InvalidRequest: the first error found.
@@ -144,7 +144,7 @@ async def open_chat(
 
 
 def settled(body: ChatCompletionRequest) -> CallForms:
-    """The forms of a request's tools, once it is checked; see `settle_tools`.
+    """Check a request and return the forms of its tools; see `settle_tools`.
 
     Raises:
         InvalidRequest: the first thing wrong.
@@ -196,7 +196,7 @@ def _thought_texts(
     prompt: ChatPrompt,
     context: OpenAIContext,
 ) -> ThoughtTexts | None:
-    """What marks the thoughts of the answer; `None` where they stay in its content."""
+    """Return the texts that mark the answer's thoughts; `None` if thoughts stay in the content."""
     kind = context.parsers.splitting(
         separate_reasoning=_separates(body), forces_call=forces_call(body)
     )

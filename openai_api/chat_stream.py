@@ -23,14 +23,14 @@ async def chat_events(
     options: StreamOptions | None,
     context: OpenAIContext,
 ) -> AsyncGenerator[Chunk, None]:
-    """Role chunks, deltas as they come, the ends of all choices, then the usage if requested.
+    """Yield role chunks, deltas as they come, the ends of all choices, and usage if requested.
 
     Args:
         head: id, created and model, the same in every chunk.
         choices: one per sample, still empty.
-        chunks: the engine's, each with its choice's index.
+        chunks: the engine's chunks, each with its choice's index.
         options: what else to report.
-        context: the server's.
+        context: the server's context.
     """
     options = options or StreamOptions()
     head = {"id": head["id"], "object": "chat.completion.chunk", **head}
@@ -91,7 +91,7 @@ async def chat_events(
 def _logprobs(
     choice: ChatChoice, deltas: Sequence[dict[str, Any]]
 ) -> Iterator[dict[str, Any] | None]:
-    """The logprobs of each delta: the first delta with text has all that are known, others none."""
+    """Return the logprobs of each delta: the first delta with text gets all that are known."""
     is_told = False
     for delta in deltas:
         is_first = bool(delta.get("content")) and not is_told

@@ -1,4 +1,4 @@
-"""A model's chat template: messages in, the prompt's text out, as `transformers` renders it."""
+"""Renders messages to the prompt's text by a model's chat template, as `transformers` does."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _RENDERING = OffloadPool(
     "rendering of the chat template", workers=2, max_queued=16_384, timeout_s=120.0
 )
 
-# Up to this many characters are rendered on the event loop, within this time. A value that is not
-# text counts as `_CHARS_PER_VALUE` characters.
+# Messages of up to this many characters are rendered on the event loop, within this time. A value
+# that is not text counts as `_CHARS_PER_VALUE` characters.
 _INLINE_CHARS = 32 * 1024
 _CHARS_PER_VALUE = 128
 _INLINE_S = 0.005
 
-# Started by the first template that needs it.
+# The process is started by the first template that needs it.
 _PROCESS = TemplateProcess()
 
-# What the server itself gives to a template; a request's `chat_template_kwargs` cannot replace it.
+# Variables that the server sets. A request's `chat_template_kwargs` cannot replace them.
 RESERVED = frozenset(
     {
         "messages",
@@ -63,7 +63,7 @@ RESERVED = frozenset(
         "strftime_now",
     }
 )
-# The words of the prompt that such models were trained with.
+# Reranking models were trained with these words in the prompt.
 _YES_OR_NO = 'can only be "yes" or "no"'
 # Names that `--chat-template` takes.
 NAMED_TEMPLATES = {
@@ -72,7 +72,7 @@ NAMED_TEMPLATES = {
     "gemma": "gemma.jinja",
     "qwen3-reranker": "qwen3_reranker.jinja",
 }
-# Limit of a probe's prompt, with all the text that a template adds.
+# The limit of a probe's prompt, including the text that a template adds.
 _PROBE_CHARS = 200_000
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -85,11 +85,12 @@ class _Compiled:
         can_read_parts: whether it may read a message's content in parts.
         knows_developer: whether it renders the developer role.
         written: its text constants, in the order of the source.
-        doubt: why it is rendered in another process; `None` where it is harmless.
+        doubt: why the text is rendered in another process; `None` if it is harmless.
     """
 
     def __init__(self, source: str, name: str) -> None:
-        # Checked before it is compiled: compiling evaluates constant expressions.
+        # The text is checked before it is compiled, because compiling evaluates constant
+        # expressions.
         tree = parse_template(source, name)
         self.can_read_parts = can_read_parts(tree)
         self.written = "".join(_texts(tree))
@@ -128,7 +129,7 @@ class ChatTemplate:
     """The template of a model, or its named templates, compiled once.
 
     Attributes:
-        text: of the default one.
+        text: text of the default template.
     """
 
     def __init__(
@@ -162,10 +163,10 @@ class ChatTemplate:
         """The form in which the content of `role` is read."""
         forms = self._forms[with_tools]
         if not forms:
-            # It cannot read parts, or refuses every probe.
+            # The template cannot read parts, or refuses every probe.
             reads_parts = self.choose(with_tools=with_tools).can_read_parts
             return ContentForm.EITHER if reads_parts else ContentForm.TEXT
-        # A role that it does not render is read as a user's, if at all.
+        # A role that the template does not render is read as a user's, if at all.
         return forms.get(role) or forms.get("user", ContentForm.EITHER)
 
     def describe_content(self) -> str:
@@ -192,18 +193,18 @@ class ChatTemplate:
 
     @property
     def asks_yes_or_no(self) -> bool:
-        """Whether it asks if a document answers a query, so that yes or no follows."""
+        """Whether the template asks for yes or no: whether a document answers a query."""
         return "document" in self.text and _YES_OR_NO in self.text
 
     def choose(self, *, with_tools: bool) -> _Compiled:
-        """The template for this kind of conversation, where a model has several."""
+        """Choose the template for this kind of conversation, if the model has several."""
         if with_tools and "tool_use" in self._compiled:
             return self._compiled["tool_use"]
         return self._compiled.get("default") or next(iter(self._compiled.values()))
 
     @property
     def shows_tools(self) -> bool:
-        """Whether it renders tools."""
+        """Whether the template renders tools."""
         return "tools" in self.choose(with_tools=True).variables
 
     @property
@@ -213,14 +214,14 @@ class ChatTemplate:
 
     @property
     def written_by_all(self) -> str:
-        """The same for all templates of the model."""
+        """Text constants of all templates of the model."""
         return "\n".join(compiled.written for compiled in self._compiled.values())
 
     async def render_async(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        """`render`, on a thread where it may take long, so that streams on the event loop go on.
+        """Do the same as `render`, on a thread if it may take long, so that streams continue.
 
-        A hop to a thread takes longer than most renders. A small render starts here. In the rare
-        case that it is slow nevertheless (nested loops), it starts again on a thread.
+        A hop to a thread takes longer than most renders, so a small render starts on the event
+        loop. If it is slow nevertheless (nested loops, which is rare), it starts again on a thread.
         """
         tools, marks = options.get("tools"), options.get("marks")
         given = (messages, tools, options.get("variables"))
@@ -251,12 +252,12 @@ class ChatTemplate:
             add_generation_prompt: end with the opening of the assistant's turn.
             continue_final_message: end inside the last message instead.
             max_chars: longest text that makes sense for the model.
-            marks: put into the request's texts; the rendered text then contains them.
-            timeout_s: how long it may take; the template's own limit when absent.
+            marks: texts put into the request's texts; the rendered text then contains them.
+            timeout_s: seconds that rendering may take; by default the template's own limit.
 
         Raises:
             InvalidRequest: the template refuses these messages, or a variable is reserved.
-            RenderTimeout: it took too long.
+            RenderTimeout: rendering took too long.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         compiled = self.choose(with_tools=bool(tools))
@@ -292,7 +293,7 @@ def _first_rendered(
     """Render the first shape of calls and tools that a template takes.
 
     Raises:
-        InvalidRequest: it takes none; the message is that for the first shape.
+        InvalidRequest: the template takes none; the message is the error of the first shape.
         RenderTimeout: the time was too short to try all of them.
     """
     refusal: InvalidRequest | None = None
@@ -300,7 +301,7 @@ def _first_rendered(
     for messages in call_shapes(values["messages"]):
         for shown in _tool_shapes(tools):
             if refusal is not None and time.monotonic() > deadline:
-                # Where only the event loop's time was used up, a thread tries again.
+                # If only the time on the event loop was used up, a thread tries again.
                 raise RenderTimeout(refusal.message, param=refusal.param)
             given = {**values, "messages": messages, "tools": shown}
             try:
@@ -318,7 +319,7 @@ def _first_rendered(
 
 
 def _tool_shapes(tools: list[dict[str, Any]] | None) -> list[list[dict[str, Any]] | None]:
-    """Tools in OpenAI's wrapping, then as bare functions, which some templates expect."""
+    """Yield tools in OpenAI's wrapping, then as bare functions, which some templates expect."""
     return [tools, [tool.get("function", tool) for tool in tools]] if tools else [tools]
 
 
@@ -339,7 +340,7 @@ def _is_small(value: object) -> bool:
 
 
 def allowed_variables(given: Mapping[str, Any], read: set[str]) -> dict[str, Any]:
-    """The request's variables that the template reads.
+    """Return the request's variables that the template reads.
 
     Raises:
         InvalidRequest: a variable is reserved for the server, or documents are not objects.
@@ -379,7 +380,8 @@ def _cut_at_tag(text: str) -> str:
             param="continue_final_message",
         )
     kept = text[:at]
-    # A template that trims its messages has removed the tag's space, so the text is trimmed too.
+    # A template that trims its messages removes the space after the tag, so the text is trimmed
+    # too.
     return kept if text.startswith(_CONTINUE_TAG, at) else kept.rstrip()
 
 
@@ -403,10 +405,11 @@ def load_chat_template(
     own: str | Mapping[str, str] | None,
     special_tokens: Mapping[str, str],
 ) -> ChatTemplate | None:
-    """The template to use: `--chat-template` (a file, a name, the text), else the tokenizer's own.
+    """Load `--chat-template` (a file, a name, the text), or else the tokenizer's own template.
 
     Returns:
-        `None` when the model has none: then only `/v1/completions` and `/generate` serve it.
+        `None` if the model has no template; then only `/v1/completions` and `/generate` serve the
+        model.
 
     Raises:
         StartupError: the option is neither a file nor a name nor a template.

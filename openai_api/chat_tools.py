@@ -1,4 +1,4 @@
-"""Convert all forms of tools that chat takes to one, and calls back to the requested form.
+"""Converts all forms of tools that chat accepts to one, and calls back to the requested form.
 
 The rest of the code knows only functions in `tools`. Other forms are converted in the request and
 converted back in the deltas: `functions` and `function_call`, the predecessors of tools; tools of
@@ -36,14 +36,14 @@ class CallForms:
 
     Attributes:
         customs: names of the tools that are called with text.
-        is_old: the answer has at most one call, in `function_call`.
+        is_old: the answer has at most one call, in the older field `function_call`.
     """
 
     customs: frozenset[str] = frozenset()
     is_old: bool = False
 
     def writer(self) -> CallWriter | None:
-        """The writer that converts the deltas of one choice; None where they stay as they are."""
+        """Return the converter of one choice's deltas; None if they stay as they are."""
         return CallWriter(self) if self.customs or self.is_old else None
 
 
@@ -85,8 +85,8 @@ def _settle_message(message: ChatMessage, where: str) -> None:
 def _replace_functions(request: ChatCompletionRequest) -> None:
     if request.tools is not None or request.tool_choice is not None:
         raise InvalidRequest(
-            "functions and function_call do not go with tools and tool_choice, which took their "
-            "place.",
+            "functions and function_call cannot be combined with tools and tool_choice, which "
+            "replaced them.",
             param="functions" if request.functions is not None else "function_call",
         )
     if not request.functions:
@@ -171,17 +171,17 @@ def _name_of(tool: dict[str, Any]) -> str | None:
 
 @dataclass
 class CallWriter:
-    """Rewrites the deltas of one choice; those without calls stay as they are."""
+    """Rewrites the deltas of one choice; deltas without calls stay as they are."""
 
     forms: CallForms
     _open: dict[str, Any] | None = None
     _arguments: list[str] = field(default_factory=list)
 
     def rewritten(self, deltas: list[Delta], *, over: bool) -> list[Delta]:
-        """The deltas in the requested form.
+        """Return the deltas in the requested form.
 
         Args:
-            deltas: with tool calls in the form of functions.
+            deltas: deltas whose tool calls have the form of functions.
             over: no more deltas follow.
         """
         found: list[Delta] = []

@@ -1,7 +1,7 @@
-"""The constraint on an answer, from each field that can set one; one constraint per request.
+"""Reads the constraint on an answer from the fields that can set one; a request has at most one.
 
-Fields of other servers mean what they mean there. Unsupported ones are refused: an answer that
-ignores its constraint is worse than an error.
+A field of another server has the meaning that it has there. An unsupported field is refused: an
+answer that ignores its constraint is worse than an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runtime.requests.sampling_params import GrammarKind, GrammarSpec
 _HINT = "response_format says what an answer must look like"
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
-# Takes a field's value, and its name for errors; `None` where it sets no constraint.
+# A reader takes a field's value, and its name for errors. It returns `None` for no constraint.
 _Reader = Callable[[Any, str], GrammarSpec | None]
 
 
@@ -106,10 +106,10 @@ _STRUCTURED_OUTPUTS: dict[str, _Reader] = {
 
 
 def requested_constraint(request: GenerationFields) -> GrammarSpec | None:
-    """The constraint of a body; `None` for free text.
+    """Return the constraint of a body; `None` for free text.
 
     Raises:
-        InvalidRequest: there are several, or one is malformed or unsupported.
+        InvalidRequest: there are several constraints, or one is malformed or unsupported.
     """
     return _only_one({name: getattr(request, name) for name in _FIELDS}, _FIELDS, "")
 

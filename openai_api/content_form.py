@@ -1,9 +1,9 @@
-"""The form in which a chat template reads a message's content: text, a list of parts, or either.
+"""Finds the form in which a chat template reads content: text, a list of parts, or either.
 
-Many templates take both. Some loop over parts and drop a plain text without an error; some print
-a list as Python writes it. Some differ by role. vLLM looks for loops in the syntax tree and decides
-once for all roles. Here the tree only shows whether the template can read parts at all; each role
-is then rendered in both forms.
+Many templates accept both forms. Some loop over parts and drop a plain text without an error. Some
+print a list as Python writes it. Some differ by role. vLLM looks for loops in the syntax tree and
+decides once for all roles. Here the tree only shows whether the template can read parts at all;
+then each role is rendered in both forms.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from jinja2 import nodes
 
 Message = dict[str, Any]
 Content = str | list[dict[str, Any]]
-# Messages and tools in, the prompt out; `None` where the template fails or refuses them.
+# Renders messages and tools to a prompt; `None` if the template fails or refuses them.
 Render = Callable[[list[Message], list[dict[str, Any]] | None], str | None]
 
 _MARK = "zqcontentzq"
-# A part printed as Python or JSON instead of its text.
+# These texts show that a part was printed as Python or JSON, not as its text.
 _WRITTEN_OUT = re.compile(rf"""['"]text['"]\s*:\s*['"]{_MARK}""")
 # Mistral's templates require an id of nine characters.
 _CALL = {
@@ -40,7 +40,7 @@ _TOOL = {
 
 
 class ContentForm(StrEnum):
-    """What a template takes for the content of a role."""
+    """The form of content that a template accepts for a role."""
 
     TEXT = "text"
     PARTS = "parts"
@@ -51,7 +51,7 @@ Forms = Mapping[str, ContentForm]
 
 
 def in_form(content: Content, form: ContentForm) -> Content:
-    """`content` converted to `form`; a list stays a list unless all of its parts are texts."""
+    """Convert `content` to `form`; a list stays a list unless all of its parts are texts."""
     if form is ContentForm.PARTS and isinstance(content, str):
         return [{"type": "text", "text": content}]
     if form is not ContentForm.TEXT or isinstance(content, str):
@@ -67,7 +67,8 @@ def can_read_parts(tree: nodes.Template) -> bool:
     """Whether a template uses the key `text`, as every template that reads parts does."""
     if any(node.attr == "text" for node in tree.find_all(nodes.Getattr)):
         return True
-    # As a key, or in `selectattr("type", "equalto", "text")` and `map(attribute="text")`.
+    # `text` may be a key, or be in `selectattr("type", "equalto", "text")` or
+    # `map(attribute="text")`.
     return any(node.value == "text" for node in tree.find_all(nodes.Const))
 
 
@@ -83,7 +84,7 @@ def find_forms(render: Render, *, with_tools: bool) -> dict[str, ContentForm]:
     """
     tools = [_TOOL] if with_tools else None
     forms: dict[str, ContentForm] = {}
-    # The user's form first: the conversations for the other roles contain a user message.
+    # The user's form is found first: the conversations for the other roles contain a user message.
     for role in ("user", "assistant", "system", "developer", "tool", "function"):
         for before, after in _around(role, forms):
             shown = [
@@ -110,7 +111,7 @@ def _said(role: str, form: ContentForm) -> Message:
 
 
 def _around(role: str, forms: Forms) -> Iterator[tuple[list[Message], list[Message]]]:
-    """Messages to put before and after one of `role`; those most likely to be accepted first."""
+    """Yield messages to put around one of `role`, the most likely to be accepted first."""
 
     def filler(of: str, text: str) -> Message:
         return {"role": of, "content": in_form(text, forms.get(of, ContentForm.EITHER))}

@@ -18,7 +18,7 @@ def image_part(url: str | None, where: str, *, sees: bool) -> ContentPart:
     """An image part.
 
     Args:
-        url: an address, a data URL or base64; `None` where the request names none.
+        url: an address, a data URL or base64; `None` if the request names none.
         where: its place in the request, for errors.
         sees: whether the model takes images.
 
@@ -33,21 +33,21 @@ def image_part(url: str | None, where: str, *, sees: bool) -> ContentPart:
 
 
 def inline_image(data: str) -> str:
-    """The data URL of an image in base64; only its content shows its format."""
+    """Make the data URL of a base64 image, whose format is read from its content."""
     return f"data:image/any;base64,{data}"
 
 
 def joined(parts: list[ContentPart]) -> Content:
-    """A message's content: one text with a line for each part, or the parts if one is an image."""
+    """Join parts to a content: one text with a line per part, or the parts if one is an image."""
     if all(part.text is not None for part in parts):
         return "\n".join(part.text or "" for part in parts)
     return parts
 
 
 def merged(parts: list[ContentPart]) -> Content:
-    """A message's content of parts that came one by one: neighbouring texts become one.
+    """Make a content from parts that came one by one: neighbouring texts become one text.
 
-    Texts that are empty and come first are left out.
+    Empty texts at the beginning are omitted.
     """
     found: list[ContentPart] = []
     texts: list[str] = []

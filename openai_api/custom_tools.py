@@ -1,4 +1,4 @@
-"""Tools that are called with plain text: the model sees functions with one argument."""
+"""Converts tools that are called with plain text to functions with one argument, and back."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PARAMETERS = {
 def custom_function(
     name: str, description: str | None, grammar: CustomGrammar | None
 ) -> dict[str, Any]:
-    """The function that stands for such a tool.
+    """Make the function that stands for a tool with plain text.
 
     Args:
-        name: of the tool and the function.
+        name: the name of the tool and the function.
         description: for the model to read.
-        grammar: the text should follow it; the model reads it too. A regular expression becomes
-            part of the function's schema, so it is enforced wherever schemas are.
+        grammar: a grammar that the text should follow, shown to the model. A regular expression
+        becomes part of the function's schema, so it is enforced wherever schemas are.
     """
     function: dict[str, Any] = {"name": name}
     parts = [part for part in (description, grammar and grammar.definition) if part]
@@ -48,12 +48,12 @@ def _whole(pattern: str) -> str:
 
 
 def arguments_of(text: str) -> dict[str, str]:
-    """The function's arguments for a call with `text`."""
+    """Return the function's arguments for a call with `text`."""
     return {_INPUT: text}
 
 
 def text_of(arguments: str) -> str:
-    """The text that the function is called with; all of `arguments` where the form differs.
+    """Return the text of a call; all of `arguments` if they have another form.
 
     Args:
         arguments: JSON, or the beginning of it where the output ended early.
@@ -61,7 +61,7 @@ def text_of(arguments: str) -> str:
     try:
         given = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
-        # JSON with half a surrogate pair, which is not valid text.
+        # The JSON has half a surrogate pair, which is not valid text.
         return arguments
     text = given.get(_INPUT) if isinstance(given, dict) else None
     return text if isinstance(text, str) else arguments

@@ -1,7 +1,7 @@
-"""A `tool_choice` that forces a call: a grammar makes the model write calls and nothing else.
+"""Grammars for a `tool_choice` that forces a call: the model can write only calls.
 
-The output is a JSON array of `{"name", "parameters"}` objects, whatever form the model was trained
-to write calls in, so no tool-call parser is needed.
+The output is a JSON array of `{"name", "parameters"}` objects, independent of the model's own form
+of calls. So no tool-call parser is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def forces_call(request: ChatCompletionRequest) -> bool:
 
 
 def call_constraint(request: ChatCompletionRequest) -> GrammarSpec:
-    """The grammar for the output of a checked request that forces a call.
+    """Build the grammar for the output of a checked request that forces a call.
 
     Raises:
         InvalidRequest: a function's parameters are not a schema that a grammar can follow.
@@ -43,7 +43,8 @@ def call_constraint(request: ChatCompletionRequest) -> GrammarSpec:
             continue
         parameters = function.get("parameters") or _ANY_OBJECT
         check_schema(parameters, f"tools[{index}].function.parameters")
-        # References begin at the root: each schema moves to `$defs`, and its references with it.
+        # References begin at the root. Each schema moves to `$defs`, so its references are changed
+        # too.
         shared[f"tool{index}"] = _moved(parameters, f"#/$defs/tool{index}")
         calls.append(
             {

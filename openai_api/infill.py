@@ -1,7 +1,7 @@
-"""`suffix` of a completion: prompts that ask for the text between a prefix and a suffix.
+"""Builds prompts for `suffix` of a completion: the model writes the text before the suffix.
 
-Models trained for it have special tokens that separate the parts. The tokenizer's added tokens
-show which form a model uses.
+Models trained to fill in the middle have special tokens that separate the parts. The tokenizer's
+added tokens show which form a model uses.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import SamplingParams
 from runtime.text.tokenizer import Tokenizer
 
-# Put before a text, it keeps tokenizers from adding a space there. No tokenizer merges it with the
-# text.
+# This character, put before a text, keeps tokenizers from adding a space there. No tokenizer merges
+# it with the text.
 _GUARD = "☺"
 # A full-width vertical bar, which looks like the ASCII one.
 _BAR = "\uff5c"
@@ -26,7 +26,7 @@ _BAR = "\uff5c"
 
 @dataclass(frozen=True)
 class InfillForm:
-    """The infill prompt of a family of models: three tokens, each before its part.
+    """The infill prompt of a family of models: three tokens, each of which precedes its part.
 
     Attributes:
         prefix, suffix, middle: texts of the tokens; the model writes the middle.
@@ -82,7 +82,7 @@ class Infill:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Infill | None:
-        """The first form whose tokens the tokenizer has; None if there is none."""
+        """Find the first form whose tokens the tokenizer has; None if there is none."""
         if tokenizer.is_missing:
             return None
         ids = {
@@ -103,7 +103,7 @@ class Infill:
     async def encode(
         self, prompts: Sequence[str | list[int]], suffix: str, limits: EngineLimits
     ) -> list[list[int]]:
-        """Token ids that ask for the text between each prompt and `suffix`.
+        """Encode prompts that request the text between each prompt and `suffix`.
 
         Raises:
             InvalidRequest: the texts together are too long, or one has half a surrogate pair.
@@ -121,7 +121,7 @@ class Infill:
         return [[*self.begin, self.prefix_id, *part, *end] for part in parts]
 
     def ending(self, sampling: SamplingParams) -> SamplingParams:
-        """`sampling` with the tokens that end the middle added to its stop tokens."""
+        """Add the tokens that end the middle to the stop tokens of `sampling`."""
         stops = sorted({*sampling.stop_token_ids, *self.stop_ids})
         return msgspec.structs.replace(sampling, stop_token_ids=stops)
 
@@ -130,7 +130,7 @@ def required_infill(infill: Infill | None) -> Infill:
     """The model's form.
 
     Raises:
-        InvalidRequest: it has none.
+        InvalidRequest: the model has no infill form.
     """
     if infill is None:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""One JSON value in text that arrives in pieces: where it ends, or where it stops being JSON."""
+"""Follows one JSON value in text that arrives in pieces, to its end or to its first error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import re
 from enum import Enum, auto
 
-# Deepest JSON for clients: some have limits not far above it.
+# The deepest JSON for clients. Some clients have limits that are only little higher.
 MAX_DEPTH = 128
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -53,7 +53,7 @@ class JsonValue:
     """
 
     def __init__(self, max_depth: float = math.inf) -> None:
-        """Expect a value, perhaps after whitespace, with up to `max_depth` nested brackets."""
+        """Expect a value with up to `max_depth` nested brackets, perhaps after whitespace."""
         self.is_done = False
         self.is_broken = False
         self._max_depth = max_depth
@@ -61,7 +61,8 @@ class JsonValue:
         self.open: list[str] = []
         self._is_key = False
         self._number = ""
-        # The rest of a literal, or one character for each missing hex digit of an escape.
+        # The characters still to come: of a literal, or one for each missing hex digit of an
+        # escape.
         self._rest = ""
 
     @property
@@ -70,7 +71,7 @@ class JsonValue:
         return self._place in (_Place.STRING, _Place.ESCAPE)
 
     def ending_with(self, rest: str) -> str:
-        """The text that completes a broken value: `rest` becomes a string where JSON ended.
+        """Return the text that completes a broken value: `rest` becomes a string where JSON ended.
 
         Args:
             rest: the text from where reading ended. Brackets at its end that close the value are
@@ -108,8 +109,8 @@ class JsonValue:
         """Read `text` from `begin` on.
 
         Returns:
-            Where reading ended: at the end of `text`, behind the value, or at the character that
-            cannot be a part of it.
+            The position where reading ended: the end of `text`, the end of the value, or a
+            character that cannot be a part of the value.
         """
         place, end = begin, len(text)
         while place < end and not (self.is_done or self.is_broken):
@@ -238,7 +239,7 @@ class JsonValue:
 
 
 def _without(rest: str, closers: list[str]) -> str:
-    """`rest` without the brackets at its end, where these are all of `closers`."""
+    """Return `rest` without the brackets at its end, if these are exactly `closers`."""
     kept = rest.rstrip()
     for closer in closers:
         if not kept.endswith(closer):

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's form: chat's `content` entries and the lists of completions."""
+"""Writes log-probabilities in OpenAI's forms: chat's `content` entries, and completions' lists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_CHAT_TOP = 20
 
 
 def chat_spec(wanted: bool | None, top: int | None) -> LogprobSpec | None:
-    """What `logprobs` and `top_logprobs` of a chat ask for.
+    """Parse `logprobs` and `top_logprobs` of a chat.
 
     Raises:
         InvalidRequest: `top_logprobs` out of range, or without `logprobs`.
@@ -33,7 +33,7 @@ def chat_spec(wanted: bool | None, top: int | None) -> LogprobSpec | None:
 
 
 def completion_spec(wanted: int | bool | None, echo: bool) -> LogprobSpec | None:
-    """What `logprobs` of a completion asks for; with `echo`, the prompt is included.
+    """Parse `logprobs` of a completion; with `echo`, the prompt is included.
 
     Raises:
         InvalidRequest: not a number, or out of range.
@@ -49,7 +49,7 @@ def completion_spec(wanted: int | bool | None, echo: bool) -> LogprobSpec | None
 
 
 def chat_token(token_id: int, value: float, pieces: TokenPieces) -> dict[str, Any]:
-    """A token in chat's form."""
+    """Write a token in chat's form."""
     data = pieces.data(token_id)
     return {"token": data.decode(errors="replace"), "bytes": [*data], "logprob": value}
 
@@ -58,7 +58,7 @@ _Rows = list[tuple[list[int], LogprobRows]]
 
 
 def _each(rows: _Rows, make: Callable[[int, LogprobRows, int], Any]) -> Iterator[Any]:
-    """The result of `make` for each token, called with its id, its rows and its index in them."""
+    """Call `make` for each token with its id, its rows and its index in the rows."""
     for token_ids, logprobs in rows:
         for at in range(len(logprobs)):
             yield make(token_ids[at], logprobs, at)
@@ -66,10 +66,10 @@ def _each(rows: _Rows, make: Callable[[int, LogprobRows, int], Any]) -> Iterator
 
 @dataclass
 class CompletionLogprobs:
-    """The lists of one choice's `logprobs`; a stream takes those since the last event.
+    """The lists of one choice's `logprobs`; a stream takes the entries since its last event.
 
     Attributes:
-        num_values: how many numbers were added.
+        num_values: number of values added so far.
     """
 
     pieces: TokenPieces
@@ -81,12 +81,12 @@ class CompletionLogprobs:
     _num_prompt_done: int = 0
 
     def add(self, chunk: GenerationChunk) -> None:
-        """Take in a chunk: the echoed prompt first, then its tokens."""
-        # Where a prompt is only scored, the token after it is not part of the answer.
+        """Add a chunk: the echoed prompt first, then its tokens."""
+        # If a prompt is only scored, the token after it is not part of the answer.
         inputs, outputs = inputs_of(chunk), outputs_of(chunk)[: len(chunk.token_ids)]
         self.num_values += (len(inputs) + len(outputs)) * (1 + self.spec.top_num)
         if self.spec.start_len >= 0 and not self._num_prompt_done:
-            # Nothing was computed before it.
+            # The first token has no log-probability, because no token precedes it.
             self._first = self.prompt[:1]
             self._num_prompt_done = 1
         begin = self._num_prompt_done
@@ -97,7 +97,7 @@ class CompletionLogprobs:
         )
 
     def take(self) -> dict[str, Any]:
-        """The lists since the last call."""
+        """Return the lists since the last call."""
         first, self._first = self._first, []
         rows, self._rows = self._rows, []
         text, num_top = self.pieces.spelled, self.spec.top_num
@@ -107,7 +107,8 @@ class CompletionLogprobs:
             found: dict[str, float] = {}
             for value, each in zip(*logprobs.top_columns(at), strict=True):
                 key = text(each)
-                # Tokens may have the same text: it is the key of the most probable one.
+                # Several tokens may have the same text. The text is then the key of the most
+                # probable token.
                 found[key if key not in found else f"token_id:{each}"] = value
             return found
 

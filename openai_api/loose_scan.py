@@ -11,7 +11,7 @@ _CLOSERS = {"{": "}", "[": "]"}
 
 
 class LooseRest:
-    """Follows the rest of a value by its quotes and brackets alone.
+    """Follows the rest of a broken value by its quotes and brackets only.
 
     The value ends where the last bracket closes, or before one of the texts `ends`, which cannot
     be part of it.
@@ -23,7 +23,7 @@ class LooseRest:
     """
 
     def __init__(self, value: JsonValue, ends: Sequence[str]) -> None:
-        """Go on where `value` is broken, which began with a bracket; look for `ends`."""
+        """Continue where `value` broke. The value began with a bracket; `ends` are looked for."""
         self.is_done = self.is_at_end = self.is_held = False
         self._open = list(value.open)
         self._num_open = {closer: self._open.count(closer) for closer in _CLOSERS.values()}
@@ -73,7 +73,7 @@ class LooseRest:
             self._open.append(_CLOSERS[char])
             self._num_open[_CLOSERS[char]] += 1
         elif self._num_open.get(char):
-            # It also closes the brackets inside that were not closed.
+            # The bracket also closes inner brackets that were left open.
             while (closed := self._open.pop()) != char:
                 self._num_open[closed] -= 1
             self._num_open[char] -= 1

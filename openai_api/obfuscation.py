@@ -1,4 +1,4 @@
-"""Random characters in a stream's chunks, so that their sizes do not reveal the texts' lengths."""
+"""Adds random characters to a stream's chunks, so that their sizes do not reveal text lengths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STEP = 32
 
 
 def obfuscation_of(said: Any) -> str:
-    """The padding of a chunk whose content is `said`, a JSON value."""
-    # Lists that are encoded in pieces do not count: they are numbers, not text.
+    """Return the padding of a chunk whose content is the JSON value `said`."""
+    # Lists that are encoded in pieces are not counted: they hold numbers, not text.
     missing = -len(orjson.dumps(said, default=lambda _: None)) % _STEP
     return secrets.token_urlsafe(_STEP)[:missing]

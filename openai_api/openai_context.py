@@ -1,4 +1,4 @@
-"""The context of the OpenAI routes: the service, and what only this wire needs."""
+"""The context of the OpenAI routes: the service, and objects that only this wire needs."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class OpenAIContext:
     """The service as the OpenAI routes see it.
 
     Attributes:
-        service: what all APIs share.
-        chat_template: `None` when the model has none: chat is then refused with advice.
+        service: the context that all APIs share.
+        chat_template: `None` if the model has none; chat is then refused with advice.
         model_defaults: sampling defaults from the model's files, for chat only; the operator's
             take precedence.
         parser_names: the parsers that both options resolve to.
         created: Unix time reported as the model's creation time.
-        responses: stored responses, which later turns continue; None where they are not kept.
+        responses: stored responses, which later turns continue; None if they are not stored.
         background_responses: responses that run in the background.
-        batch_service: files and batches; None where they are not kept.
+        batch_service: files and batches; None if they are not stored.
     """
 
     service: ServiceContext
@@ -56,7 +56,7 @@ class OpenAIContext:
 
     @cached_property
     def id_form(self) -> IdForm | None:
-        """The form of calls' ids; None where the model takes any."""
+        """The form of calls' ids; None if the model accepts any id."""
         return id_form_of(self.parsers.tools, self.chat_template)
 
     @cached_property
@@ -67,7 +67,7 @@ class OpenAIContext:
 
     @cached_property
     def infill(self) -> Infill | None:
-        """The prompt form that `suffix` uses; None where the model was not trained for it."""
+        """The prompt form for `suffix`; None if the model was not trained to fill in the middle."""
         return Infill.of(self.service.tokenizer)
 
 

@@ -1,4 +1,4 @@
-"""Errors on the OpenAI wire: one body that two kinds of client can read.
+"""Errors on the OpenAI wire: one body serves OpenAI's clients and SGLang's.
 
 OpenAI's clients read the nested `error` object; SGLang's read the flat keys beside it.
 """
@@ -17,7 +17,7 @@ MAX_MESSAGE_CHARS = 2000
 
 
 class OpenAIErrorDetail(TypedDict):
-    """What OpenAI's clients read."""
+    """The nested object that OpenAI's clients read."""
 
     message: str
     type: str
@@ -83,14 +83,14 @@ KINDS: Mapping[int, _Kind] = {
 def error_event(error: Exception) -> bytes:
     """The error as an event of a stream that has already begun with status 200."""
     body = error_body(describe_error(error))
-    # In a stream both kinds of client read `error`, so OpenAI's keys win there.
+    # In a stream both kinds of client read `error`, so it has OpenAI's keys.
     detail: StreamedErrorDetail = {"object": body["object"], **body["error"]}
     streamed: StreamedErrorBody = {**body, "error": detail}
     return b"data: " + orjson.dumps(streamed) + b"\n\n"
 
 
 def error_body(info: ErrorInfo) -> OpenAIErrorBody:
-    """OpenAI's nested object and the flat keys together."""
+    """Build the body with OpenAI's nested object and SGLang's flat keys."""
     kind = KINDS.get(info.status, KINDS[400 if info.status < 500 else 500])
     message = info.message[:MAX_MESSAGE_CHARS]
     return {

@@ -1,6 +1,7 @@
-"""Splits a model's output into reasoning, text and tool calls, with one machine for every answer.
+"""Splits a model's output into reasoning, text and tool calls.
 
-A stream feeds it piece by piece, a whole answer feeds it once: the result is the same.
+A streamed answer is fed piece by piece and a whole answer at once. The results are the same,
+because both use one state machine.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class ContentText:
 
 @dataclass(frozen=True)
 class BeginCall:
-    """A tool call begins; `index` counts the calls, `id` is the model's own where it gives one."""
+    """A tool call begins; `index` counts the calls, `id` is the model's own id, if any."""
 
     index: int
     name: str
@@ -46,7 +47,7 @@ class MoreArguments:
 
 @dataclass(frozen=True)
 class EndCall:
-    """A call ends; where it is not complete, its arguments are cut off or not JSON."""
+    """A call ends. If it is not complete, its arguments are cut off or not JSON."""
 
     index: int
     is_complete: bool
@@ -66,7 +67,7 @@ class Call:
 
 
 class OutputParser:
-    """Splits off reasoning first, then finds tool calls in the rest; each is optional."""
+    """Splits off reasoning first, then finds tool calls in the rest. Both steps are optional."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class OutputParser:
             reasoning: splits the reasoning off.
             tools: finds calls in the rest.
             stream_reasoning: if false, reasoning comes in one piece when it ends.
-            ids: of the calls; the model's own when absent.
+            ids: ids of the calls; by default the model's own.
         """
         self._reasoning = reasoning
         self._tools = tools
@@ -93,7 +94,7 @@ class OutputParser:
 
     @property
     def splits_thoughts(self) -> bool:
-        """Whether thoughts are split off; else they stay in the content."""
+        """Whether thoughts are split off; otherwise they stay in the content."""
         return self._reasoning is not None and self._reasoning.splits
 
     @property
@@ -102,13 +103,13 @@ class OutputParser:
         return self._reasoning is not None and self._reasoning.has_reasoned
 
     def feed(self, text: str) -> list[OutputEvent]:
-        """Take more output."""
+        """Add more output and return the new events."""
         if self._reasoning is None:
             return self._content(text)
         return self._split(self._reasoning.feed(text), over=not self._reasoning.is_reasoning)
 
     def finish(self) -> list[OutputEvent]:
-        """End the output; return what was held back."""
+        """End the output; return the events that were held back."""
         events: list[OutputEvent] = []
         if self._reasoning is not None:
             events = self._split(self._reasoning.finish(), over=True)
@@ -163,7 +164,7 @@ class WholeCalls:
         self._arguments: list[str] = []
 
     def feed(self, events: Iterable[OutputEvent]) -> Iterator[ReasoningText | ContentText | Call]:
-        """The same events, with one `Call` at the end of each call instead of the call's events."""
+        """Return the events, but replace those of each call by one `Call` at the call's end."""
         for event in events:
             if isinstance(event, BeginCall):
                 self._name, self._arguments = event.name, []

@@ -1,4 +1,4 @@
-"""Which parsers the server uses: named by the operator, or recognised from the model's files."""
+"""Chooses the server's parsers: named by the operator, or recognised from the model's files."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def choose_parsers(
 
     Args:
         reasoning: `--reasoning-parser`: a name, `auto` (as `None` is) or `none`.
-        tools: `--tool-call-parser`, likewise.
+        tools: `--tool-call-parser`, with the same values.
         template: the chat template in use.
-        response_template: of the model's tokenizer_config.json, unchecked.
+        response_template: the field of the model's tokenizer_config.json, unchecked.
     """
     described = Described(
         described_reasoning(fields_of(response_template, _REASONING_FIELDS)),
@@ -93,9 +93,10 @@ def choose_parsers(
 
 
 def id_form_of(tools: type[ToolParser] | None, template: ChatTemplate | None) -> IdForm | None:
-    """The form of calls' ids: that of the parser in use, else of the one the template shows.
+    """Return the form of calls' ids: of the parser in use, or else of the parser for the template.
 
-    The template needs its ids even where calls are forced or read by another family's parser.
+    The template needs ids in its form even if calls are forced or another family's parser reads
+    them.
     """
     if tools is not None and tools.id_form is not None:
         return tools.id_form
@@ -129,6 +130,6 @@ def _choose(
         return None, "there is no chat template"
     found = by_chat_template(candidates, template.written)
     if found is None:
-        return None, "the chat template shows no form that is known"
+        return None, "the chat template shows no known form"
     signs = " ".join(sign.strip() for sign in candidates[found].template)
     return found, f"the chat template has {signs}"

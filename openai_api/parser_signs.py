@@ -1,4 +1,4 @@
-"""Recognise a parser from a model's files; each parser declares its own signs."""
+"""Recognises a parser from a model's files; each parser declares its own signs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Signs:
-    """What shows that a model writes in the form that a parser reads.
+    """Signs that a model writes in the form that a parser reads.
 
     Attributes:
-        template: the chat template must contain all these texts as constants. Empty: the parser is
-            not recognised there. Of several matching parsers, the one with the most signs is used.
+        template: texts that the chat template must all contain as constants. If empty, the parser
+        is not recognised by a template. Of several matching parsers, the one with the most signs is
+        used.
         response: the parser's field in `response_template` of tokenizer_config.json must have all
             these entries.
     """
@@ -23,7 +24,7 @@ class Signs:
 
 
 def fields_of(template: Mapping[str, Any], names: Iterable[str]) -> list[Mapping[str, Any]]:
-    """The fields in a checkpoint's `response_template` with one of `names`, unchecked."""
+    """Return the fields of a checkpoint's `response_template` with one of `names`, unchecked."""
     described = template.get("fields")
     if not isinstance(described, dict):
         return []
@@ -33,7 +34,7 @@ def fields_of(template: Mapping[str, Any], names: Iterable[str]) -> list[Mapping
 def by_response_template(
     candidates: Mapping[str, Signs], fields: Iterable[Mapping[str, Any]]
 ) -> str | None:
-    """The first candidate whose `response` signs are all in one of the fields."""
+    """Find the first candidate whose `response` signs are all in one of the fields."""
     found = list(fields)
     for name, signs in candidates.items():
         if signs.response and any(
@@ -45,7 +46,7 @@ def by_response_template(
 
 
 def by_chat_template(candidates: Mapping[str, Signs], written: str) -> str | None:
-    """The candidate with the most signs, all of which are in the chat template's texts."""
+    """Find the candidate with the most signs, all of which are in the chat template's texts."""
     fitting = {
         name: len(signs.template)
         for name, signs in candidates.items()

@@ -1,4 +1,4 @@
-"""The parsers that the server was started with, and the one that a request's output needs."""
+"""The parsers that the server was started with, and the parser for a request's output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DESCRIBED = "response_template"
 
 @dataclass(frozen=True)
 class Described:
-    """Parsers made from a checkpoint's `response_template`; `None` where it describes none."""
+    """Parsers made from a checkpoint's `response_template`; `None` if it describes none."""
 
     reasoning: type[ReasoningParser] | None = None
     tools: type[ToolParser] | None = None
@@ -37,14 +37,14 @@ class ThinkingTokens:
     """The token ids that mark thoughts.
 
     Attributes:
-        open_ids: begin thoughts; empty where other ids could spell the same text.
-        lead_ids: begin an answer without thoughts.
-        close_id: ends thoughts.
-        implied_ids: also end thoughts, and belong to what follows.
-        call_ids: like `implied_ids`, where calls are allowed.
-        forced_ids: end thoughts whose budget is used up.
-        bridge_ids: stand between the end of thoughts and an answer.
-        reopen_ids: begin thoughts again.
+        open_ids: ids that begin thoughts; empty if other ids could spell the same text.
+        lead_ids: ids that begin an answer without thoughts.
+        close_id: the id that ends thoughts.
+        implied_ids: ids that also end thoughts, and belong to the text that follows.
+        call_ids: ids that do so only if calls are allowed.
+        forced_ids: ids inserted to end thoughts whose budget is used up.
+        bridge_ids: ids between the end of thoughts and an answer.
+        reopen_ids: ids that begin thoughts again.
     """
 
     open_ids: tuple[int, ...]
@@ -57,13 +57,13 @@ class ThinkingTokens:
     reopen_ids: tuple[int, ...]
 
     def where(self, *, may_call: bool) -> ThinkingTokens:
-        """The ids for a request, by whether its answer may have calls in the model's form."""
+        """Return the ids for a request, depending on whether its answer may have calls."""
         implied = (*self.implied_ids, *(self.call_ids if may_call else ()))
         return dataclasses.replace(self, implied_ids=implied, call_ids=())
 
     @classmethod
     def of(cls, kind: type[ReasoningParser], tokenizer: Tokenizer) -> ThinkingTokens | None:
-        """The ids of `kind`; `None` if its close tag is several ids, which vary with context."""
+        """Return the ids of `kind`; `None` if its close tag is several ids."""
 
         def ids(text: str) -> tuple[int, ...]:
             return tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -75,7 +75,8 @@ class ThinkingTokens:
         if len(close) != 1:
             return None
         return cls(
-            # After a header's mark only these ids spell the tag. An answer may begin with others.
+            # After a header's mark only these ids spell the tag. An answer may begin with other
+            # ids.
             open_ids=opening if lead or len(opening) == 1 else (),
             lead_ids=lead,
             close_id=close[0],
@@ -92,10 +93,11 @@ class ParserSet:
     """The chosen classes, and how the tokenizer encodes their markers.
 
     Attributes:
-        thinking: the tokens that mark reasoning; `None` where tokens cannot show it.
-        hidden_markers: a reasoning marker is a special token, so it is hidden with the others.
+        thinking: the tokens that mark reasoning; `None` if tokens cannot show reasoning.
+        hidden_markers: a reasoning marker is a special token, so it is hidden like all special
+        tokens.
         call_form: the form of calls for grammars; `None` without a tool parser that has one.
-        special_calls: at least some of the markers of calls are special tokens.
+        special_calls: some markers of calls are special tokens.
     """
 
     reasoning: type[ReasoningParser] | None = None
@@ -142,7 +144,7 @@ class ParserSet:
     def splitting(
         self, *, separate_reasoning: bool, forces_call: bool
     ) -> type[ReasoningParser] | None:
-        """The parser that splits off the thoughts of an answer, if any; see `make`."""
+        """Make the parser that splits off the thoughts of an answer, if any; see `make`."""
         # A forced call begins where thoughts end, so it always needs the parser.
         return self.reasoning if separate_reasoning or forces_call else None
 
@@ -158,17 +160,17 @@ class ParserSet:
         may_call: bool = True,
         ids: AnswerIds | None = None,
     ) -> OutputParser:
-        """A fresh machine for one choice; a forced call needs no parser of the model's family.
+        """Make a parser for one choice; a forced call needs no parser of the model's family.
 
         Args:
             prompt_is_open: the prompt ends inside reasoning.
             separate_reasoning: reasoning is separate from the content.
-            stream_reasoning: it comes piece by piece.
-            functions: that may be called.
+            stream_reasoning: reasoning comes piece by piece.
+            functions: the functions that may be called.
             max_calls: the most calls.
             forces_call: the output is a forced call.
             may_call: the model may call in its own form.
-            ids: of the calls; the model's own when absent.
+            ids: ids of the calls; by default the model's own.
         """
         reasoning = None
         kind = self.splitting(separate_reasoning=separate_reasoning, forces_call=forces_call)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open or create a database that threads use in turn; each statement commits at once.
+    """Open or create a database for threads that take turns; each statement commits at once.
 
     Raises:
         OSError: the file cannot be created.

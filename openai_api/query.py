@@ -1,4 +1,4 @@
-"""Parse parameters of a route's query string."""
+"""Parses parameters of a route's query string."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from runtime.errors import InvalidRequest
 
 
 def flag_in(query: Mapping[str, str], name: str) -> bool:
-    """A parameter that is true or false; false where it is absent.
+    """Read a parameter that is true or false; false if it is absent.
 
     Raises:
-        InvalidRequest: it is neither.
+        InvalidRequest: the parameter is neither.
     """
     return word_in(query, name, ("true", "false")) == "true"
 
 
 def word_in(query: Mapping[str, str], name: str, allowed: Sequence[str]) -> str | None:
-    """A parameter that is one of `allowed`; None where it is absent.
+    """Read a parameter that is one of `allowed`; None if it is absent.
 
     Raises:
-        InvalidRequest: it is not one of them.
+        InvalidRequest: the parameter is not one of them.
     """
     found = query.get(name)
     if found is not None and found not in allowed:
@@ -31,15 +31,15 @@ def word_in(query: Mapping[str, str], name: str, allowed: Sequence[str]) -> str 
 
 
 def number_in(query: Mapping[str, str], name: str, least: int, most: int) -> int | None:
-    """A parameter that is a whole number; None where it is absent.
+    """Read a parameter that is a whole number; None if it is absent.
 
     Raises:
-        InvalidRequest: it is not a number, or out of bounds.
+        InvalidRequest: the parameter is not a number, or is out of bounds.
     """
     found = query.get(name)
     if found is None:
         return None
-    # More digits are out of any bounds.
+    # A number with more digits exceeds any bound.
     number = int(found) if found.isascii() and found.isdecimal() and len(found) < 20 else -1
     if not least <= number <= most:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""A request's body: strict JSON into typed fields."""
+"""Decodes a request's body: strict JSON into typed fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ async def read_body(call: Call, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode the whole body.
 
     Raises:
-        InvalidRequest: not JSON, or a field of the wrong type; the message names the field.
+        InvalidRequest: the body is not JSON, or a field has the wrong type; the message names the
+        field.
     """
     try:
         return await read_json(call.body, decoder)

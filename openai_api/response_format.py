@@ -14,7 +14,7 @@ ANY_OBJECT = '{"type":"object"}'
 
 
 def constraint_of(response_format: dict[str, Any] | None) -> GrammarSpec | None:
-    """What `response_format` asks for; `None` for free text.
+    """Return the constraint of `response_format`; `None` for free text.
 
     Raises:
         InvalidRequest: an unknown type, or a schema that is missing.
@@ -53,7 +53,7 @@ def _schema(response_format: dict[str, Any]) -> Any:
 
 
 def json_text(value: Any, name: str) -> str:
-    """JSON of a part of a body.
+    """Encode a part of a body as JSON.
 
     Raises:
         InvalidRequest: `value` cannot be JSON, such as half a surrogate pair; names the field.

@@ -1,10 +1,10 @@
 """Parsers made from a checkpoint's own `response_template`, for forms without a named parser.
 
-The field of `tokenizer_config.json` describes how a model writes its answers: for each part the
-texts or patterns that open and close it, the form of its content, and where the content has a
-call's name and arguments. A description that fits the tables of `JsonCalls`, `TaggedCalls` or
-`ThinkTags` becomes a parser. For others, such as a pattern that is more than texts around one name,
-the chat template decides.
+The field is in `tokenizer_config.json` and describes how a model writes its answers. For each part
+it has the texts or patterns that open and close the part, the form of the content, and the places
+of a call's name and arguments. A description that fits the tables of `JsonCalls`, `TaggedCalls` or
+`ThinkTags` becomes a parser. Other descriptions, such as a pattern that is more than texts around
+one name, are not used; the chat template then selects the parser.
 Source: `transformers.utils.chat_parsing`, whose format this is.
 """
 
@@ -86,7 +86,7 @@ def _json_calls(described: Mapping[str, Any]) -> type[ToolParser] | None:
     if described.get("content") != "json" or described.get("content_args"):
         return None
     name, arguments = _places(described)
-    # In a list the paths are relative to each call, else to the content.
+    # In a list the paths are relative to each call, otherwise to the content.
     is_list = described.get("transform_each") is True
     root = "" if is_list else "content."
     opens: tuple[str, ...] = tuple(_texts(described.get("open")))
@@ -143,7 +143,7 @@ def _tagged_calls(described: Mapping[str, Any]) -> type[ToolParser] | None:
 
 
 def _header(opening: _Pattern) -> tuple[tuple[str, ...], re.Pattern[str]]:
-    """The tag that an opening pattern begins with, and a pattern of what follows it."""
+    """Return the tag with which an opening pattern begins, and a pattern for the rest."""
     at = opening.groups["name"]
     parts = [r"[^{}]*?" if part is None else re.escape(part) for part in opening.parts]
     pattern = r"\s*".join(["", *parts[1:at], _NAME, *parts[at:]])
@@ -152,7 +152,7 @@ def _header(opening: _Pattern) -> tuple[tuple[str, ...], re.Pattern[str]]:
 
 
 def _places(described: Mapping[str, Any]) -> tuple[str, str]:
-    """The sources of a call's name and arguments: captured groups, or keys of the content."""
+    """Find the sources of a call's name and arguments: captured groups, or content keys."""
     transform = described.get("transform", "{content}")
     if isinstance(transform, Mapping):
         transform = transform.get("function", transform)
@@ -172,7 +172,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _pattern_texts(pattern: object) -> list[str] | None:
-    """The texts of a pattern without groups or wildcards; an empty list without a pattern."""
+    """Return the texts of a pattern without groups or wildcards; empty without a pattern."""
     if pattern is None:
         return []
     read = _read(pattern)
@@ -182,7 +182,7 @@ def _pattern_texts(pattern: object) -> list[str] | None:
 
 
 def _read(pattern: object) -> _Pattern | None:
-    """Read a pattern; `None` where it has more than texts, blanks and groups."""
+    """Read a pattern; `None` if it has more than texts, blanks and groups."""
     if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN:
         return None
     read, place, joins = _Pattern(), 0, False

@@ -65,7 +65,7 @@ class Endpoint:
 
     Attributes:
         handler: string path of a `Handler`.
-        documented: its request and responses, for the OpenAPI document.
+        documented: the route's request and responses, for the OpenAPI document.
     """
 
     method: str
@@ -76,7 +76,7 @@ class Endpoint:
 
     @property
     def takes_json(self) -> bool:
-        """Whether it has a JSON body."""
+        """Whether the endpoint has a JSON body."""
         said: Operation = self.documented[OPERATION_KEY]
         return said.body is not None and said.media == JSON
 
@@ -163,7 +163,11 @@ ENDPOINTS = (
             ok={**json_of(ResponseObject), **events_of(ResponseEvent)},
             refuses=(400, 404),
             query=(
-                Query("stream", bool, "Stream its events; it was made with background and stream."),
+                Query(
+                    "stream",
+                    bool,
+                    "Stream the response's events; it must have background and stream.",
+                ),
                 Query("starting_after", int, "Number of the last event that was read."),
             ),
         ),

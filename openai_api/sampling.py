@@ -1,4 +1,4 @@
-"""Convert OpenAI's sampling names to the engine's; errors use the names that the client sent."""
+"""Converts OpenAI's sampling names to the engine's; errors use the names that the client sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.requests.sampling_params import (
     resolve_sampling,
 )
 
-# Keys of `generation_config.json` that set defaults; the others are left to the caller.
+# The keys of `generation_config.json` that set defaults. Its other keys are ignored here.
 MODEL_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 _SAME_NAMES = (
@@ -41,7 +41,7 @@ _SAME_NAMES = (
 
 
 def model_sampling_defaults(generation_defaults: Mapping[str, float | int]) -> dict[str, object]:
-    """The model's own sampling defaults; keys it does not set are absent."""
+    """Return the model's own sampling defaults; keys that it does not set are absent."""
     return {
         key: generation_defaults[key] for key in MODEL_DEFAULT_KEYS if key in generation_defaults
     }
@@ -58,17 +58,17 @@ def sampling_of(
     Args:
         request: the body.
         max_tokens: the request's limit, or `None` for as many as fit.
-        defaults: by native name, for keys that the request omits.
+        defaults: values by native name, for keys that the request omits.
         vocab_size: width of the logits.
 
     Raises:
         InvalidRequest: a value out of bounds.
     """
     for name in ("logit_bias", "stop_token_ids"):
-        # Counted before the entries are read: streams share this thread.
+        # The entries are counted before they are read, because streams share this thread.
         if len(getattr(request, name) or ()) > vocab_size:
             raise InvalidRequest(f"{name} has more entries than there are tokens.", param=name)
-    # SGLang's own API refuses 0, but clients of all other servers mean "off" by it.
+    # SGLang's own API refuses 0, but for clients of all other servers 0 means "off".
     top_k = -1 if request.top_k == 0 else request.top_k
     constraint = requested_constraint(request)
     asked: dict[str, Any] = {} if constraint is None else {constraint.kind: constraint.text}

@@ -1,9 +1,9 @@
-"""Special tokens in a chat's messages become plain text, so they cannot end a turn.
+"""Turns special tokens in a chat's messages into plain text, so that they cannot end a turn.
 
-A rendered prompt does not show whether the template or a message wrote its `<|im_end|>`. So the
-request's texts are marked before they are rendered: a random number goes after the first character
-of each special token. The rendered text is cut at the marks, and the tokenizer gets the pieces. The
-only special tokens in them are those that the template wrote.
+A rendered prompt does not show whether the template or a message wrote an `<|im_end|>`. So the
+request's texts are marked before they are rendered: a random number is inserted after the first
+character of each special token. The rendered text is then cut at the marks, and the tokenizer gets
+the pieces. These pieces hold only special tokens that the template wrote.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from runtime.client.tokenization import encode_pieces
 from runtime.errors import InvalidRequest
 from runtime.text.tokenizer import Tokenizer
 
-# Roles whose text the application does not write: a user's, and the results of tools.
+# The roles whose text comes from outside the application: users and results of tools.
 _OUTSIDERS = frozenset({"user", "tool", "function"})
-# A mark is digits, because a template may change the case; too many to guess.
+# A mark consists of digits, because a template may change the case of letters. It has too many
+# digits to be guessed.
 _MARK_DIGITS = 24
 
 
@@ -28,11 +29,11 @@ class SplitTokens:
     """The tokens that a model's tokenizer and template treat as more than text.
 
     Attributes:
-        tokenizer: of the model.
-        of_all: finds the special tokens, which no message may contain.
+        tokenizer: the model's tokenizer.
+        of_all: finds the special tokens, which messages may not contain.
         of_outsiders: also finds the other added tokens that the template writes, such as
             `<tool_response>`. Earlier answers of an assistant may contain these.
-        ids: of all these tokens, except the one for unknown characters.
+        ids: the ids of all these tokens, except the one for unknown characters.
     """
 
     def __init__(self, tokenizer: Tokenizer, written: str) -> None:
@@ -59,7 +60,7 @@ class Marks:
         self._mark = "".join(secrets.choice("0123456789") for _ in range(_MARK_DIGITS))
 
     def put_into_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A template's messages with marks in all texts except roles, which the server sets."""
+        """Mark all texts in a template's messages except roles, which the server sets."""
         marked = []
         for message in messages:
             is_outside = message["role"] in _OUTSIDERS
@@ -68,15 +69,15 @@ class Marks:
         return marked
 
     def put_into(self, value: Any) -> Any:
-        """A copy of tools or variables whose texts and keys are marked."""
+        """Return a copy of tools or variables whose texts and keys are marked."""
         return _marked(value, self._tokens.of_all, self._mark)
 
     def taken_from(self, text: str) -> str:
-        """A rendered text without its marks."""
+        """Return a rendered text without its marks."""
         return text.replace(self._mark, "")
 
     async def encode(self, text: str, limits: EngineLimits) -> list[int]:
-        """Token ids of a rendered text without its marks.
+        """Encode a rendered text without its marks.
 
         Raises:
             InvalidRequest: the tokenizer finds a special token that the template did not write,
@@ -128,7 +129,7 @@ def _marked(value: Any, finder: _TokenFinder, mark: str) -> Any:
 
 
 def _either(words: Iterable[str]) -> str:
-    """A pattern of all words that reads each character of a text once.
+    """Return a pattern of all words that reads each character of a text once.
 
     Plain alternatives would be tried one after another; some tokenizers have hundreds.
     """

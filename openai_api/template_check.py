@@ -1,8 +1,8 @@
-"""Find chat templates that are harmless, so that the front itself can render them.
+"""Finds chat templates that are harmless, so that the front itself can render them.
 
-An allowlist of constructs whose cost grows no faster than the request's values and the written
-text. A template that uses anything else need not be hostile; it is rendered in a process that can
-be killed. The rules that are not obvious exclude three things:
+The check allows only constructs whose cost grows no faster than the request's values and the
+written text. A template with any other construct need not be hostile; it is rendered in a process
+that can be killed. The rules that are not obvious exclude three things:
 
 - operations that are short to write and expensive to run: powers, padding, repetition, `slice`;
 - containers that grow inside the template, because one may hold the same text many times;
@@ -18,7 +18,7 @@ from jinja2 import nodes
 from openai_api.template_kinds import NUMBER_FILTERS, TEXT_FILTERS, TEXT_METHODS, Kind, Kinds
 
 MAX_LOOP_DEPTH = 4
-# Largest number in an argument, and longest text there.
+# The largest number and the longest text in an argument.
 _MAX_ARGUMENT = 100
 _MAX_FACTOR = 1000
 
@@ -50,7 +50,7 @@ _METHODS = TEXT_METHODS | _words(
     "isdigit isalpha isspace isupper islower items keys values get"
 )
 _FUNCTIONS = _words("namespace raise_exception strftime_now")
-# Names that a macro gets besides its parameters.
+# Names that Jinja defines in a macro besides its parameters.
 _HIDDEN = _words("varargs kwargs caller self super")
 
 
@@ -60,7 +60,7 @@ class _Doubt(Exception):
 
 
 def find_doubt(tree: nodes.Template) -> str | None:
-    """The first construct of a parsed template that is not known to be harmless, and its line.
+    """Find the first construct of a parsed template that is not known to be harmless, and its line.
 
     Returns:
         `None` for a harmless template.
@@ -78,7 +78,8 @@ class _Check:
     def __init__(self, tree: nodes.Template) -> None:
         self._tree = tree
         self._kinds = Kinds(tree)
-        # Numbered by position: a macro calls only earlier ones, so recursion is impossible.
+        # Macros are numbered by position. A macro may call only earlier macros, so recursion is
+        # impossible.
         self._macros: dict[str, int] = {}
 
     def run(self) -> None:
@@ -97,7 +98,7 @@ class _Check:
         if isinstance(node, nodes.For):
             depth += 1
             if depth > MAX_LOOP_DEPTH:
-                raise _Doubt(f"more than {MAX_LOOP_DEPTH} loops in each other", node)
+                raise _Doubt(f"more than {MAX_LOOP_DEPTH} nested loops", node)
         elif isinstance(node, nodes.Macro):
             num_callable = self._macros[node.name]
         for child in node.iter_child_nodes():
@@ -134,7 +135,7 @@ class _Check:
     def _is_known_operation(self, node: nodes.Add | nodes.Mul | nodes.Mod) -> bool:
         left, right = self._kinds.of(node.left), self._kinds.of(node.right)
         if isinstance(node, nodes.Add):
-            # Not two lists, so only text grows.
+            # The operands are not two lists, so only text grows.
             return bool({left, right} & {Kind.TEXT, Kind.NUMBER})
         if isinstance(node, nodes.Mod):
             return left is Kind.NUMBER or isinstance(node.left, nodes.Const)
@@ -215,6 +216,6 @@ def _is_used_at_once(node: nodes.Node, parent: nodes.Node | None) -> bool:
 def _is_time_format(node: nodes.Call) -> bool:
     match node.args:
         case [nodes.Const(value=str() as text)]:
-            # A number in it is a width.
+            # A number in the format is a width.
             return not node.kwargs and _is_small(node.args[0]) and not re.search(r"\d", text)
     return False

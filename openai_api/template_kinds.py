@@ -1,4 +1,4 @@
-"""The certain type of a chat template's expressions: text, a number, or unknown."""
+"""Infers the type of a chat template's expressions: text, a number, or unknown."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Kinds:
     """The kinds of one template's expressions.
 
     Attributes:
-        stored: names that the template gives values to.
+        stored: names to which the template assigns values.
         macros: names of its macros.
     """
 
     def __init__(self, tree: nodes.Template) -> None:
-        """Look at every assignment of `tree`."""
+        """Read every assignment of `tree`."""
         stores = [name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"]
         self.stored = frozenset(stores)
         self.macros = frozenset(macro.name for macro in tree.find_all(nodes.Macro))
@@ -47,7 +47,7 @@ class Kinds:
             if isinstance(assign.target, nodes.Name) and _makes_namespace(assign.node)
         ]
         self._namespaces = {name for name in made if made.count(name) == stores.count(name)}
-        # By an attribute's name, the kind of all values assigned to it in any namespace.
+        # Maps an attribute's name to the kind of all values assigned to it in any namespace.
         self._attributes: dict[str, Kind] = {}
         self._learn_attributes(tree, assigns)
 
@@ -74,7 +74,7 @@ class Kinds:
                 has_changed = has_changed or self._attributes[name] is not before
 
     def of(self, node: nodes.Node | None, level: int = 0) -> Kind:  # noqa: C901  # a table
-        """The kind of `node` whenever it has a value; `level` is the depth of the recursion."""
+        """Return the kind of `node` whenever it has a value; `level` is the recursion depth."""
         if level > _MAX_LEVELS:
             return Kind.UNKNOWN
         match node:

@@ -1,4 +1,4 @@
-"""A process that renders chat templates not known to be harmless, each in a separate fork."""
+"""A process that renders chat templates not known to be harmless, each render in its own fork."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Rendered(msgspec.Struct, omit_defaults=True):
     """The result of a job.
 
     Attributes:
-        text: the prompt; `None` where the template failed on a value's type.
+        text: the prompt; `None` if the template failed on a value's type.
         error: why there is no prompt.
-        error_kind: `refused`, `too_long`, `busy`, or `startup` where the text is not a template.
+        error_kind: `refused`, `too_long`, `busy`, or `startup` if the text is not a template.
         variables: names that the text reads from outside.
-        compiled: the job, where it was only compiled and this succeeded.
+        compiled: the job, if it was only compiled and compiling succeeded.
     """
 
     text: str | None = None
@@ -57,7 +57,7 @@ _rendered = msgspec.msgpack.Decoder(Rendered)
 
 
 class TemplateProcess:
-    """Starts the process with the first job, and again when it has died; thread-safe."""
+    """Starts the process with the first job, and again if it has died; thread-safe."""
 
     def __init__(self) -> None:
         """Do not start the process yet."""
@@ -86,7 +86,7 @@ class TemplateProcess:
 
 
 def raise_error(rendered: Rendered) -> None:
-    """Raise what a render failed with, if it did."""
+    """Raise the error of a failed render."""
     if rendered.error_kind:
         raise _KINDS[rendered.error_kind](rendered.error, param="messages")
 
@@ -118,7 +118,7 @@ class _Renderer:
             return Rendered(error=error.message, error_kind="startup")
 
     def answer(self, end: ForkEnd) -> bytes:
-        """The reply to the front, from the end of a fork."""
+        """Make the reply to the front from the exit of a fork."""
         if end.got_no_processor:
             error = "The machine was too busy to render the chat template; please try again."
             return _encode(Rendered(error=error, error_kind="busy"))
@@ -129,7 +129,8 @@ class _Renderer:
             )
             return _encode(Rendered(error=error, error_kind="refused"))
         if (job := _rendered.decode(end.answer).compiled) is not None:
-            # A fork compiled it within its limits, so this process can, and later forks inherit it.
+            # A fork compiled the template within its limits, so this process compiles it too; later
+            # forks inherit it.
             self._templates[job.source] = CompiledTemplate(job.source, job.name)
         return end.answer
 

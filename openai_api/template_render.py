@@ -1,4 +1,4 @@
-"""One compiled chat template. A render gives text, a refusal, or neither."""
+"""Renders one compiled chat template, to text, to a refusal, or to neither."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OTHER = InvalidRequest
 
 
 def parse_template(source: str, name: str) -> nodes.Template:
-    """The syntax tree of a template's text; nothing in it is evaluated.
+    """Parse a template's text to a syntax tree, without evaluating it.
 
     Raises:
         StartupError: the text is not a Jinja template.
@@ -48,7 +48,7 @@ def parse_template(source: str, name: str) -> nodes.Template:
 
 
 def does_not_parse(name: str, error: jinja2.TemplateSyntaxError) -> str:
-    """One line that says where a template is wrong."""
+    """Return one line that says where a template is wrong."""
     return f"The chat template ({name}) does not parse, line {error.lineno}: {error.message}"
 
 
@@ -81,8 +81,8 @@ class CompiledTemplate:
         """Write the prompt, of at most `max_chars`, within `timeout_s`.
 
         Returns:
-            `None` where the failure has no message for the user: the template fails on the type of
-            a value.
+            `None` if the failure has no message for the user: the template fails on the type of a
+            value.
 
         Raises:
             InvalidRequest: the template refuses these values, or they cost too much.

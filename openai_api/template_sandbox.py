@@ -1,7 +1,7 @@
-"""Jinja as transformers sets it up, with bounds: a template can neither hang nor flood the server.
+"""Jinja with the settings of `transformers` and with limits on time and on output.
 
 A template comes with a model, so it is untrusted code, and its cost depends on the request's
-values. Every loop, call and string operation therefore draws on the budget of its render.
+values. So every loop, call and string operation is charged to the budget of its render.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Budget:
     def check_value(self, value: Any, indent: int = 0) -> None:
         """Raise if a value, as JSON with `indent` characters per level, would be too long.
 
-        A value may hold the same part many times and nest deep: with indentation its JSON is longer
+        A value may hold the same part many times and nest deep, so its indented JSON may be longer
         than the sum of its parts.
         """
         num_chars = 0
@@ -145,7 +145,7 @@ def _joined(context: Context, *values: object) -> str:
 
 
 class _Bounds(NodeTransformer):
-    """Rewrites loops and `~` so that each draws on the budget."""
+    """Rewrites loops and `~` so that each is charged to the budget."""
 
     def __init__(self, environment: jinja2.Environment) -> None:
         self._environment = environment
@@ -184,7 +184,7 @@ class _GenerationBlock(Extension):
 
 
 class _TemplateNamespace(Namespace):
-    # As in transformers: a namespace's attributes give no access to Python's internals.
+    # As in `transformers`, a namespace's attributes give no access to Python's internals.
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
             raise jinja2.TemplateError("namespace attributes must not begin with an underscore")
@@ -255,7 +255,7 @@ def _center(value: str, width: int = 80) -> str:
 
 
 def make_environment() -> jinja2.Environment:
-    """An environment with the functions and settings that chat templates are written for."""
+    """Make an environment with the functions and settings for which chat templates are written."""
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
@@ -276,7 +276,7 @@ def make_environment() -> jinja2.Environment:
 
 
 def compile_bounded(environment: jinja2.Environment, tree: nodes.Template) -> jinja2.Template:
-    """Compile a parsed template so that its loops and joins draw on the render's budget."""
+    """Compile a parsed template so that its loops and joins are charged to the render's budget."""
     bounded = _Bounds(environment).visit(tree)
     code = environment.compile(bounded)
     # A plain dictionary: each render copies it, and a copy of Jinja's ChainMap takes long.

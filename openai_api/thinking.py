@@ -1,4 +1,4 @@
-"""The tokens that begin and end thoughts, for the scheduler: thinking budgets and grammars."""
+"""Tells the scheduler which tokens begin and end thoughts, for thinking budgets and grammars."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def with_thoughts(
     """Apply a grammar to the answer only, and limit thoughts to their budget.
 
     Args:
-        sampling: with the grammar of the answer, if it has one.
+        sampling: the parameters, with the grammar of the answer if there is one.
         body: the request.
-        prompt: made from the request.
-        context: the server's.
+        prompt: the prompt made from the request.
+        context: the server's context.
 
     Raises:
         InvalidRequest: tokens do not show the model's thoughts, or the budget is negative.
@@ -75,11 +75,12 @@ def with_thoughts(
             param=wish.field,
         )
     if kind.bridge and sampling.grammar is not None and sampling.grammar.shows_special:
-        # Thoughts are messages like others, and text to a grammar of calls: a call may come first.
+        # For gpt-oss thoughts are messages like others, and a grammar of calls treats them as text.
+        # So a call may come first.
         if wish.budget is None:
             return sampling
         raise InvalidRequest(
-            "max_thinking_tokens does not go with strict or allowed_tools for this model, which "
+            "max_thinking_tokens excludes strict and allowed_tools for this model, which "
             "may call a function without reasoning first.",
             param="max_thinking_tokens",
         )
@@ -102,9 +103,9 @@ def with_thoughts(
 
 
 def may_call(body: ChatCompletionRequest, sampling: SamplingParams) -> bool:
-    """Whether calls may come in the model's own form, and so also from inside its thoughts.
+    """Whether calls may come in the model's own form, and thus also within its thoughts.
 
-    Structural tags are the only grammars that describe such calls; they begin with the token that
+    Structural tags are the only grammars that describe such calls. They begin with the token that
     ends the thoughts.
     """
     grammar = sampling.grammar

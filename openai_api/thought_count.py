@@ -1,4 +1,4 @@
-"""Counts the tokens of thoughts in an output, where only the text shows them."""
+"""Counts the tokens of thoughts in an output, for models whose thoughts only the text shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from runtime.text.thoughts import ThoughtScan
 class ThoughtCount:
     """Counts the tokens that begin in thoughts, including those that end them.
 
-    Text may come later than its tokens: they are counted once their text shows what they are.
+    Text may come later than its tokens. A token is counted once its text shows whether it is a
+    thought.
     """
 
     def __init__(self, scan: ThoughtScan, decoder: TextDecoder) -> None:
@@ -20,7 +21,8 @@ class ThoughtCount:
         self._scan = scan
         self._decoder = decoder
         self._waiting: deque[int] = deque()
-        # Where in the text the first waiting token begins, and how far the text has been read.
+        # The position in the text of the first waiting token, and the position up to which text was
+        # read.
         self._begin = 0
         self._num_read = 0
 
@@ -36,7 +38,7 @@ class ThoughtCount:
         for part in parts:
             self._num_read += len(part.text)
             if part.is_answer and self._scan.is_over:
-                # Nothing after this is a thought.
+                # The text after this point has no thoughts.
                 self._waiting.clear()
             while self._waiting and self._begin < self._num_read:
                 count += part.kind == "thought"

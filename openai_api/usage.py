@@ -1,4 +1,4 @@
-"""Token counts of an answer, in OpenAI's `usage` with SGLang's keys beside them."""
+"""Counts the tokens of an answer, for OpenAI's `usage` with SGLang's additional keys."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class TokenCount:
     """Counts of one choice, kept while it grows.
 
     Attributes:
-        thinking: the tokens that mark reasoning; `None` where tokens do not show it.
-        by_text: counts reasoning that no single token ends; `None` where one does, or without
-            reasoning.
-        reasoning: tokens of reasoning, including the one that ends it, or all so far.
-        has_reasoned: whether there was any reasoning; else `reasoning` is not reported.
+        thinking: the tokens that mark reasoning; `None` if tokens do not show reasoning.
+        by_text: counts reasoning that no single token ends; `None` if one token ends it, or without
+        reasoning.
+        reasoning: tokens of reasoning so far, including the token that ends it.
+        has_reasoned: whether there was any reasoning; otherwise `reasoning` is not reported.
         images: placeholder tokens of the prompt's images.
         cache_break: where the prompt diverged from the cache, if requested.
     """
@@ -39,7 +39,7 @@ class TokenCount:
     _last: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Begin inside reasoning, unless `reopen_ids` also begin it the first time."""
+        """Begin inside reasoning, unless `reopen_ids` also begin the first reasoning."""
         self._is_inside = self.thinking is None or not self.thinking.reopen_ids
 
     def add(self, chunk: GenerationChunk) -> None:

@@ -1,1 +1,1 @@
-"""The HTTP server: launch, arguments, the app, native routes, health, metrics, supervision."""
+"""The HTTP server: its launch, its routes, health, metrics and shutdown."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 _INSTEAD = {
-    "/v1/moderations": "nothing is moderated here; /v1/classify gives the classes of a classifier",
+    "/v1/moderations": "texts are not moderated here; /v1/classify gives the classes of a text",
     "/v1/audio": "this server reads and writes text; speech needs another server",
     "/v1/images": "this server does not draw pictures",
     "/v1/videos": "this server does not draw pictures",
-    "/v1/evals": "lm-eval and others measure a model through these routes: docs/clients.md",
-    "/v1/containers": "nothing is run for a model here",
+    "/v1/evals": "evaluations do not run here; lm-eval and others measure a model: docs/clients.md",
+    "/v1/containers": "this server does not run code for a model",
     "/v1/realtime": "answers are streamed over HTTP: /v1/responses or chat, with stream",
     "/v1/uploads": "a file comes in one piece, at /v1/files",
-    "/v1/fine_tuning": "weights are changed by the routes of docs/rl.md",
+    "/v1/fine_tuning": "the routes in docs/rl.md change weights",
     "/v1/assistants": "conversations are kept by /v1/responses with previous_response_id",
     "/v1/threads": "conversations are kept by /v1/responses with previous_response_id",
     "/v1/conversations": "conversations are kept by /v1/responses with previous_response_id",

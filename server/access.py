@@ -13,7 +13,7 @@ class Access(Enum):
     """The credential that a client must present.
 
     Attributes:
-        OPEN: none. For probes and scrapers; such a route answers only GET and HEAD.
+        OPEN: no credential. For probes and scrapers; such a route answers only GET and HEAD.
         KEY: the API key, if one is set.
         ADMIN: the admin key if one is set, else the API key. For routes that change the server
             or other clients' requests.
@@ -25,7 +25,7 @@ class Access(Enum):
 
 
 class AccessRouter(APIRouter):
-    """Routes of one access level, which is mandatory: the server accepts no other routers."""
+    """Routes of one access level. The server refuses a router that does not set one."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class AccessRouter(APIRouter):
             access: the credential that its routes need.
             tags: used in the OpenAPI document.
             include_in_schema: whether its routes are in that document.
-            dialect: of errors; a native router's paths under `/v1/` speak OpenAI's.
+            dialect: the API whose error format is used. Paths of a native router under `/v1/` use
+            OpenAI's.
             serves_tenants: keys of `--api-keys-file` may call admin routes too; the handlers let
                 them act on their own requests only.
         """

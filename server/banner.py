@@ -38,12 +38,12 @@ def warn_if_open(http: HttpArgs) -> None:
 
 
 def banner(context: ServiceContext, port: int, speed: float | None, resident: int) -> str:
-    """Model, device, pool, address, what to expect, and a request to paste.
+    """Return the lines: model, device, KV pool, address, expected speed, and a request to paste.
 
     Args:
-        context: of a server that is ready.
-        port: it listens there.
-        speed: tokens a second of a single answer, as the warm-up measured them.
+        context: the service context of a server that is ready.
+        port: the port on which the server listens.
+        speed: tokens per second of a single answer, measured by the warm-up.
         resident: memory that all processes hold now, bytes.
     """
     config, worker = context.config, context.status.worker
@@ -87,7 +87,7 @@ def _pool(worker: WorkerReady) -> str:
 
 
 def expected(worker: WorkerReady, speed: float | None, resident: int) -> list[str]:
-    """How quick an answer is on a CPU, and how much memory the server takes; at most one line."""
+    """Tell in at most one line how quick an answer is on a CPU, and the server's memory."""
     if speed is None or worker.device != "cpu":
         return []
     digits = 0 if speed >= 10 else 1

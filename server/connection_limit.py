@@ -18,14 +18,14 @@ class Connection(Protocol):
     """A connection that may be cut off."""
 
     def cut_off(self) -> None:
-        """Abort it immediately."""
+        """Abort the connection immediately."""
 
 
 class ConnectionLimit:
-    """Separates normal connections from spare ones, on which only probes are answered.
+    """Separates normal connections from spare ones. Only probes are answered on spare connections.
 
-    Spare connections are few. A new one replaces the oldest, so that a client that holds all of
-    them cannot keep probes out.
+    Spare connections are few. A new spare connection replaces the oldest, so a client cannot keep
+    probes out by holding all of them.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,8 +1,9 @@
 """Converts errors to responses: the native family's table, and the choice of family by route.
 
-Native bodies: `{"error": {"message"}}` for a value that a route refuses, `{"error": "Forbidden"}`
-and similar for an insufficient key, else the flat `{"object": "error", ...}`. Routes under `/v1/`
-use OpenAI's or Anthropic's dialect, whose tables are in those packages.
+A native body is `{"error": {"message"}}` for a value that a route refuses, `{"error": "Forbidden"}`
+or similar for an insufficient key, and the flat `{"object": "error", ...}` for everything else.
+Routes under `/v1/` use OpenAI's or Anthropic's dialect; `openai_api` and `anthropic_api` hold those
+tables.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ErrorBody(TypedDict):
 
 
 class Refused(TypedDict):
-    """Why."""
+    """The reason of a refusal."""
 
     message: str
 
@@ -88,7 +89,7 @@ class UnsupportedMediaType(HeadraceError):
 class SlowBody(HeadraceError):
     """The request's body did not arrive in time."""
 
-    # Not 408: routers retry such a request, with the same result.
+    # The status is not 408: routers would retry the request, with the same result.
     status_code = 400
 
 

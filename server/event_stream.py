@@ -57,7 +57,7 @@ class SlicedResponse(Response):
 async def with_errors(
     events: AsyncGenerator[Chunk, None], as_event: Callable[[Exception], Chunk], end: bytes = DONE
 ) -> AsyncGenerator[Chunk, None]:
-    """The same events; a failure becomes the last event, and the `end` marker is always sent."""
+    """Yield the same events; a failure becomes the last event, and the `end` marker follows."""
     async with contextlib.aclosing(events):
         try:
             async for chunk in events:
@@ -124,9 +124,9 @@ async def _write(
 
 
 class _SendInTime:
-    """A `send` whose calls may each take `limit_s`; a slower call ends the block.
+    """A `send` that may take `limit_s` per call. A slower call ends the `with` block.
 
-    One timer watches all calls: a timer per call took a fifth of the time of an event.
+    One timer watches all calls: a timer for each call took a fifth of the time of an event.
 
     Raises:
         TimeoutError: raised from the block, when a call took too long.

@@ -13,9 +13,9 @@ def settle() -> None:
     """Exclude the current objects from collections, and make later collections rare.
 
     By default Python runs a full collection each time the number of objects has grown by a quarter.
-    When hundreds of streams arrive, this repeats and stops all of them, but frees almost nothing:
-    finished requests are freed immediately. `benchmarks.front_sockets` measures the cost, and with
-    `--no-settle` that of Python's default.
+    When hundreds of streams arrive, full collections repeat and stop all streams. They free almost
+    nothing, because finished requests are freed immediately. `benchmarks.front_sockets` measures
+    the cost of `settle`, and with `--no-settle` the cost of Python's default.
     """
     gc.collect()
     gc.freeze()

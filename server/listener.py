@@ -16,7 +16,7 @@ from runtime.launch.resolve import check_options
 from server.entry.keys import read_tenants
 from server.tls import Certificate
 
-# A trainer's rollout sends this many at once; further requests would wait in memory for minutes.
+# A trainer's rollout sends this many requests at once. More would wait in memory for minutes.
 MAX_QUEUED_REQUESTS = 16_384
 
 
@@ -54,7 +54,7 @@ def prepare(config: ServerConfig) -> Prepared:
 
 
 def _with_bounded_queue(config: ServerConfig) -> ServerConfig:
-    # Not for the offline engine: its caller submits work of any size and holds all of it anyway.
+    # The offline engine has no such limit: its caller submits work of any size and holds all of it.
     if config.scheduling.max_queued_requests is not None:
         return config
     bounded = dataclasses.replace(config.scheduling, max_queued_requests=MAX_QUEUED_REQUESTS)

@@ -1,4 +1,4 @@
-"""Event-loop lag: the delay that a probe or a ready stream experiences."""
+"""Measures the event loop's lag: how long a probe or a ready stream waits for the loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 INTERVAL_S = 0.1
-# After a stall of minutes, the newest intervals are enough.
+# After a stall of minutes, only the newest intervals are reported.
 _MOST_MISSED = 600
 
 

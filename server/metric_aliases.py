@@ -1,4 +1,4 @@
-"""The engine's gauges under the names that routers for another server read, beside our own."""
+"""The engine's gauges under the names that routers for vLLM and AIBrix read."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _WRITING = frozenset({"POST", "PUT", "DELETE"})
 # Two schemes per level: a bearer token, or the header of Anthropic's clients.
 _SCHEMES = {
     Access.KEY: ("ApiKey", "ApiKeyHeader", "--api-key"),
-    Access.ADMIN: ("AdminKey", "AdminKeyHeader", "--admin-api-key; where none is set, --api-key"),
+    Access.ADMIN: ("AdminKey", "AdminKeyHeader", "--admin-api-key; if it is not set, --api-key"),
 }
 _ERROR_HEADERS = {
     401: ("WWW-Authenticate", "Bearer"),
@@ -88,7 +88,7 @@ class Description(FastAPI):
             "info": {
                 "title": self.title,
                 "version": self.version,
-                "description": "What answers GET answers HEAD too, apart from admin routes.",
+                "description": "Routes that answer GET answer HEAD too, except admin routes.",
             },
             "paths": paths,
             "components": {"schemas": schemas.components, "securitySchemes": _security_schemes()},
@@ -104,7 +104,7 @@ class Description(FastAPI):
         schemes = [scheme for level in levels for scheme in _SCHEMES[level][:2]]
         needed: list[dict[str, list[str]]] = [{scheme: []} for scheme in schemes]
         admin_key = self._http.admin_api_key if access is Access.ADMIN else None
-        # Without a key, this server does not require one.
+        # This server was started without a key, so routes do not require one.
         return needed if self._http.api_key or admin_key else [{}, *needed]
 
 
@@ -113,7 +113,7 @@ class _Schemas:
 
     def __init__(self, kinds: list[Any]) -> None:
         """Generate the schemas of `kinds`, and of the types that they contain."""
-        # Equal types are not always the same key: `list[int]` is created anew each time.
+        # Equal types may be different objects: `list[int]` is created anew each time.
         schemas, self.components = msgspec.json.schema_components(
             kinds,
             # Fields typed `object` accept anything, but the library requires a keyword for them.
@@ -212,7 +212,8 @@ class _Route:
         if self.match.access is not Access.OPEN:
             found.add(401)
         if self.match.access is Access.ADMIN or method in _WRITING:
-            # From the API key on an admin route, or from another origin's page.
+            # 403: the API key was sent to an admin route, or a page of another origin sent the
+            # request.
             found.add(403)
         if method in _WRITING:
             found |= {400, 413, 415}
@@ -239,7 +240,7 @@ def _operation_of(route: APIRoute) -> Operation:
     found = (route.openapi_extra or {}).get(OPERATION_KEY)
     if not isinstance(found, Operation):
         raise TypeError(
-            f"{route!r} does not say what it takes and answers: openapi_extra=operation(...)"
+            f"{route!r} does not declare its input and output: openapi_extra=operation(...)"
         )
     return found
 

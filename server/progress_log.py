@@ -85,7 +85,7 @@ class ProgressLog:
             from tqdm import tqdm
 
             form = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}"
-            # Short phases end before the delay and do not draw a bar.
+            # A short phase ends before the delay, so its bar is not drawn.
             self._bar = tqdm(
                 total=1.0, desc=text, bar_format=form, file=self._stream, delay=0.3, leave=False
             )

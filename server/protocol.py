@@ -1,4 +1,4 @@
-"""What uvicorn leaves open: limits on heads, half-closed clients, and bodies not needed."""
+"""Extends uvicorn's HTTP protocol: limits on heads, half-closed clients, bodies that come late."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from server.event_stream import SEND_TIMEOUT_S
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
 HEAD_TIMEOUT_S = 30.0
-# For a connection over the limit, which holds one of few descriptors.
+# The time for a head on a connection over the limit: such connections have few descriptors.
 SPARE_HEAD_TIMEOUT_S = 3.0
 # While a request is queued behind a running one, the socket is not read, so the end is polled for.
 _LOOK_EVERY_S = 0.5
 # A client that has half-closed is polled more often; each poll costs one system call.
 _LOOK_AFTER_END_S = 0.1
-# How long the rest of a body may follow an answer that did not need it, and how much of it. Without
-# this time the close would reset the connection, and a client that still sends would not read its
-# answer.
+# An answer may be sent before the whole body has arrived. These limits are the time and the bytes
+# for the rest of the body. Without this time the close would reset the connection, and a client
+# that still sends would not read its answer.
 _REST_TIMEOUT_S = 1.0
 _REST_BYTES = 8 * 2**20
 _CODING = b"transfer-encoding"
@@ -68,7 +68,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._why_bad = ""
         self._deadline: asyncio.TimerHandle | None = None
-        # This connection's requests that may still be unanswered; the running one is first.
+        # Requests of this connection that may still be unanswered. The running request is the
+        # first.
         self._open_cycles: list[RequestResponseCycle] = []
         self._look: asyncio.TimerHandle | None = None
         # The client sends nothing more, but may still read.
@@ -115,9 +116,9 @@ class GuardedProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as stop:
                 if not self._is_offer():
                     return
-                # The parser treats what follows, even a body, as the other protocol's. Java's
-                # client offers HTTP/2 with every request. Parsed again without the offer, it is
-                # HTTP/1.1.
+                # After an upgrade offer the parser takes what follows, even a body, for the other
+                # protocol. Java's client offers HTTP/2 with every request. Parsed again without the
+                # offer, the request is HTTP/1.1.
                 version = self.parser.get_http_version().encode()
                 head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
                 head += [b"%b: %b" % pair for pair in self.headers if pair[0] != b"upgrade"]
@@ -158,12 +159,12 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         num_hosts = sum(name == b"host" for name, _ in self.headers)
         if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
-            # Whoever stands before this server might take another one for the host.
+            # A proxy before this server might read another of the headers as the host.
             self._why_bad = "The Host header must be there exactly once."
             raise _BadHead
         codings = [value.strip().lower() for name, value in self.headers if name == _CODING]
         if codings not in ([], [b"chunked"]):
-            # What is inside, such as gzip, would be taken for the body itself.
+            # A coding inside, such as gzip, would not be decoded but read as the body itself.
             self._why_bad = "Transfer-Encoding must be chunked, and nothing else."
             raise _BadHead
         self.scope["state"]["is_spare_connection"] = self._is_spare
@@ -234,7 +235,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._has_ended = True
         self._open_cycles[-1].keep_alive = False
         running = self._running()
-        assert running is not None, "there is something to answer"
+        assert running is not None, "a request is unanswered"
         if not running.response_started and running.scope["http_version"] == "1.1":
             self.transport.write(_INTERIM)
         if self._look is not None:

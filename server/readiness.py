@@ -28,8 +28,8 @@ class ProgressReport(TypedDict):
 def why_not_alive(context: ServiceContext) -> str | None:
     """Why this process should be replaced; `None` if it should not.
 
-    A worker that loads or restarts does not count: replacing the server would not help. Neither
-    does one that hangs while another replica does not.
+    A worker that loads or restarts is not a reason: replacing the server would not help. A worker
+    that hangs is not a reason either while another replica runs.
     """
     if context.status.phase == "failed":
         what = "has ended" if context.status.has_started else "failed to start"
@@ -46,7 +46,7 @@ def why_not_ready(context: ServiceContext) -> str | None:
 
 
 def why_waiting(context: ServiceContext) -> str | None:
-    """Why a healthy server answers no requests until a trainer lets it continue."""
+    """Why a healthy server answers no requests until a trainer resumes it; `None` if it answers."""
     client = context.client
     if PAUSE in client.gate.reasons:
         return "Generation is paused."

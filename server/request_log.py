@@ -18,13 +18,13 @@ from runtime.text.tokenizer import Tokenizer
 logger = logging.getLogger("server.requests")
 
 LEVELS = (0, 1, 2, 3)
-# The part of a prompt and of an output that level 2 shows.
+# The number of characters of a prompt and of an output that level 2 shows.
 MAX_CHARS = 2048
 _SAMPLING_LEVEL, _PART_LEVEL, _WHOLE_LEVEL = 1, 2, 3
 
 
 class RequestLog:
-    """Receives a client's records; may be reconfigured while requests run.
+    """Logs the records of a request client. Its settings may change while requests run.
 
     Records do not contain keys or headers: they hold the prompt's tokens, the sampling parameters,
     the output and the numbers.
@@ -49,7 +49,8 @@ class RequestLog:
             sinks = self._client.sinks
             sinks.append(self.log) if is_on else sinks.remove(self.log)
             self.is_on = is_on
-            # Explicitly requested, so a server with a quieter log level still writes them.
+            # The operator requested these lines, so a server with a quieter log level still writes
+            # them.
             logger.setLevel(logging.INFO if is_on else logging.NOTSET)
         self._client.keeps_text = self.is_on and self.level >= _PART_LEVEL
 
@@ -57,14 +58,14 @@ class RequestLog:
         """Write the line."""
         facts = self._facts(record)
         if self.format == "json":
-            # Without time and level before it: the line is the object.
+            # The line has no time or level before the JSON object, so that it parses as JSON.
             _plain_logger().info(json.dumps(facts))
             return
         parts = " ".join(f"{name}={_readable(value)}" for name, value in facts.items())
         logger.info("request %s", parts)
 
     def _facts(self, record: RequestRecord) -> dict[str, Any]:
-        # Without a stream the client does not see the first token before the last.
+        # A client that does not stream gets all tokens at once, so it has no time to first token.
         ttft = record.ttft_s
         facts: dict[str, Any] = {
             "rid": record.rid,

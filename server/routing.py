@@ -1,8 +1,8 @@
-"""The route of a request: found once, before anything else is decided about the request.
+"""Finds the route of a request once, before anything else is decided about the request.
 
 The access level, the error dialect, the metrics label and the handler all come from this one match,
-so no other rule compares paths. Routes are declared with FastAPI, which documents them; requests do
-not pass through it.
+so paths are compared nowhere else. Routes are declared with FastAPI, which documents them. Requests
+do not pass through FastAPI.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class RouteMatch:
 
     Attributes:
         path: as registered; None if no route matches.
-        dialect: of errors.
-        endpoint: answers it; a response is an application, and so are files and pages.
+        dialect: the API whose error format is used.
+        endpoint: the ASGI application that answers, such as a response, files or a page.
         serves_tenants: see `AccessRouter`.
     """
 
@@ -70,9 +70,9 @@ class RouteTable:
         """Add `route`; the first of several routes with the same path and method is used.
 
         Args:
-            route: what is matched and run.
+            route: the route to match and to run.
             access: who may call it.
-            dialect: of its errors; native ones under `/v1/` speak OpenAI's.
+            dialect: the API whose error format is used. Native routes under `/v1/` use OpenAI's.
             serves_tenants: see `AccessRouter`.
 
         Raises:
@@ -83,7 +83,7 @@ class RouteTable:
             raise TypeError(f"{route!r} is not an HTTP route with a plain path")
         methods = frozenset(getattr(route, "methods", None) or ())
         if access is Access.OPEN and not (methods and methods <= _READING):
-            raise TypeError(f"{route!r} is open and may only be read")
+            raise TypeError(f"{route!r} is open, so it may only answer GET and HEAD")
         if dialect is Dialect.NATIVE:
             dialect = Dialect.of_path(path)
         match = RouteMatch(path, access, dialect, _endpoint(route, dialect), serves_tenants)
@@ -177,7 +177,7 @@ def _plain_endpoint(route: APIRoute) -> Endpoint:
 
 
 def _unmatched(method: str, path: str, near: Mapping[str, RouteMatch]) -> RouteMatch:
-    """The handler for an unmatched request; `near` has the path's routes for other methods."""
+    """Return the handler for an unmatched request; `near`: the path's routes for other methods."""
     if method == "OPTIONS":
         # Browsers send OPTIONS without a key.
         access = Access.OPEN

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-# For decoded images that run or wait: one request may bring tens of megabytes, and thousands may
-# wait.
+# A limit on the decoded images of running and waiting requests. One request may bring tens of
+# megabytes, and thousands of requests may wait.
 _MAX_PIXEL_BYTES = 4 * 2**30
-# After draining, idle connections are closed; this time is for a last response in flight.
+# After draining, idle connections are closed. A last response in flight gets this time.
 _CLOSE_GRACE_S = 2
 # Longer than load balancers' 60 s: a request must not arrive while its idle connection closes.
 _KEEP_ALIVE_S = 75
@@ -62,7 +62,7 @@ async def serve(prepared: Prepared) -> int:
         StartupError: the engine or the port failed before the server was ready.
     """
     config = prepared.engine.resolved.config
-    # Before the children, which inherit it.
+    # Raised before the children start, because they inherit the limit.
     num_descriptors = raise_descriptor_limit()
     limit = ConnectionLimit(config.http.max_connections or connections_within(num_descriptors))
     host, context = assemble(prepared.engine)
@@ -119,7 +119,7 @@ async def _run(
             task.cancel()
         await background.stop()
         if openai.batch_service is not None:
-            # Before the port is free: the next server also uses the folder.
+            # Done before the port is free, because the next server uses the same folder.
             await openai.batch_service.close()
         http_server.force_exit = shutdown.hurried.is_set()
         http_server.should_exit = True

@@ -23,9 +23,9 @@ from runtime.service.context import Lifecycle
 
 logger = logging.getLogger(__name__)
 
-# After an abort each request still gets its last event; this is longer than one step takes.
+# After an abort each request still gets its last event. This time is longer than one step.
 _ABORT_GRACE_S = 2.0
-# The limit for the shutdown after draining; after a second signal, for all of it.
+# The time limit of the shutdown after draining, or of the whole shutdown after a second signal.
 _PATIENCE_S = 30.0
 HURRIED_PATIENCE_S = 8.0
 _DUMP_S = 0.5
@@ -52,8 +52,8 @@ class Shutdown:
     def install(self) -> None:
         """Handle SIGTERM and Ctrl-C, on the main thread.
 
-        Not with the loop's own handlers: those need a running loop, and the deadline must be set
-        even if the loop is blocked.
+        The loop's own signal handlers are not used: they need a running loop, and the deadline must
+        be set even if the loop is blocked.
         """
         loop = asyncio.get_running_loop()
         num_signals = 0
@@ -65,7 +65,7 @@ class Shutdown:
             if num_signals == 1:
                 patience_s = self._drain_timeout_s + _ABORT_GRACE_S + _PATIENCE_S
             _leave_by_force(patience_s)
-            with contextlib.suppress(RuntimeError):  # the loop is closed already
+            with contextlib.suppress(RuntimeError):  # the loop is already closed
                 loop.call_soon_threadsafe(self.on_signal, number)
 
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,7 +81,7 @@ class Shutdown:
         count = self._client.num_in_flight
         if count:
             logger.info(
-                "%s: running requests (%d) may finish within %.0f s; once more stops now.",
+                "%s: running requests (%d) may finish within %.0f s; a second signal stops now.",
                 name,
                 count,
                 self._drain_timeout_s,
@@ -106,7 +106,7 @@ class Shutdown:
             await asyncio.sleep(_POLL_S)
         if self.hurried.is_set():
             return
-        self._client.abort_all("The server is shutting down and the drain time is over.")
+        self._client.abort_all("The server is shutting down, and the drain time has passed.")
         deadline = time.monotonic() + _ABORT_GRACE_S
         while self._client.num_in_flight and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
@@ -115,7 +115,7 @@ class Shutdown:
 
 def leave(status: int) -> NoReturn:
     """End the process after clean-up, whatever its threads are doing."""
-    # This includes a stream that is closed or full.
+    # Flushing fails, for example, if the stream is closed or full.
     for flush in (logging.shutdown, sys.stdout.flush, drain_standard_error):
         with contextlib.suppress(Exception):
             flush()

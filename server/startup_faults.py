@@ -1,4 +1,4 @@
-"""An error before the server is ready becomes one line, whatever its cause."""
+"""Turns any error before the server is ready into one line."""
 
 from __future__ import annotations
 

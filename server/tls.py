@@ -14,7 +14,7 @@ from runtime.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# Renewals come weeks before the old certificate ends.
+# The delay does not matter: certificates are renewed weeks before they expire.
 CHECK_EVERY_S = 1.0
 
 # Identifies a version of a file.
@@ -93,10 +93,10 @@ class Certificate:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.set_alpn_protocols(["http/1.1"])
-        # Without a password OpenSSL would prompt at the terminal.
+        # OpenSSL would prompt for a missing password at the terminal.
         context.load_cert_chain(self._certfile, self._keyfile, self._password or "")
         if self._ca_certs is not None:
-            # Completes the chain that is sent; client certificates are not requested.
+            # The CA file completes the chain that is sent. Client certificates are not requested.
             context.load_verify_locations(self._ca_certs)
         return context
 

@@ -1,4 +1,4 @@
-"""The warm-up: the server's first requests are its own, over its socket and through every layer."""
+"""The warm-up: the server sends its first requests to itself, through its own socket."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Address(NamedTuple):
 
 
 def _trusting() -> ssl.SSLContext:
-    # The certificate names the clients' address, and this is our own socket.
+    # The certificate is not verified: it names the clients' address, and this is our own socket.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -42,8 +42,8 @@ async def warm_up(
     """Request the model's card, then a few tokens, or a vector, from every replica.
 
     Returns:
-        How many tokens a second a single answer gets, by the last replica's; None when the answer
-        was too short to tell.
+        Tokens per second of a single answer from the last replica; None if the answer was too short
+        to tell.
 
     Raises:
         StartupError: the server did not answer its own request.
@@ -59,7 +59,7 @@ async def warm_up(
     if path == "/generate":
         body["stream"] = True
     speed = None
-    # If only the admin key is set, these routes are open, so this key is enough.
+    # If only the admin key is set, these routes need no key, so the API key is enough.
     key = http.api_key
     try:
         async with asyncio.timeout(WARMUP_TIMEOUT_S):
@@ -77,7 +77,7 @@ async def warm_up(
 async def _request(
     address: _Address, method: str, path: str, key: str | None, body: bytes
 ) -> float | None:
-    """Send a request and read its answer; the tokens a second that it came with, if it tells.
+    """Send a request and return its answer's tokens per second; None if they cannot be measured.
 
     Raises:
         StartupError: the answer is an error.
@@ -98,7 +98,7 @@ async def _request(
     finally:
         writer.close()
     status_line = answer.partition(b"\r\n")[0].split(b" ")
-    # What fails later than its status is the stream's last event.
+    # A failure after the status line is the stream's last event.
     if len(status_line) < 2 or status_line[1] != b"200" or b'data: {"error"' in answer:
         text = answer.partition(b"\r\n\r\n")[2][:300].decode(errors="replace")
         raise StartupError(f"The warm-up request {method} {path} failed: {text or 'no answer'}")
@@ -108,9 +108,10 @@ async def _request(
 async def read_answer(
     reader: asyncio.StreamReader, clock: Callable[[], float] = time.monotonic
 ) -> tuple[bytes, float | None]:
-    """The answer, and its tokens a second from the second token that arrived on.
+    """Return the answer and its tokens per second, counted from the second token on.
 
-    The first one waits for the prompt, and for everything that a first request waits for.
+    The first token is not counted: it waits for the prompt and for everything that a first request
+    loads.
     """
     answer, seen = b"", list[tuple[int, float]]()
     while piece := await reader.read(65536):

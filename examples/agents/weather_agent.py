@@ -27,7 +27,7 @@ MAX_TURNS = 4
 
 
 def get_weather(city: str) -> str:
-    """Stands in for a real tool's look-up."""
+    """Return the weather, in place of a real service."""
     return json.dumps({"city": city, "temperature": 18, "unit": "celsius", "condition": "sunny"})
 
 
@@ -58,7 +58,7 @@ def by_chat(url: str, *, stream: bool) -> str:
 
 
 def by_responses(url: str, *, stream: bool) -> str:
-    """`/v1/responses`: everything is an item, and each request sends all of them."""
+    """`/v1/responses`: the conversation is a list of items, and each request sends all items."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     tool = {
         "type": "function",
@@ -135,7 +135,7 @@ APIS: dict[str, Callable[..., str]] = {
 
 
 def main() -> None:
-    """Ask with one API, or with all."""
+    """Ask through one API, or through all three."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:30000")
     parser.add_argument("--api", choices=APIS, help="default: all")

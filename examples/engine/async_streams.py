@@ -1,4 +1,4 @@
-"""Four hundred requests at once from one event loop, and one of them streamed."""
+"""Run four hundred requests at once from one event loop, then stream another."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The smallest program: start an engine, ask once, shut it down. It needs no `__main__` guard."""
+"""The smallest program: it starts an engine, asks once and shuts the engine down, without a guard."""
 
 import headrace as sgl
 

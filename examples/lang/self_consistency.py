@@ -1,4 +1,4 @@
-"""Self-consistency: many sampled answers, the most frequent one wins: `... --url URL`."""
+"""Self-consistency: sample many answers and take the most frequent one: `... --url URL`."""
 
 import argparse
 import re

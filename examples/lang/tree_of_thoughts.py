@@ -1,6 +1,7 @@
 """A tree of thoughts: several first steps, of which the best continue: `... --url URL`.
 
-Branches share the text before them, so a server computes it once. Those of one level run at once.
+Branches share the text before them, so a server computes that text once. Branches of one level run
+at once.
 """
 
 import argparse
@@ -21,7 +22,7 @@ def propose(branch: Any, level: int) -> None:
 
 
 def value(branch: Any) -> float:
-    """How probable the model finds "yes"."""
+    """Return how probable the model finds "yes"."""
     return branch.get_meta_info("verdict")["probs"][0]
 
 

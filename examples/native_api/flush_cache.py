@@ -18,6 +18,6 @@ def cached_tokens() -> int:
 
 cached_tokens()
 print("again:", cached_tokens(), "tokens from the cache")
-# It answers 400 while requests run; with a timeout it waits for them.
+# The route answers 400 while requests run; with a timeout it waits for them.
 print(client.post("/flush_cache?timeout=10").raise_for_status().text.strip())
 print("after it:", cached_tokens(), "tokens from the cache")

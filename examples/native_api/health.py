@@ -11,7 +11,7 @@ url = parser.parse_args().url
 for path, means in (
     ("/livez", "its processes turn"),
     ("/readyz", "it takes requests"),
-    ("/health", "the same, where clients of SGLang look"),
+    ("/health", "the same, on the route of SGLang's clients"),
     ("/health_generate", "it has just generated a token"),
 ):
     print(httpx.get(f"{url}{path}", timeout=60).status_code, path, "-", means)

@@ -13,7 +13,7 @@ url = parser.parse_args().url
 def ask() -> dict[str, object]:
     answer = httpx.post(f"{url}/generate", json=body, timeout=60)
     if answer.is_error:
-        sys.exit(f"The server refuses this ({answer.status_code}): {answer.text}")
+        sys.exit(f"The server refuses the request ({answer.status_code}): {answer.text}")
     return answer.json()["meta_info"]
 
 
@@ -23,7 +23,7 @@ body = {
     "return_hidden_states": True,
 }
 meta = ask()
-# The hidden state behind each token: the prompt's rows first, then one row for each later token.
+# One row for each token: first the rows of the prompt, then one row for each later token.
 prompt, *later = meta["hidden_states"]
 print("prompt:", len(prompt), "rows of", len(prompt[0]))
 print("later tokens:", len(later), "rows of", len(later[0]))

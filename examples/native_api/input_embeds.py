@@ -1,6 +1,7 @@
 """A prompt as embeddings instead of tokens; the server needs --disable-radix-cache.
 
-Here they are rows of the model's own embedding matrix, so the answer equals that for the tokens.
+Here the embeddings are rows of the model's own embedding matrix, so the answer is the same as for
+the tokens.
 """
 
 import argparse
@@ -22,7 +23,7 @@ with safe_open(folder / "model.safetensors", framework="pt") as weights:
 sampling = {"temperature": 0, "max_new_tokens": 8}
 by_rows = client.post("/generate", json={"input_embeds": rows, "sampling_params": sampling})
 if by_rows.is_error:
-    sys.exit(f"The server refuses this ({by_rows.status_code}): {by_rows.text}")
+    sys.exit(f"The server refuses the request ({by_rows.status_code}): {by_rows.text}")
 by_ids = client.post("/generate", json={"input_ids": ids, "sampling_params": sampling})
 print(repr(by_rows.json()["text"]))
 print("as with tokens:", by_rows.json()["output_ids"] == by_ids.json()["output_ids"])

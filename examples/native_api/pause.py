@@ -29,7 +29,7 @@ with ThreadPoolExecutor(1) as pool:
     client.post("/continue_generation", json={}).raise_for_status()
     print("after it:", waiting.result() == before)
 
-# Allowed only while nothing runs; requests get 503 until the memory is allocated again.
+# Memory can be released only while no request runs. Requests get 503 until it is allocated again.
 client.post("/release_memory_occupation", json={"tags": ["kv_cache"]}).raise_for_status()
 refused = client.post("/generate", json={"text": "a"})
 print("without its memory:", refused.status_code)

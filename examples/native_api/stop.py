@@ -11,7 +11,8 @@ url = parser.parse_args().url
 for stop in (
     {"stop": ["."]},
     {"stop": ["."], "no_stop_trim": True},
-    # Searched in linear time, so any pattern is safe; text that may become a match is held back.
+    # The search takes linear time, so any pattern is safe. Text that may become a match is held
+    # back.
     {"stop_regex": r"[.!?]\s+[A-Z]"},
 ):
     body = {

@@ -69,7 +69,7 @@ class Server:
         )
 
     def wait_until_running(self, rollouts: list[Future[Rollout]]) -> None:
-        """Return when all of them are generating, or the first one has finished."""
+        """Wait until all requests are generating or the first one has finished."""
         while not any(rollout.done() for rollout in rollouts):
             load = self._client.get("/v1/loads").json()["loads"][0]
             if load["num_running_reqs"] >= len(rollouts):
@@ -179,7 +179,7 @@ def main() -> None:
         reward = sum(rollout.reward for rollout in rollouts) / len(rollouts)
         updated = sum(each.was_put_back and each.version == version for each in rollouts)
         print(
-            f"{version}: reward {reward:.3f}, {updated} of {len(rollouts)} rollouts went on with "
+            f"{version}: reward {reward:.3f}, {updated} of {len(rollouts)} rollouts continued with "
             f"the new weights, paused {1000 * paused_s:.0f} ms, log-probabilities at most "
             f"{apart:.1e} apart",
             flush=True,

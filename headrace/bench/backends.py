@@ -17,7 +17,7 @@ _DONE = b"[DONE]"
 
 
 class Wire(msgspec.Struct, frozen=True):
-    """What is the same for every request.
+    """The parts of a body that are the same for every request.
 
     Attributes:
         model: the name that OpenAI's routes require.
@@ -31,7 +31,7 @@ class Wire(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """One API."""
+    """One API: its request bodies and its events."""
 
     path: str
     flush_path: str | None
@@ -41,7 +41,7 @@ class Backend(Protocol):
         ...
 
     def reader(self, record: RequestRecord) -> OnEvent:
-        """A function that records each event in `record`."""
+        """Return a function that records each event in `record`."""
         ...
 
 
@@ -129,7 +129,8 @@ class _OpenAIEvent(msgspec.Struct):
 
 
 def _completion_has_token(choice: _Choice) -> bool:
-    # A token may not complete a character; only a last, empty piece holds none.
+    # A piece may have no text because its token does not complete a character. Only an empty last
+    # piece has no token.
     return bool(choice.text) or choice.finish_reason is None
 
 
@@ -141,7 +142,7 @@ def _chat_has_token(choice: _Choice) -> bool:
 
 
 class OpenAI:
-    """Both routes: usage and errors; without usage, each event counts as a token."""
+    """Completions and chat. If events report no usage, each counts as one token."""
 
     flush_path: str | None = None
 
@@ -197,7 +198,7 @@ class OpenAI:
 
 
 def _note_usage(record: RequestRecord, usage: _Usage, when: float, has_token: bool) -> None:
-    # Either the total at the end, or, if the server reports usage in every piece, the count so far.
+    # `usage` is the total in the last piece, or the count so far if every piece has it.
     if has_token:
         new = max(usage.completion_tokens - sum(record.event_tokens), 1)
         record.add(when, new)

@@ -23,7 +23,7 @@ def check_at_least(least: int, options: argparse.Namespace, *names: str) -> None
 
 
 def check_writable(option: str, path: Path | None) -> None:
-    """Refuse a file early that could not be written after a long run; creates its folder.
+    """Refuse a file that cannot be written, before a long run begins; creates its folder.
 
     Raises:
         StartupError: the file cannot be written; the message says why.
@@ -42,7 +42,7 @@ def check_writable(option: str, path: Path | None) -> None:
 def add_batch_options(
     parser: argparse.ArgumentParser, *, output_len: int, num_iters: int, num_warmup: int
 ) -> None:
-    """The options of a repeated batch, except its size; the arguments are defaults."""
+    """Add the options of a repeated batch, except its size; the arguments are defaults."""
     parser.add_argument("--input-len", type=int, default=512, metavar="N")
     parser.add_argument("--output-len", type=int, default=output_len, metavar="N")
     parser.add_argument(

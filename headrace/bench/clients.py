@@ -1,7 +1,7 @@
 """Sends the load from this process, or from several if one is too slow.
 
-With several, each child reads its share of the requests from standard input, reports that it is
-ready, receives the common start time, and returns its records one by one. The clocks agree:
+With several processes, each child reads its share of the requests from standard input, reports that
+it is ready, receives the common start time, and returns its records one by one. The clocks agree:
 `time.perf_counter()` is the machine's monotonic clock.
 """
 
@@ -83,7 +83,7 @@ async def send_all(
 def _share(job: ClientJob, which: int, num_processes: int) -> ClientJob:
     limit = job.max_concurrency
     if limit is not None:
-        # The first processes take the remainder; each process needs at least one request.
+        # The first processes take the remainder. Each process must get at least one request.
         limit = max(1, limit // num_processes + (which < limit % num_processes))
     requests = job.requests[which::num_processes]
     return msgspec.structs.replace(job, max_concurrency=limit, requests=requests)

@@ -48,7 +48,7 @@ class TokenSource:
         return self.rng.choices(self._plain, k=count)
 
     def request(self, input_ids: list[int], output_len: int) -> BenchRequest:
-        """A request of these ids, or of a text that encodes to exactly as many tokens."""
+        """Make a request of these ids, or of a text that encodes to exactly as many tokens."""
         if self.tokenizer is None:
             return BenchRequest(
                 input_ids=input_ids, output_len=output_len, prompt_len=len(input_ids)
@@ -58,7 +58,7 @@ class TokenSource:
 
     def _text(self, input_ids: list[int], tokenizer: Tokenizer) -> tuple[str, int]:
         # Neighbours may merge into other tokens. Encoding a decoded text again is mostly stable, so
-        # the new ids are kept and a longer and longer tail is drawn again.
+        # the new ids are kept, and only a tail is drawn again. Each try draws a longer tail.
         wanted = len(input_ids)
         ids = input_ids
         for attempt in range(_TEXT_TRIES):
@@ -108,11 +108,11 @@ class _Line(msgspec.Struct):
 
 
 def jsonl_requests(path: Path, count: int | None, output_len: int) -> list[BenchRequest]:
-    """Requests of a file, one JSON object a line, repeated when it holds fewer than `count`.
+    """Read requests from a file of JSON lines; they repeat if it holds fewer than `count`.
 
     Args:
         path: each line has `prompt`, `text`, `input_ids` or `messages`, and perhaps `output_len`.
-        count: how many; by default all lines once.
+        count: number of requests; by default all lines once.
         output_len: for lines without `output_len`.
 
     Raises:

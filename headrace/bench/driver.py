@@ -1,4 +1,4 @@
-"""The driver that all benchmarks share: options in, figures out.
+"""The driver that all benchmarks share: it parses options and writes figures.
 
 A benchmark defines its options and its measurement. The driver adds what is the same for all: the
 options of an engine, error and Ctrl-C handling, the line about the machine, and the results file.
@@ -104,14 +104,14 @@ class Benchmark:
             parser.add_argument(
                 "--shape",
                 choices=list(SHAPES),
-                help="random weights of this shape instead of a model",
+                help="measure random weights of this shape instead of a model",
             )
         parser.add_argument("--output-file", type=Path, help="write everything as JSON")
         self.add_options(parser)
         return parser
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Run it and return `measure`'s status, 1 on an error, or 130 on Ctrl-C."""
+        """Run the benchmark; return the status of `measure`, 1 on an error, 130 on Ctrl-C."""
         parser = self.parser()
         options, server_options = parser.parse_known_args(argv)
         if server_options and not self.starts_engine:

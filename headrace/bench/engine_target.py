@@ -1,4 +1,4 @@
-"""The engine's processes without HTTP: what `offline`, `latency` and the scripts measure."""
+"""The engine's processes without HTTP, which `offline`, `latency` and the scripts measure."""
 
 from __future__ import annotations
 

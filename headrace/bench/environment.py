@@ -1,4 +1,4 @@
-"""The context of a figure: machine, versions, commit, options. Read without torch."""
+"""Describes how a figure was measured: machine, versions, commit, options. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "numpy")
 
 
 def describe_environment() -> dict[str, Any]:
-    """Machine, versions and commit; nothing that identifies a user or a folder."""
+    """Return machine, versions and commit, without the names of users or folders."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -34,7 +34,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def environment_line(environment: Mapping[str, Any]) -> str:
-    """The same in one line, for the terminal."""
+    """Format the environment as one line for the terminal."""
     machine = (
         ", ".join(environment["gpus"]) or f"{environment['cpu']}, {environment['cores']} cores"
     )
@@ -60,7 +60,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        # JSON does not have infinity; the option spells it `inf`.
+        # JSON has no infinity, so it is written `inf`, as in the option.
         return round(value, 6) if abs(value) != float("inf") else "inf"
     if isinstance(value, Mapping):
         return {name: _rounded(each) for name, each in value.items()}

@@ -62,7 +62,8 @@ async def _batches(engine: EngineTarget, options: argparse.Namespace) -> dict[st
                 continue
             progress.add()
             first = max(record.event_times[0] for record in records)
-            # Tokens of streams that began earlier are not counted: only the full batch is measured.
+            # Only the full batch is measured, so tokens that came before it was full are not
+            # counted.
             num_later = sum(
                 count
                 for record in records

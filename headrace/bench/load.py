@@ -59,11 +59,12 @@ async def drive(
         requests: index, seconds after the start, request; in the order of their times.
         target: receives the requests.
         start: the `time.perf_counter()` that offsets count from; by default now.
-        max_concurrency: most requests in flight; later ones wait, and their clock starts when sent.
+        max_concurrency: most requests in flight. Later requests wait, and their time counts from
+        when they are sent.
         on_done: called with each complete record.
     """
     begin = time.perf_counter() if start is None else start
-    # Without a limit, a bound that is never reached avoids a second code path.
+    # Without a limit, the semaphore has a bound that is never reached, so one code path is enough.
     slots = asyncio.Semaphore(max_concurrency or len(requests) or 1)
 
     async def one(index: int, request: BenchRequest) -> RequestRecord:

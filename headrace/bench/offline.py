@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="stream tokens, to measure latencies; otherwise each answer is one piece",
     )
-    parser.add_argument("--no-warmup", action="store_true", help="count the first steps as well")
+    parser.add_argument("--no-warmup", action="store_true", help="count the first steps too")
     parser.add_argument("--no-progress", action="store_true")
 
 
@@ -44,7 +44,7 @@ def measure(run: Run) -> int:
     ready_s, records = measure_engine(run, partial(_send, options=run.options), stream=stream)
     summary = summarize(records)
     if not stream:
-        # An answer in one piece has no first token.
+        # An answer in one piece has no time to first token.
         for name in ("ttft_ms", "tpot_ms", "itl_ms"):
             summary.pop(name)
     run.say(f"ready         in {ready_s:.2f} s", *summary_lines(summary))
@@ -58,8 +58,8 @@ async def _send(
     source = TokenSource(random.Random(options.seed), engine.vocab_size)
     requests = make_requests(options, source)
     if not options.no_warmup:
-        # As many requests and prompts as long as the measured ones, so that compilation and capture
-        # are done; with other tokens, so that the cache does not hold the measured prompts.
+        # The warm-up has as many requests, with prompts as long, so that compilation and capture
+        # are done. Its tokens differ, so that the cache does not hold the measured prompts.
         lengths = [max(1, request.prompt_len) for request in requests]
         await run_at_once(
             [source.request(source.ids(length), _WARM_UP_TOKENS) for length in lengths], engine

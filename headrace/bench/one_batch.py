@@ -1,7 +1,7 @@
 """`headrace bench one-batch`: step times of one static batch, measured at the worker.
 
-Without front, detokenizer and messages, only the scheduler, the model and the device remain.
-The worker runs in a separate process, because nothing else in this package imports torch.
+The front, the detokenizer and messages are left out: only scheduler, model and device are timed.
+The worker runs in a separate process, so that this package imports no torch.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _in_a_process(job: BatchJob) -> BatchResult:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=child_environment(compute_environment(job.worker.num_threads)),
-        # Only this process handles a terminal's Ctrl-C; the worker ends with it.
+        # Only this process handles a terminal's Ctrl-C. The worker ends when this process does.
         start_new_session=True,
     ) as worker:
         send_config(worker, job)

@@ -1,4 +1,4 @@
-"""Curves of a run as SVG, written by hand: no plotting library is needed."""
+"""Draws the curves of a run as SVG, without a plotting library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PNG_SCALE = 2
 
 
 def check_plot_path(path: Path) -> None:
-    """Refuse a file early that could not be written after a long run.
+    """Refuse a file that cannot be written, before a long run begins.
 
     Raises:
         StartupError: the suffix is not supported, or the package that writes it is not installed.
@@ -111,7 +111,8 @@ def _rate(records: Sequence[RequestRecord]) -> Points:
         return []
     bins = [0.0] * _NUM_BINS
     for record in records:
-        # Pieces of text may hold more tokens than reported with them; the total is known.
+        # A piece may hold more tokens than the server reports with it. The total is known, so the
+        # pieces are scaled to it.
         reported = sum(record.event_tokens) or 1
         for when, count in zip(record.event_times, record.event_tokens, strict=True):
             share = count * record.output_tokens / reported

@@ -30,7 +30,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
 
     Attributes:
         event_times: when each piece of output arrived.
-        event_tokens: how many tokens it held.
+        event_tokens: how many tokens each piece held.
         output_tokens: as counted by the server; pieces of text may hold a different number.
         error: empty when the request was answered in full.
     """
@@ -81,7 +81,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Value below which `percent` of the ordered numbers lie, linear between neighbours."""
+    """Return the `percent` percentile of ordered numbers, linear between neighbours."""
     if not ordered:
         return math.nan
     position = (len(ordered) - 1) * percent / 100
@@ -126,7 +126,7 @@ def meets(record: RequestRecord, objectives_ms: dict[str, float]) -> bool:
 def summarize(
     records: Sequence[RequestRecord], objectives_ms: dict[str, float] | None = None
 ) -> dict[str, Any]:
-    """Throughput over the span of all records, and the latencies of those that succeeded.
+    """Compute the throughput over all records, and the latencies of those that succeeded.
 
     Args:
         records: at least one.

@@ -17,7 +17,7 @@ _ROWS = {
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
-    """What `summarize` computed, line by line."""
+    """Format what `summarize` computed, line by line."""
     lines = [
         f"requests      {summary['num_completed']} completed, {summary['num_failed']} failed "
         f"in {summary['duration_s']:.2f} s",

@@ -1,7 +1,8 @@
-"""`headrace bench serving`: load and latencies of a server, ours or any with the same APIs.
+"""`headrace bench serving` loads a server with requests and measures its latencies.
 
-The server must be running. Requests of a data set arrive at a given rate, with a limit on those in
-flight. Every event of their streams is recorded. `python -m headrace.bench.serving` is the same.
+The server must be running; it may be ours or another with the same APIs. Requests of a data set
+arrive at a given rate, with a limit on those in flight. Every event of their streams is recorded.
+`python -m headrace.bench.serving` runs the same command.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=list(BACKENDS), default="headrace", help="the API to use"
     )
-    parser.add_argument("--model", help="name sent to OpenAI's routes; the first listed if absent")
+    parser.add_argument("--model", help="name sent to OpenAI's routes; by default the first listed")
     parser.add_argument("--api-key", help="sent as a bearer token")
     add_dataset_options(parser)
     text = parser.add_argument_group("random tokens as text")
@@ -66,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--max-concurrency", type=int, metavar="N", help="most requests in flight")
     load.add_argument("--num-client-processes", type=int, default=1, metavar="N")
     load.add_argument("--warmup-requests", type=int, default=1, metavar="N")
-    load.add_argument("--flush-cache", action="store_true", help="drop the prefix cache before")
+    load.add_argument("--flush-cache", action="store_true", help="drop the prefix cache first")
     load.add_argument("--timeout", type=float, default=1800.0, help="seconds for one request")
     load.add_argument(
         "--ignore-eos",
@@ -85,7 +86,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="count requests within limits, such as ttft:500 tpot:50 e2e:10000",
     )
     out.add_argument(
-        "--output-details", action="store_true", help="with every request in --output-file"
+        "--output-details", action="store_true", help="write every request to --output-file"
     )
     out.add_argument("--plot", type=Path, help="draw curves to FILE.svg, .html or .png")
     out.add_argument("--no-progress", action="store_true")
@@ -113,7 +114,7 @@ def measure(run: Run) -> int:
         if not records:
             raise
         stopped_early = True
-        run.say(f"Stopped: {len(records)} of {len(requests)} requests had ended, and count.")
+        run.say(f"Stopped: {len(records)} of {len(requests)} requests had ended and are counted.")
     records.sort(key=lambda record: record.index)
     summary = summarize(records, objectives(options.goodput))
     run.say(*summary_lines(summary))
@@ -207,7 +208,7 @@ def token_source(options: argparse.Namespace) -> TokenSource:
 
 
 def make_job(options: argparse.Namespace, model: str) -> ClientJob:
-    """What the client processes need, except the requests."""
+    """Make the job of the client processes, still without requests."""
     extra = extra_body(options.extra_body)
     return ClientJob(
         url=options.url,
@@ -222,7 +223,7 @@ def make_job(options: argparse.Namespace, model: str) -> ClientJob:
 def warm_up_requests(
     options: argparse.Namespace, requests: Sequence[BenchRequest], source: TokenSource
 ) -> list[BenchRequest]:
-    """Uncounted requests; when prompts are generated they leave nothing in the cache."""
+    """Make requests that are not counted and, if generated, share no prefix with the others."""
     count = options.warmup_requests
     if options.dataset_name == "jsonl":
         return [requests[index % len(requests)] for index in range(count)]
@@ -233,7 +234,7 @@ def _hinted(options: argparse.Namespace, error: str) -> str:
     made_up = options.dataset_name != "jsonl" and not options.tokenizer and not options.vocab_size
     if not made_up or "HTTP 400" not in error:
         return error
-    hint = f"Token ids below {DEFAULT_VOCAB_SIZE} were sent; --vocab-size takes another limit."
+    hint = f"Token ids below {DEFAULT_VOCAB_SIZE} were sent; --vocab-size sets another limit."
     return f"{error} ({hint})"
 
 
@@ -253,7 +254,7 @@ async def send(
     job = make_job(options, options.model or "")
     target = make_target(job)
     for request in requests:
-        # What this API cannot express fails here, not in the middle of the run.
+        # A request that this API cannot express fails here, not in the middle of the run.
         target.backend.body(request, target.wire)
     await target.client.connect()
     if options.backend.startswith("openai") and not options.model:

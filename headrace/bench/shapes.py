@@ -1,6 +1,6 @@
-"""Model folders without weights: named shapes for `--load-format dummy`.
+"""Writes model folders without weights, of named shapes, for `--load-format dummy`.
 
-The tokenizer is synthetic too, one word per id, so that every id decodes to text of a usual length
+The tokenizer is synthetic too: each id is one word. So every id decodes to text of a usual length,
 and random text has exactly as many tokens as words.
 """
 
@@ -154,7 +154,7 @@ def _tokenizer(vocab_size: int) -> dict[str, Any]:
 
 
 def _byte_characters() -> list[str]:
-    # Byte-level BPE's printable stand-ins: bytes without a visible character move up.
+    # Byte-level BPE writes a byte that has no visible character as a character from U+0100 on.
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     moved = iter(range(_NUM_BYTES, 2 * _NUM_BYTES))
     return [chr(byte if byte in visible else next(moved)) for byte in range(_NUM_BYTES)]
@@ -166,7 +166,7 @@ def _word(index: int) -> str:
     while number >= 0:
         letters = chr(ord("a") + number % 26) + letters
         number = number // 26 - 1
-    # U+0120 stands for the space that begins a word.
+    # U+0120 is the space that begins a word.
     return "\u0120" + letters
 
 

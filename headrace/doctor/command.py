@@ -1,4 +1,4 @@
-"""`headrace doctor`: its options, then the server's."""
+"""Parses the options of `headrace doctor` and of the server, and prints the report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The options, without the server's."""
     parser = argparse.ArgumentParser(
         prog=PROG,
-        description="Say what this machine offers, and what a model needs of it: weights, KV pool, "
+        description="Report what this machine offers, and what a model needs: weights, KV pool, "
         "longest context, concurrent requests. The numbers come from config.json, or from a GGUF "
         "file's header, alone. The exit status is 1 when something prevents a start.",
         usage=f"{PROG} [MODEL] [-h] [--config FILE] [--json] [options of headrace serve]",
@@ -33,16 +33,16 @@ def build_parser() -> argparse.ArgumentParser:
         "--config",
         type=Path,
         metavar="FILE",
-        help="a config.json that stands for the model; no weights are looked for",
+        help="a config.json in place of a model; weights are not checked",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the report; 1 when something prevents a start."""
+    """Print the report; return 1 when something prevents a start."""
     if argv and not argv[0].startswith("-"):
-        # A positional of the parser would take the values of the server's options, too.
+        # A positional argument of the parser would also take the values of the server's options.
         argv = ["--model-path", *argv]
     options, rest = build_parser().parse_known_args(argv)
     # The report replaces logs.

@@ -22,7 +22,7 @@ from runtime.models.quantization.registry import as_override
 from runtime.models.registry import read_model_spec
 from runtime.text.tokenizer import Tokenizer
 
-_WHOLE_FOLDER = "give --model-path a whole folder in Hugging Face format, or ask with --config"
+_WHOLE_FOLDER = "give --model-path a whole folder in Hugging Face format, or use --config"
 _OPTIONS = "change the option that the line names"
 
 
@@ -30,7 +30,7 @@ def examine(config: ServerConfig, config_file: Path | None = None) -> Report:
     """Examine the machine, and a model on it.
 
     Args:
-        config: the server's options; the demo model when they name none.
+        config: the server's options; without a model in them, the demo model is examined.
         config_file: a `config.json` used as the model: its weights and tokenizer are not examined.
     """
     report = Report(read_machine(), read_libraries())
@@ -71,7 +71,7 @@ def _check_files(report: Report, config: ServerConfig, folder: Path, spec: Model
     """Check weights and tokenizer, if they are on this machine."""
     path = config.model.model_path
     if path is None or not (is_gguf(folder) or Path(path).expanduser().is_dir()):
-        report.notes.append("The hub's weights and tokenizer were not looked at, only config.json.")
+        report.notes.append("Of the hub's files only config.json was examined.")
         return
     if config.model.load_format != "dummy":
         with _noting(report, _WHOLE_FOLDER):
@@ -98,7 +98,7 @@ def _describe(resolved: Resolved, spec: ModelSpec) -> Model:
         max_running_requests=worker.max_running_requests,
         tp_size=worker.tp_size,
         dp_size=worker.dp_size,
-        # A seed is drawn again at each start.
+        # Each start draws another seed, so the report omits it.
         choices=[line for line in resolved.choices if not line.startswith("random_seed")],
     )
 
@@ -129,13 +129,13 @@ def _look_with_torch(report: Report, resolved: Resolved | None, spec: ModelSpec 
     except RuntimeError as error:
         # For example, the driver is older than torch's libraries require.
         reason = f"The device does not work: {' '.join(str(error).split())}"
-        report.problems.append(Problem(reason, "repair its driver, or take --device cpu"))
+        report.problems.append(Problem(reason, "repair its driver, or use --device cpu"))
         return
     try:
         report.attention, report.kernels = estimate.choose_kernels()
     except (StartupError, RuntimeError, ImportError) as error:
         remedy = "install what is missing (see the libraries), or choose another --device"
-        report.problems.append(Problem(f"The kernels cannot be had: {error}", remedy))
+        report.problems.append(Problem(f"The kernels cannot be loaded: {error}", remedy))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What the doctor found, as plain data, from which the table and the JSON are made."""
+"""The doctor's findings as plain data, from which the table and the JSON are made."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Machine:
 
     Attributes:
         num_cores: physical cores that this process may use.
-        instruction_sets: those with code in the C++ kernels that the CPU supports.
-        memory_bytes: what a process may allocate, its control group included; `None` if unknown.
+        instruction_sets: instruction sets that the CPU supports and the C++ kernels have code for.
+        memory_bytes: how much a process may allocate within its control group; `None` if unknown.
         gpus: names of NVIDIA devices, with their driver versions.
     """
 
@@ -73,10 +73,10 @@ class Model:
     """A model's own numbers, from its `config.json`, and how the options apply to them.
 
     Attributes:
-        name: by which clients would see it; `None` for a `config.json` alone.
+        name: the model's name as clients would see it; `None` for a `config.json` alone.
         gives: `tokens`, `vectors` or `scores`.
         layer_states: what layers keep of a sequence between steps, with the number of layers.
-        device, dtype: where, and in which dtype, it would run.
+        device, dtype: the device and dtype in which the model would run.
         context_len: longest request, tokens.
         choices: the server's automatic choices, and their reasons.
     """
@@ -102,7 +102,7 @@ class Pool:
 
     Attributes:
         arithmetic: how its memory is computed, GiB.
-        is_at_most: whether a start measures further use that reduces it.
+        is_at_most: whether the pool is an upper bound, because a start measures further use.
     """
 
     num_tokens: int
@@ -126,11 +126,11 @@ class Needs:
     """What the model needs from a device, for each rank, and what remains for serving.
 
     Attributes:
-        weight_bytes: of one rank, at least: kernels' layouts may hold copies.
-        bytes_per_token: what one token takes in the pool of one rank.
-        pool: `None` when it does not fit, or the model does not need one.
-        longest_request: tokens, prompt and output.
-        capacities: of one replica.
+        weight_bytes: the weights of one rank; at least, because kernels' layouts may hold copies.
+        bytes_per_token: bytes of one token in the pool of one rank.
+        pool: `None` if no pool fits or the model needs none.
+        longest_request: tokens of prompt and output together.
+        capacities: the capacities of one replica.
     """
 
     weight_bytes: int

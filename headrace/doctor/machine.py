@@ -1,4 +1,4 @@
-"""The machine and its libraries, found without importing any of them."""
+"""Describes the machine and its libraries, without importing any library."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from headrace.bench.environment import describe_environment
 from headrace.doctor.findings import Library, Machine
 from runtime.launch.hardware import detect_hardware
 
-# The sets that `kernels/cpu` has code for, or that change the compiler's code.
+# The instruction sets that `kernels/cpu` has code for, or that change the compiler's output.
 _INSTRUCTION_SETS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
 
 # Name on the package index, what it enables, the extra that installs it (empty if required).
 _LIBRARIES = (
     ("torch", "every model", ""),
     ("tokenizers", "text in and out", ""),
-    ("transformers", "tokenizers that have no tokenizer.json", ""),
+    ("transformers", "tokenizers of models without a tokenizer.json", ""),
     ("llguidance", "structured output: JSON schemas, regular expressions, grammars", ""),
     ("triton", "kernels for NVIDIA GPUs", "cuda"),
     ("flashinfer-python", "--attention-backend flashinfer", "cuda"),
@@ -40,7 +40,7 @@ def read_machine() -> Machine:
 
 
 def read_libraries() -> list[Library]:
-    """Which packages are installed, and what the missing ones would enable."""
+    """Return which packages are installed, and what the missing ones would enable."""
     found = [
         Library(
             name=name,
@@ -57,7 +57,7 @@ def read_libraries() -> list[Library]:
         Library(
             name="g++",
             version=compiler,
-            gives="the C++ kernels; without them a CPU has a fraction of its speed",
+            gives="the C++ kernels; without them a CPU is many times slower",
             install="apt-get install g++",
             is_required=False,
         ),

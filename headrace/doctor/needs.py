@@ -1,4 +1,4 @@
-"""What a model needs from its device: the worker's own arithmetic, before anything is loaded.
+"""Computes what a model needs from its device, as the worker does, before anything is loaded.
 
 Imports torch, unlike the rest of the doctor.
 """
@@ -27,7 +27,7 @@ from runtime.executor.memory import (
 from runtime.executor.out_of_memory import least_weight_bytes, require_room
 from runtime.models.layers.build_context import BuildContext, parse_dtype
 
-# A typical chat, beside the longest possible request.
+# The length of a typical chat. The report shows it beside the longest possible request.
 _USUAL_TOKENS = 2048
 
 free_memory_bytes = available_memory_bytes
@@ -37,7 +37,7 @@ class Estimate:
     """Computes what a model needs.
 
     Attributes:
-        needs: what is known so far; initially what `config.json` alone gives.
+        needs: the needs known so far; at first those that `config.json` alone gives.
     """
 
     def __init__(self, config: WorkerConfig, spec: ModelSpec) -> None:
@@ -56,7 +56,7 @@ class Estimate:
         )
 
     def size_pool(self) -> None:
-        """Compute what the weights leave for the pool, and the requests that fit.
+        """Compute how much memory the weights leave for the pool, and how many requests fit.
 
         Raises:
             StartupError: too little memory for the weights or the pool; one line.
@@ -91,7 +91,7 @@ class Estimate:
             num_ranks = config.tp_size * config.dp_size
             budget = cpu_budget(share, weight_bytes, num_ranks, unloaded_bytes=weight_bytes)
         else:
-            # The largest step's use can only be measured with the weights loaded.
+            # The memory of the largest step can only be measured with the weights loaded.
             budget = cuda_budget(share, weight_bytes, 0, unloaded_bytes=weight_bytes)
         return with_images(budget, config, self._spec)
 
@@ -104,7 +104,7 @@ class Estimate:
 
         Raises:
             StartupError: a requested implementation is unavailable.
-            RuntimeError: the same.
+            RuntimeError: a requested implementation is unavailable.
             ImportError: its library is not installed.
         """
         device = self._context.device.type

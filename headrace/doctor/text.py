@@ -1,4 +1,4 @@
-"""The doctor's report for a terminal."""
+"""Formats the doctor's report for a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GIB = 1 << 30
 
 
 def to_text(report: Report) -> str:
-    """The whole report, one fact a line; what prevents a start comes last."""
+    """Format the whole report, one fact per line. Problems that prevent a start come last."""
     sections = [("Machine", _machine(report.machine)), ("Libraries", _libraries(report))]
     if report.model is not None:
         sections.append(("Model", _model(report.model)))
@@ -23,7 +23,7 @@ def to_text(report: Report) -> str:
     for problem in report.problems:
         lines += [f"Problem: {problem.reason}", f"  Remedy: {problem.remedy}"]
     if not report.problems:
-        lines.append("Nothing prevents a start.")
+        lines.append("The server can start.")
     return "\n".join(lines)
 
 
@@ -73,7 +73,7 @@ def _needs(model: Model, needs: Needs) -> Iterator[tuple[str, str]]:
     if needs.pool is None:
         return
     pool = needs.pool
-    most = ", less what the largest step is measured to need" if pool.is_at_most else ""
+    most = ", minus what the largest step is measured to need" if pool.is_at_most else ""
     yield (
         "pool",
         (

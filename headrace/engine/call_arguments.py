@@ -14,7 +14,7 @@ from runtime.service.generate_request import GenerateBody
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-# Arguments of the reference that only matter with a feature that is refused under its own name.
+# SGLang's arguments that have an effect only with a feature that is itself refused.
 _COMPANIONS = frozenset(
     {
         "external_trace_header",
@@ -77,7 +77,7 @@ def build_options(call: str, struct: type[S], options: Mapping[str, Any]) -> S:
 
 
 def _plain(value: Any) -> Any:
-    # Converts arrays of numpy and torch, which are not imported here.
+    # `tolist` converts arrays of numpy and torch, which are not imported here.
     return value.tolist() if hasattr(value, "tolist") else value
 
 

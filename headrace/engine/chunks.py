@@ -18,7 +18,7 @@ Chunk = dict[str, Any]
 class _Reader:
     def __init__(self, core: EngineCore, owner: object, request: StreamedRequest | None) -> None:
         self._core = core
-        # Keeps the engine alive while a stream is being read.
+        # The reference to the engine keeps it alive while a stream is being read.
         self._owner = owner
         self._request = request
 

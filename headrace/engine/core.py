@@ -22,7 +22,7 @@ from runtime.service.context import ServiceContext
 T = TypeVar("T")
 
 _REIMPORTED = (
-    "The engine is being created while a child process of your own program imports your script "
+    "The engine is being created in a child process of your program, which imports your script "
     "again. Put the code that starts things under `if __name__ == '__main__':`. (The engine itself "
     "needs no such guard; `multiprocessing` does.)"
 )
@@ -46,7 +46,7 @@ class EngineCore:
             RuntimeError: a child of `multiprocessing` is importing the user's script again.
         """
         if getattr(multiprocessing.process.current_process(), "_inheriting", False):
-            # Every such child would start another engine before it fails the same way.
+            # Every such child would start another engine and then fail in the same way.
             raise RuntimeError(_REIMPORTED)
         with translated():
             prepared = prepare_engine(config)
@@ -106,7 +106,7 @@ class EngineCore:
             raise EngineDead(self.host.status.last_failure or "The engine died.")
 
     def _check_owner(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        # A fork copies no threads, so its call would wait for ever.
+        # A fork copies no threads, so a call in the forked process would wait for ever.
         if os.getpid() != self._owner_pid:
             coroutine.close()
             raise EngineError("This engine belongs to another process, which forked this one.")
@@ -118,8 +118,8 @@ class EngineCore:
     def close(self) -> None:
         """End the children and the loop; pending calls raise. Calling it again does nothing.
 
-        Only processes that this engine started are ended. It returns after they have exited, so
-        their memory is free.
+        Only processes that this engine started are ended. The call returns after they have exited,
+        so their memory is free.
         """
         # A fork of the user's program has a copy of this object but owns none of its processes.
         if self._is_closed or os.getpid() != self._owner_pid:

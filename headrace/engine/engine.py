@@ -81,7 +81,8 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
             warnings.warn(notice, stacklevel=2)
         self._core = core = EngineCore(arguments.to_config(incremental=True))
         self.server_args = ServerArgs.from_config(core.context.config)
-        # Runs when the engine is collected, at the latest before the interpreter exits.
+        # The finalizer runs when the engine is collected, or at the latest before the interpreter
+        # exits.
         self._finalizer = weakref.finalize(self, core.close)
 
     @property
@@ -96,7 +97,7 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
 
     @property
     def scheduler_info(self) -> dict[str, Any]:
-        """What the worker found at start-up, as SGLang names it; more in `get_server_info`.
+        """Three values from start-up under SGLang's names; `get_server_info` returns more.
 
         Returns:
             `status`; `max_total_num_tokens`, the KV pool's size; `max_req_input_len`, the longest
@@ -215,11 +216,11 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
         progress_bar: bool | None = None,
         **options: Any,
     ) -> Any:
-        """Like `generate`, awaited; with `stream` the awaited value is for `async for`."""
+        """Do the same as `generate` in a coroutine; with `stream` the result is for `async for`."""
         if self._is_empty(prompt, input_ids):
             return AsyncChunkIterator(self._core, self, None) if stream else []
         if options.get(_IMAGES) is not None:
-            # This may read files and fetch URLs.
+            # Inlining images may read files and fetch URLs, so it runs in a thread.
             await asyncio.to_thread(self._inline_images, options)
         body = self._body(prompt, sampling_params, input_ids, stream, options)
         core = self._core
@@ -251,7 +252,7 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
     # ---- control and information ----
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
-        """End the request with this `rid` (or its whole batch), or all; each keeps its text."""
+        """End the request or batch with this `rid`, or all; their calls return the text so far."""
         self._core.call(self._abort(rid, abort_all))
 
     async def _abort(self, rid: str, abort_all: bool) -> None:
@@ -267,10 +268,10 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
         return await self._core.context.client.flush_cache()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await `coroutine`, which uses `context`, on the engine's loop.
+        """Run `coroutine`, which uses `context`, on the engine's loop, and await it.
 
         Raises:
-            EngineDeadError: the engine died meanwhile, even if the coroutine handled that.
+            EngineDeadError: the engine died meanwhile, even if the coroutine handled the error.
         """
         result = await self._core.call_async(coroutine)
         with translated():
@@ -328,10 +329,10 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
         """Open a session, which requests join with `session_params={"id": ..., "rid": ...}`.
 
         Args:
-            capacity_of_str_len: tokens that it may hold.
+            capacity_of_str_len: tokens that the session may hold.
             session_id: its id; random by default.
             streaming: requests without `rid` continue the latest one.
-            timeout: seconds without use after which it is closed; an hour by default.
+            timeout: seconds without use after which the session is closed; an hour by default.
 
         Returns:
             The id, or `None` if that session is already open.
@@ -352,7 +353,7 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
 
     @waiting
     async def get_server_info(self) -> dict[str, Any]:
-        """Every argument with its value, what the worker found, and its current state."""
+        """Every argument with its value, the worker's sizes, and its current state."""
         return describe_server(self._core.context)
 
     @waiting
@@ -381,7 +382,8 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
 
 def _defaults() -> dict[str, Any]:
     defaults: dict[str, Any] = {"log_level": "error"}
-    # A document imports that module; there several engines share one device.
+    # A cell of SGLang's documentation imports that module; its cells run several engines on a
+    # device.
     document = sys.modules.get(_DOCUMENT_MODULE)
     if document is not None:
         defaults.update(document.DOCUMENT_ARGUMENTS)

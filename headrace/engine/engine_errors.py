@@ -1,4 +1,4 @@
-"""What an engine raises: the runtime's errors as exceptions of a Python library.
+"""The exceptions that an engine raises, translated from the runtime's errors.
 
 A mistake in a request is a `ValueError`; the rest are `EngineError`, a `RuntimeError`.
 """
@@ -60,7 +60,7 @@ def translate(error: HeadraceError) -> Exception:
         case InvalidRequest():
             return ValueError(error.message)
         case StartupError():
-            # The checks name command-line options; here they are keyword arguments.
+            # The messages name command-line options, which are keyword arguments of the engine.
             return EngineStartError(_OPTION.sub(_as_keyword, error.message))
         case MemoryReleased():
             return EngineError(error.message)

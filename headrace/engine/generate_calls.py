@@ -1,4 +1,4 @@
-"""A request on the engine's loop: everything at once, or chunk by chunk."""
+"""Runs a request on the engine's loop and returns its answers at once or in chunks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _IN_FLIGHT_PER_ROW = 4
 async def generate_all(
     core: EngineCore, body: GenerateBody, show_progress: bool | None
 ) -> list[Answer] | Answer:
-    """Every answer of a request, in order; cancelling it aborts the running ones.
+    """Return every answer of a request, in order; cancelling aborts the running ones.
 
     Only some requests of a large batch are in flight at a time, so a batch of any size fits.
     """
@@ -114,7 +114,7 @@ def _plan(context: ServiceContext, body: GenerateBody) -> GeneratePlan:
 async def _encode(
     context: ServiceContext, plan: GeneratePlan
 ) -> tuple[list[list[int]], GeneratePlan]:
-    """Token ids of the prompts, and the plan with its images."""
+    """Return the token ids of the prompts, and the plan with its images."""
     encode = partial(_encode_prompts, context)
     if plan.images:
         return await encode_with_images(context, plan, encode)
@@ -129,7 +129,8 @@ async def _encode_prompts(context: ServiceContext, prompts: Prompts) -> list[lis
         check_text_size(text, context.client.limits)
     if len(texts) < _FEW_PROMPTS:
         return await encode_texts(context.tokenizer, texts)
-    # In one call: the library uses every core for a batch and releases the GIL meanwhile.
+    # The prompts are encoded in one call: the library uses every core for a batch and releases the
+    # GIL.
     return await asyncio.to_thread(context.tokenizer.encode_batch, texts)
 
 
@@ -137,7 +138,7 @@ class StreamedRequest:
     """A request whose chunks are read one by one; all methods run on the engine's loop."""
 
     def __init__(self, generation: NativeGeneration, incremental: bool) -> None:
-        """Created by `open_request`."""
+        """Hold an admitted request; only `open_request` calls this."""
         self._generation = generation
         self._answers = self._read(incremental)
 
@@ -159,7 +160,7 @@ class StreamedRequest:
         try:
             await self._answers.aclose()
         except RuntimeError:
-            # A cancelled read is still inside the generator; it does the cleanup.
+            # A cancelled read is still inside the generator. Its own cleanup ends the request.
             return
 
 

@@ -1,4 +1,4 @@
-"""Methods of the reference's engine that are not supported yet, and the feature each needs."""
+"""Lists methods of SGLang's engine that are not supported yet, and the feature that each needs."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class LoopClosed(RuntimeError):
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """A loop of the server's kind. It ignores the policy, which belongs to the user's program."""
+    """Create a loop of the server's kind. The policy is ignored: it is the user's program's."""
     if sys.platform == "win32":
         return asyncio.SelectorEventLoop()
     import uvloop
@@ -63,7 +63,7 @@ class LoopThread:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call `callback` on the loop's thread; without a wake-up if the caller is on it."""
+        """Call `callback` on the loop's thread. A caller on that thread causes no wake-up."""
         if self.is_current:
             self._loop.call_soon(callback, *args)
         else:
@@ -85,7 +85,7 @@ class LoopThread:
     def stop(self, last: Coroutine[Any, Any, None]) -> None:
         """Run `last`, let pending work finish, end the thread.
 
-        Called from this thread (when an engine is collected), it only schedules that.
+        A call from this thread, when an engine is collected, only schedules these steps.
         """
         with self._lock:
             if self._closed:

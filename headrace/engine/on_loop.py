@@ -1,4 +1,4 @@
-"""Methods that are written once, as coroutines of the engine's loop, and callable elsewhere."""
+"""Makes methods from coroutines of the engine's loop, callable from any thread or loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.engine.engine_errors import translated
 
 
 class OwnsCore(Protocol):
-    """A class with such methods."""
+    """A class whose methods run on the loop of its `EngineCore`."""
 
     _core: EngineCore
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 def waiting(
     work: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], T]:
-    """A method that runs `work` on the engine's loop and waits; Ctrl-C cancels it.
+    """Make a method that runs `work` on the engine's loop and waits; Ctrl-C cancels `work`.
 
     Raises:
         EngineDeadError: a process of the engine died, or the engine was shut down.
@@ -41,7 +41,7 @@ def waiting(
 def awaited(
     method: Callable[Concatenate[S, P], T],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """The awaitable form of a `waiting` method, for any loop; cancelling it aborts the work."""
+    """Make the awaitable form of a `waiting` method, for any loop; cancelling aborts the work."""
     work = inspect.unwrap(method)
 
     @functools.wraps(work)

@@ -1,4 +1,4 @@
-"""Images that a caller passes to an in-process engine: any source, converted to base64."""
+"""Converts images that a caller passes to an in-process engine, from any source, to base64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_PATH_CHARS = 4096
 
 
 def inline_images(image_data: Any, *, sees: bool) -> Any:
-    """`image_data` as the native API takes it, without files or URLs in it; may block.
+    """Return `image_data` in the native API's form, with files and URLs inlined; may block.
 
     Args:
         image_data: an image, a list of them, or a list of such lists; an image is a path, an

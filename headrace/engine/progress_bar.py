@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Smaller batches finish before a bar is useful.
+# Smaller batches show no bar: they finish before a bar is useful.
 MIN_REQUESTS = 100
 
 

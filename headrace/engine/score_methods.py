@@ -1,4 +1,4 @@
-"""How probable given tokens and texts are after a prompt."""
+"""Engine methods that score given tokens and texts after a prompt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ScoreMethods:
         apply_softmax: bool = False,
         item_first: bool = False,
     ) -> ScoreList:
-        """How probable each label is as the token right after `query` and an item.
+        """Return how probable each label is as the token right after `query` and an item.
 
         Args:
             query: a text, or token ids; then the items are token ids too.
@@ -65,7 +65,7 @@ class ScoreMethods:
         unconditional: bool = False,
         rid: str | None = None,
     ) -> Choices:
-        """How probable each choice is right after the prompt; the prompt is computed once.
+        """Return how probable each choice is right after the prompt, which is computed once.
 
         Args:
             prompt: a text.

@@ -1,6 +1,6 @@
 """The server's arguments as one flat dataclass, and as keyword arguments of `Engine`.
 
-Names, types, defaults and help are those of `runtime.config.options`; nothing is declared twice.
+Names, types, defaults and help come from `runtime.config.options` and are not repeated here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from runtime.eventloop.body_errors import did_you_mean
 from runtime.launch.command_line import add_options, option_name, sections
 from runtime.launch.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES
 
-# Text on a command line; here the object itself is accepted too.
+# On a command line these values are text. Here the objects are accepted too.
 _JSON = frozenset({"preferred_sampling_params", "limit_mm_data_per_request"})
 
 
@@ -40,8 +40,8 @@ class ServerArgs(
 ):
     """Every argument of the server, flat, as `python -m server.launch` takes them."""
 
-    # None keeps the default of the place that streams: the HTTP server sends the text so far, an
-    # engine only what is new.
+    # None means the default of the place that streams: the HTTP server sends the text so far, an
+    # engine sends only new text.
     incremental_streaming_output: bool | None = None  # type: ignore[assignment]  # see above
 
     @staticmethod
@@ -64,7 +64,7 @@ class ServerArgs(
         return cls(**flat)
 
     def to_config(self, *, incremental: bool) -> ServerConfig:
-        """The form with sections; `incremental` is used where streaming was left open."""
+        """Convert to sections; `incremental` replaces an unset `incremental_streaming_output`."""
         values = dataclasses.asdict(self)
         if values["incremental_streaming_output"] is None:
             values["incremental_streaming_output"] = incremental
@@ -119,7 +119,7 @@ def _read_reference(keyword: str, value: Any, known: list[str], ignored: list[st
     if flag is None:
         hint = did_you_mean(keyword, known)
         raise TypeError(f"Engine() got an unexpected keyword argument {keyword!r}.{hint}")
-    # Values that request nothing, as in a dump of the reference's defaults.
+    # These values request no feature. A dump of SGLang's defaults contains them.
     if value is None or value is False or value in ("", [], {}):
         return
     if flag.takes_value and str(value).lower() in flag.neutral:

@@ -20,7 +20,7 @@ class PauseRequest(Protocol):
 
 
 class TokenizerManager:
-    """An engine seen from its requests; a reference to it keeps the engine alive."""
+    """Requests-related methods of an engine. A reference to this object keeps the engine alive."""
 
     def __init__(self, engine: Engine) -> None:
         """Wrap `engine`."""
@@ -36,7 +36,7 @@ class TokenizerManager:
         self._engine.abort(rid, abort_all=abort_all)
 
     async def pause_generation(self, request: str | PauseRequest = "abort") -> None:
-        """See `Engine.pause_generation`; `request` is the mode, or an object that has it.
+        """See `Engine.pause_generation`; `request` is the mode, or an object with a `mode`.
 
         Raises:
             ValueError: an unknown mode.

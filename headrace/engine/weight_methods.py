@@ -50,7 +50,7 @@ class WeightMethods:
     async def update_weights_from_disk(
         self, /, model_path: str, load_format: str | None = None, **options: Any
     ) -> tuple[bool, str, int]:
-        """Load all weights from a folder or a hub id; on failure the old ones stay in use.
+        """Load all weights from a folder or a hub id; on failure the old weights stay in use.
 
         Args:
             model_path: a model with the architecture and shapes of the running one.
@@ -77,7 +77,7 @@ class WeightMethods:
 
         Args:
             named_tensors: the tensors.
-            load_format: has no effect; for callers that pass one.
+            load_format: accepted for compatibility and unused.
             flush_cache: drop the prefix cache.
             **options: `weight_version`, `abort_all_requests`.
         """
@@ -104,7 +104,7 @@ class WeightMethods:
         pairs = list(named_tensors.items() if hasattr(named_tensors, "items") else named_tensors)
         is_cuda = bool(pairs) and all(tensor.is_cuda for _, tensor in pairs)
         if is_cuda and self._context.config.model.device == "cuda":
-            # Each rank reads from there at its own time.
+            # Ranks read the tensors at different times, so they stay until every rank is done.
             body = stack.enter_context(CudaTensors(pairs)).body
         else:
             body = stack.enter_context(SharedTensors(pairs)).body
@@ -134,7 +134,7 @@ class WeightMethods:
         load_format: str | None = None,
         **options: Any,
     ) -> tuple[bool, str]:
-        """Replace some weights with what rank 0 of a group broadcasts, in this order.
+        """Replace some weights with tensors that rank 0 of a group broadcasts in this order.
 
         `options` are `weight_version`, `abort_all_requests` and `timeout`, in seconds, for each
         broadcast.
@@ -302,7 +302,7 @@ async def _pair(outcome: Coroutine[Any, Any, Outcome]) -> tuple[bool, str]:
 
 
 def _tags(given: Sequence[str] | None) -> list[MemoryTag]:
-    # A string is a sequence too: its letters would be reported as unknown tags.
+    # A string is refused here, because its letters would be reported as unknown tags.
     tags = given if given is None or isinstance(given, str) else list(given)
     wanted: MemoryBody = _converted({"tags": tags}, MemoryBody)
     return wanted.tags or []

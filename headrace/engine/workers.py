@@ -8,7 +8,7 @@ from typing import Any
 
 
 async def run_workers(work: Callable[[], Coroutine[Any, Any, None]], num_workers: int) -> None:
-    """Run `work` this many times at once; the first failure, or cancelling this, ends them all."""
+    """Run `work` `num_workers` times at once; the first failure or a cancellation ends all."""
     tasks = [asyncio.create_task(work()) for _ in range(num_workers)]
     try:
         await asyncio.gather(*tasks)

@@ -45,12 +45,12 @@ def counts_file(path: Path) -> Path:
     """The CSV of a recorder's file: the file itself, or the CSV beside a `.pt`.
 
     Raises:
-        UnreadableFile: there is none.
+        UnreadableFile: the CSV does not exist.
     """
     found = path.with_suffix(".csv") if path.suffix == ".pt" else path
     if not found.is_file():
         beside = "" if found == path else f" beside {path.name}"
-        raise UnreadableFile(f"{found} is not there{beside}.")
+        raise UnreadableFile(f"{found} does not exist{beside}.")
     return found
 
 
@@ -89,7 +89,7 @@ def read_counts(path: Path) -> Counts:
 
 
 def balance_of(layer: int, counts: list[int], num_top: int = 3) -> Balance:
-    """Measures of one layer with at least one choice."""
+    """Compute the measures of one layer that has at least one choice."""
     total = sum(counts)
     shares = [count / total for count in counts]
     # A single expert is always even.
@@ -107,5 +107,5 @@ def balance_of(layer: int, counts: list[int], num_top: int = 3) -> Balance:
 
 
 def balances(counts: Counts) -> list[Balance]:
-    """Measures of every layer that has counts; dense layers have none."""
+    """Compute the measures of every layer that has counts; dense layers have none."""
     return [balance_of(layer, row) for layer, row in enumerate(counts) if any(row)]

@@ -1,4 +1,4 @@
-"""A table of counts as a picture: PNG, written without a library.
+"""Draws a table of counts as a PNG, without a library.
 
 Source: PNG Specification, third edition (W3C), sections 5 and 11.2.
 """
@@ -26,7 +26,7 @@ def heat_map(counts: Counts) -> bytes:
     for row in counts:
         most = max(row)
         pixels = b"".join(bytes(_colour(count, most)) * cell for count in row)
-        # Each line begins with its filter type: none.
+        # Each line begins with its filter type, which is "none".
         lines += [b"\0" + pixels] * cell
     size = len(counts[0]) * cell, len(counts) * cell
     header = struct.pack(">IIBBBBB", *size, _DEPTH, _COLOUR, 0, 0, 0)

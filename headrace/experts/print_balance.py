@@ -1,4 +1,4 @@
-"""`headrace experts FILE`: a table of the balance of each layer, and a picture on request."""
+"""`headrace experts FILE` prints the balance of each layer, and draws it on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command's options."""
     parser = argparse.ArgumentParser(
         prog="headrace experts",
-        description="Say how evenly experts were used, from a file that "
+        description="Report how evenly experts were used, from a file that "
         "/dump_expert_distribution_record wrote.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="the .csv, or the .pt beside it")

@@ -1,4 +1,4 @@
-"""The functions of the frontend language: what programs are built with."""
+"""The functions of the frontend language, with which programs are written."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def set_default_backend(backend: Any) -> None:
 
 
 def flush_cache(backend: Any = None) -> bool:
-    """Clear the back end's cache; False without a back end.
+    """Clear the back end's cache; returns False without a back end.
 
     Raises:
         BackendError: the server refuses, for example while requests run.
@@ -161,32 +161,34 @@ def gen(  # noqa: PLR0913  the reference's order
     """Generate text; None leaves a parameter at the value that the program's run sets.
 
     Args:
-        name: of the variable that the text becomes; None keeps it in the text only.
+        name: name of the variable that gets the text; None for no variable.
         max_tokens: 0 computes the prompt only.
         min_tokens: fewest tokens before the text may end.
         n: number of answers: the variable is a list of them, and the text continues with the first.
-        stop: strings that end it, besides the chat template's.
-        stop_token_ids: likewise token ids.
-        stop_regex: likewise regular expressions.
+        stop: strings that end the text, besides the chat template's.
+        stop_token_ids: token ids that end the text.
+        stop_regex: regular expressions that end the text.
         temperature: 0 takes the most likely token.
-        top_p: see the sampling parameters of the native API, as for those below.
-        top_k: likewise.
-        min_p: likewise.
-        frequency_penalty: likewise.
-        presence_penalty: likewise.
-        ignore_eos: likewise.
+        top_p: see the sampling parameters of the native API.
+        top_k: see there.
+        min_p: see there.
+        frequency_penalty: see there.
+        presence_penalty: see there.
+        ignore_eos: see there.
         return_logprob: put log-probabilities into the meta information.
         logprob_start_len: first token of the prompt whose log-probability is returned.
         top_logprobs_num: number of most likely tokens reported at each position.
         return_text_in_logprobs: add the tokens' texts.
-        dtype: int, float, bool or str: the text has that form. `state[answer]` (with `answer` what
-            this function returns) and `state.value(name)` have that type; `state[name]` is text.
+        dtype: int, float, bool or str; the text has the form of that type. If `answer` is what this
+        function returned, `state[answer]` and `state.value(name)` have the type. `state[name]` is
+        text.
         choices: take the most likely of these; everything except `name`, `temperature` and
             `choices_method` is ignored.
         choices_method: see `select`.
         regex: the text matches it.
         json_schema: the text is JSON of this schema: a string, a dictionary or a type.
-        schema: a Pydantic model or another type: as `json_schema`, and the value is of the type.
+        schema: a Pydantic model or another type. The text is as with `json_schema`, and the value
+        has the type.
         others: `repetition_penalty`, `sampling_seed`, `ebnf`, `structural_tag`, `lora_path`,
             `logit_bias`, `no_stop_trim`, `skip_special_tokens`.
 
@@ -270,8 +272,8 @@ def select(
     """Append the most likely of `choices`.
 
     Args:
-        name: of the variable that the choice becomes.
-        choices: texts; the first of equals wins.
+        name: name of the variable that gets the choice.
+        choices: texts; among equally likely ones the first wins.
         temperature: 0 only.
         choices_method: one of `token_length_normalized`, `greedy_token_selection` and
             `unconditional_likelihood_normalized`, its name, or your own function.
@@ -350,12 +352,12 @@ def assistant_end() -> ir.SglRoleEnd:
 def separate_reasoning(expr: ir.SglExpr, model_type: str | None = None) -> ir.SglExprList:
     """Take the reasoning out of the generation in `expr`.
 
-    The variable "a" then holds the answer alone and "a_reasoning_content" the reasoning. The text
-    continues without the reasoning.
+    If the generation's name is "a", the variable "a" holds only the answer, and
+    "a_reasoning_content" holds the reasoning. The text continues without the reasoning.
 
     Args:
         expr: holds a generation with a name.
-        model_type: of the reasoning parser, as `--reasoning-parser` names it.
+        model_type: name of the reasoning parser, as in `--reasoning-parser`.
 
     Raises:
         ValueError: no `model_type`, an unknown one, or no name.

@@ -1,4 +1,4 @@
-"""A bar over the programs of a batch."""
+"""A progress bar for the programs of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Role markup: what stands before and after a turn. Found by name, by model path or by template.
+"""Role markup, the text before and after each turn, found by name or by the model's path.
 
 A server's own chat template has priority (`headrace.lang.role_markup`). The table here is for
 servers that do not show theirs.
@@ -20,9 +20,9 @@ MatchingFunction = Callable[[str], str | None]
 
 
 class ChatTemplateStyle(enum.Enum):
-    """Where a system turn goes.
+    """Where a system turn is written.
 
-    PLAIN: it is a turn like the others. LLAMA2: it lies inside the first user turn.
+    PLAIN: as a turn like the others. LLAMA2: inside the first user turn.
     """
 
     PLAIN = enum.auto()
@@ -34,12 +34,12 @@ class ChatTemplate:
     """The markup of one kind of conversation.
 
     Attributes:
-        name: of the template.
+        name: name of the template.
         default_system_prompt: for conversations that begin without a system turn; `None` for none.
-        role_prefix_and_suffix: by role; a role that is missing has no markup.
+        role_prefix_and_suffix: prefix and suffix by role; a missing role has no markup.
         stop_str: texts that end the assistant's turn.
-        image_token: what stands for an image in the prompt.
-        audio_token: what stands for a sound.
+        image_token: the text that represents an image in the prompt.
+        audio_token: the text that represents a sound.
         style: where a system turn goes.
     """
 
@@ -55,7 +55,7 @@ class ChatTemplate:
         """The markup of the next turn.
 
         Args:
-            role: of that turn.
+            role: the role of that turn.
             hist_messages: the turns before it, each with `role` and `content`.
         """
         prefix, suffix = self.role_prefix_and_suffix.get(role, ("", ""))
@@ -97,7 +97,7 @@ def register_chat_template(template: ChatTemplate) -> None:
 
 
 def register_chat_template_matching_function(function: MatchingFunction) -> MatchingFunction:
-    """Call `function`, before the table, to find a model path's template; also a decorator.
+    """Let `function` find a model path's template before the table does; also a decorator.
 
     Args:
         function: takes the path and returns a template's name, or `None` to pass.
@@ -110,7 +110,7 @@ def get_chat_template(name: str) -> ChatTemplate:
     """The template of that name.
 
     Raises:
-        KeyError: there is none; the message lists the known ones.
+        KeyError: no template has this name; the message lists the known ones.
     """
     if name not in _templates:
         raise KeyError(
@@ -147,7 +147,7 @@ def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
 
 
 def _alike(begin: str, end: str) -> dict[str, tuple[str, str]]:
-    """The same markup for all three roles; ROLE in `begin` stands for the role's name."""
+    """Return the same markup for all three roles; ROLE in `begin` becomes the role's name."""
     roles = ("system", "user", "assistant")
     return {role: (begin.replace("ROLE", role), end) for role in roles}
 
@@ -304,7 +304,7 @@ _RULES = tuple(
         (r"tinyllama", "chatml"),
         (r"qwen.*vl", "qwen2-vl"),
         (r"glm[-_]?4(\.\d+)?v", "glm-4v"),
-        # Its template adds no system turn, and its names do not say "instruct".
+        # This model's template adds no system turn, and its names do not say "instruct".
         (r"qwen-?3(?!.*base)(?!.*embedding)", "chatml"),
         (r"qwen(?!.*llava).*(chat|instruct)(?!.*llava)", "qwen"),
         (r"llava-v?1\.6-34b|llava.*34b|llava-onevision-qwen2", "chatml-llava"),

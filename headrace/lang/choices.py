@@ -1,4 +1,4 @@
-"""How `select` decides: three methods over the choices' log-probabilities, open to more."""
+"""Methods by which `select` decides from log-probabilities: three built in, and users' own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Entry = Sequence[Any]
 
 @dataclass
 class ChoicesDecision:
-    """What was chosen, and the numbers that led to it."""
+    """The chosen text, and the numbers that led to the choice."""
 
     decision: str
     meta_info: dict[str, Any]
@@ -38,10 +38,11 @@ class ChoicesSamplingMethod(Protocol):
 
         Args:
             choices: the texts.
-            normalized_prompt_logprobs: of each choice, the mean over its tokens.
-            input_token_logprobs: of each choice, its tokens' entries.
-            output_token_logprobs: of each choice, the entries of generated tokens; mostly empty.
-            unconditional_token_logprobs: of each choice, its tokens' entries without the prompt.
+            normalized_prompt_logprobs: for each choice, the mean log-probability of its tokens.
+            input_token_logprobs: for each choice, the entries of its tokens.
+            output_token_logprobs: for each choice, the entries of generated tokens; mostly empty.
+            unconditional_token_logprobs: for each choice, the entries of its tokens without the
+            prompt.
         """
 
 
@@ -56,7 +57,7 @@ def _first_best(scores: Sequence[float]) -> int:
 
 
 class TokenLengthNormalized:
-    """The greatest mean log-probability per token; the first of equals."""
+    """Chooses the greatest mean log-probability per token; among equals, the first choice."""
 
     requires_unconditional_logprobs = False
 
@@ -79,7 +80,7 @@ class TokenLengthNormalized:
 
 
 class GreedyTokenSelection:
-    """Token by token, keep the choices with the greatest log-probability.
+    """Goes token by token and keeps the choices with the greatest log-probability.
 
     A choice that has ended continues with its own mean.
     """
@@ -119,7 +120,7 @@ class GreedyTokenSelection:
 
 
 class UnconditionalLikelihoodNormalized:
-    """The greatest mean gain of log-probability that the prompt brings.
+    """Chooses the text whose mean log-probability the prompt raises most.
 
     Without a prompt a choice's first token has no log-probability; it counts as 0.
     """
@@ -190,7 +191,7 @@ _METHODS: dict[str, ChoicesSamplingMethod] = {
 
 
 def choices_method_named(method: ChoicesSamplingMethod | str) -> ChoicesSamplingMethod:
-    """The method itself, or the one of that name.
+    """Return the method itself, or the one of that name.
 
     Raises:
         ValueError: no such name.

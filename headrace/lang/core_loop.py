@@ -1,4 +1,4 @@
-"""The event loop that executes all programs of a process, and the threads for their bodies.
+"""The event loop that executes all programs of a process, and threads for the programs' bodies.
 
 The loop has its own thread, so callers may have any loop, or none. A body that is a plain function
 runs in its caller's thread, or in a thread from here if the caller does not wait for it.
@@ -63,7 +63,7 @@ class Threads:
             try:
                 result = work()
             except StopIteration as raised:
-                # A future does not accept it as an exception.
+                # A future does not accept `StopIteration` as an exception.
                 error = RuntimeError(f"{raised!r} came out of a back end")
             except BaseException as raised:
                 error = raised
@@ -82,7 +82,7 @@ class Threads:
                     return
                 work = self._work.popleft()
             work()
-            # Release what it refers to before waiting for the next work.
+            # Release the objects that the work refers to, before waiting for more.
             del work
 
 
@@ -106,14 +106,14 @@ class Core:
         self._loop.call_soon(callback, *args)
 
     def start_soon(self, start: Callable[[], object]) -> None:
-        """`call_soon` for many at once: while the loop is busy they share one wake-up."""
+        """Do the same as `call_soon`, but calls made while the loop is busy share one wake-up."""
         self._starts.append(start)
         if not self._will_start:
             self._will_start = True
             self._loop.call_soon(self._start_all)
 
     def _start_all(self) -> None:
-        # Clear the flag first: what is appended later is either seen below or wakes the loop again.
+        # Clear the flag first, so that a later append is either seen below or wakes the loop again.
         self._will_start = False
         while self._starts:
             self._starts.popleft()()
@@ -168,7 +168,7 @@ def core() -> Core:
 
 
 def _forget() -> None:
-    """After a fork: the loop's thread does not exist here, and the lock may be held for ever."""
+    """After a fork, forget the loop: its thread does not exist here, and its lock may stay held."""
     global _core, _lock
     _core, _lock = None, threading.Lock()
 

@@ -1,4 +1,4 @@
-"""Python types as outputs: the form of the text, and how its value is parsed."""
+"""Python types as outputs: defines the form of the text and parses its value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REGEX_BOOL = r"(True|False)"
 REGEX_STR = r"\"[\w\d\s]*\""
 
 REGEX_OF_DTYPE = {"int": REGEX_INT, "float": REGEX_FLOAT, "bool": REGEX_BOOL, "str": REGEX_STR}
-# A number ends where something else begins.
+# A number ends at the first character that is not part of it.
 STOPS_OF_DTYPE = {"int": (" ", "\n"), "float": (" ", "\n")}
 
 Parser = Callable[[str], Any]
@@ -34,7 +34,7 @@ _PARSERS: dict[str, Parser] = {
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of `dtype`, a type or already a name.
+    """Return the name of `dtype`, which is a type or already a name.
 
     Raises:
         ValueError: none of int, float, bool, str.
@@ -46,12 +46,12 @@ def dtype_name(dtype: Any) -> str:
 
 
 def parser_of_dtype(name: str) -> Parser:
-    """The function that turns a generation's text into its value."""
+    """Return the function that turns a generation's text into its value."""
     return _PARSERS[name]
 
 
 def schema_and_parser(schema: Any) -> tuple[str, Parser]:
-    """The JSON schema of `schema` as text, and the function that parses a generation's text.
+    """Return the JSON schema of `schema` as text, and the function that parses a generation's text.
 
     Args:
         schema: a Pydantic model, any type that Pydantic describes (a dataclass, a `TypedDict`,
@@ -59,7 +59,7 @@ def schema_and_parser(schema: Any) -> tuple[str, Parser]:
 
     Raises:
         ValueError: text that is not JSON.
-        TypeError: none of these.
+        TypeError: `schema` is none of these.
     """
     if isinstance(schema, dict):
         return json.dumps(schema), json.loads

@@ -1,4 +1,4 @@
-"""What a program did and when: for its usage, for `explain` and for records."""
+"""The steps of a program with their times, for its usage, for `explain` and for records."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Event:
 
     Attributes:
         kind: "text", "role_begin", "role_end", "image", "gen", "select", "cache_prefix" or "fork".
-        name: of the variable, or of the role.
-        start: offset in the program's text where its text begins.
-        end: offset of the end of its text; the last one's grows while it streams.
-        began_s: when it began, in seconds of `time.perf_counter()`.
-        first_s: when its first piece came, or None.
-        ended_s: when it ended, or None while it runs.
+        name: name of the variable or of the role.
+        start: offset in the program's text at which the step's text begins.
+        end: offset at which the step's text ends; it grows while the step streams.
+        began_s: when the step began, in seconds of `time.perf_counter()`.
+        first_s: when the first piece came, or None.
+        ended_s: when the step ended, or None while it runs.
         asked: the sampling parameters of a generation, or the options of a choice by name.
         meta: the back end's meta information.
-        error: what went wrong.
+        error: the error, or None.
     """
 
     kind: str
@@ -53,7 +53,7 @@ traverse a tuple of plain values.
 
 
 def as_event(one: Event | Mark) -> Event:
-    """`one` as an event."""
+    """Convert `one` to an `Event`."""
     if isinstance(one, Event):
         return one
     kind, name, start, end, began_s, ended_s = one
@@ -66,9 +66,9 @@ class Usage:
 
     Attributes:
         num_requests: generations and selections.
-        prompt_tokens: of the requests' prompts, cached ones included.
-        cached_tokens: how many of those came from the cache.
-        completion_tokens: generated.
+        prompt_tokens: tokens of the requests' prompts, including cached ones.
+        cached_tokens: prompt tokens that came from the cache.
+        completion_tokens: generated tokens.
         seconds: time spent waiting for the back end, summed.
     """
 
@@ -80,7 +80,7 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and completion."""
+        """The tokens of prompts and completions together."""
         return self.prompt_tokens + self.completion_tokens
 
     def add(self, meta: Any, seconds: float) -> None:

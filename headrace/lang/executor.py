@@ -1,4 +1,4 @@
-"""Executes what a program appends, in order, on the core's loop."""
+"""Executes the expressions that a program appends, in order, on the core's loop."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class StreamExecutor:
         text_: all text so far.
         messages_: the turns that are closed.
         images_: all images so far; `cur_images` are those of the open turn.
-        error_: the first thing that went wrong.
-        log: what was executed; see `events`.
+        error_: the first error.
+        log: the executed steps; see `events`.
         first_request: awaited before the next request, such as a prefix that is being cached.
         uncached_from: offset in `text_` of the text that no request has sent yet.
         fills: the parts of the open turn, if one call will fill it.
@@ -114,7 +114,7 @@ class StreamExecutor:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The variables that are set."""
+        """The names and values of the variables that are set."""
         return self.vars.values
 
     @property
@@ -124,7 +124,7 @@ class StreamExecutor:
 
     @property
     def events(self) -> list[Event]:
-        """What was executed so far, in order."""
+        """The steps executed so far, in order."""
         with self.family.lock:
             return [as_event(one) for one in self.log]
 
@@ -134,7 +134,7 @@ class StreamExecutor:
         """Queue `value`.
 
         Raises:
-            TypeError: neither text nor an expression.
+            TypeError: `value` is neither text nor an expression.
             ProgramError: the program has already failed.
         """
         steps = steps_of(ir.as_expression(value))
@@ -151,16 +151,16 @@ class StreamExecutor:
         core().start_soon(self._start)
 
     def close_quietly(self, value: ir.SglExpr) -> None:
-        """Queue an expression that closes something; do nothing if the program has failed."""
+        """Queue an expression that closes a turn or scope; do nothing if the program has failed."""
         if self.error_ is None:
             self.submit(value)
 
     def cancel(self) -> None:
-        """Abort the running request and drop what is queued, in the children too."""
+        """Abort the running request and drop the queue, also in the children."""
         self._end("The program was cancelled", ProgramCancelled)
 
     def end_after(self, timeout_s: float) -> None:
-        """End the program as `cancel` does, unless it is done in time."""
+        """End the program as `cancel` does, unless it is done within `timeout_s`."""
 
         def begin() -> None:
             message = f"The program was not done within {timeout_s:g} s"
@@ -182,7 +182,7 @@ class StreamExecutor:
             child.cancel()
 
     def fail(self, error: BaseException) -> None:
-        """Keep the first error and drop what is queued; under the lock."""
+        """Keep the first error and drop the queue; the caller holds the lock."""
         if self.error_ is None:
             self.error_ = error
         self._queue.clear()
@@ -223,7 +223,8 @@ class StreamExecutor:
                     with self.family.lock:
                         self.fail(told)
         except BaseException as error:
-            # The loop's task was cancelled, or an error such as KeyboardInterrupt must not be lost.
+            # The loop's task was cancelled, or the error, such as KeyboardInterrupt, must not be
+            # lost.
             with self.family.lock:
                 self.fail(error if isinstance(error, Exception) else self._cancelled())
                 self._rest()
@@ -238,7 +239,7 @@ class StreamExecutor:
         self.family.notify()
 
     def _execute(self, part: ir.SglExpr, reasoning: str | None) -> Awaitable[None] | None:
-        """Execute `part`; returns what must be awaited, if anything."""
+        """Execute `part`; returns an awaitable if the part needs a request."""
         match part:
             case ir.SglConstantText(value=text):
                 self._append_text("text", None, text)
@@ -301,7 +302,7 @@ class StreamExecutor:
         return None
 
     def close_role(self, role: str) -> None:
-        """Record the open turn and append what ends it."""
+        """Record the open turn and append its suffix."""
         content: Any = self.text_[self.cur_role_begin_pos :].lstrip()
         _, suffix = self.chat_template.get_prefix_and_suffix(role, self.messages_)
         if self.cur_images:
@@ -314,7 +315,7 @@ class StreamExecutor:
             ]
         with self.family.lock:
             self._append_text("role_end", role, suffix)
-            # A new list: a reader that holds the old one keeps what it read.
+            # The list is replaced, not changed, because a reader may hold the old one.
             self.messages_ = [*self.messages_, {"role": role, "content": content}]
             self.cur_role = None
             self.cur_images = []
@@ -322,7 +323,7 @@ class StreamExecutor:
     def _end_scope(self, name: str) -> None:
         scopes = self._scopes or {}
         if name not in scopes:
-            raise ValueError(f"The scope of {name!r} ends and never began.")
+            raise ValueError(f"The scope of {name!r} ends, but it never began.")
         with self.family.lock:
             self.vars.set(name, self.text_[scopes.pop(name) :], None)
             self.family.notify()
@@ -340,14 +341,14 @@ class StreamExecutor:
         with self.family.lock:
             self.images_ = [*self.images_, *media]
             self.cur_images = [*self.cur_images, *media]
-            # A video is its frames, one image each.
+            # A video is sent as its frames, one image each.
             tokens = self.chat_template.image_token * len(media)
             self._append_text("image", None, tokens, began)
 
     # ---- children ----
 
     def fork(self, size: int, position_ids_offset: list[int] | None = None) -> list[StreamExecutor]:
-        """Children that begin as copies; everything queued must have been executed.
+        """Create children that begin as copies; the queue must be empty.
 
         Raises:
             ProgramError: the program has failed.
@@ -400,7 +401,7 @@ class StreamExecutor:
             self._num_readers += 1
 
     def drop_reader(self, *, has_left: bool) -> None:
-        """A reader has finished; the last one cancels the program if it left early."""
+        """Remove a reader. If the last reader left early, the program is cancelled."""
         with self.family.lock:
             self._num_readers -= 1
             is_last = self._num_readers == 0
@@ -413,7 +414,7 @@ class StreamExecutor:
         variable = next(iter(ir.names_set(part)), None)
         source: Source | None = getattr(part, "source", None)
         words = f"{type(error).__name__}: {error}"
-        subject = f"The variable {variable!r} could not be made" if variable else f"{part!r} failed"
+        subject = f"The variable {variable!r} could not be set" if variable else f"{part!r} failed"
         told = self._error(f"{subject}: {words}", variable=variable, source=source)
         told.__cause__ = error
         return told
@@ -440,16 +441,16 @@ class StreamExecutor:
     # ---- waiting and reading: from any thread ----
 
     def is_idle(self, *, own_body: bool) -> bool:
-        """Whether nothing is queued and only the caller could append more; under the lock."""
+        """Whether the queue is empty and only the caller could append; needs the lock."""
         return not self.is_running and (own_body or self.family.body_done)
 
     def when_idle(self) -> Callable[[], bool]:
-        """`is_idle` as a condition for the caller."""
+        """Return `is_idle` as a condition for `wait`, as the caller sees it."""
         own_body = self.family.is_own_body
         return lambda: self.is_idle(own_body=own_body)
 
     def when_settled(self, name: str) -> Callable[[], bool]:
-        """A condition: the variable is set for good, or never will be, as the caller sees it."""
+        """Return a condition: for the caller, the variable's value can no longer change."""
         own_body = self.family.is_own_body
 
         def is_settled() -> bool:
@@ -462,10 +463,10 @@ class StreamExecutor:
         return is_settled
 
     def take(self, name: str) -> Any:
-        """The variable's value, once it is settled.
+        """Return the variable's value, once the condition of `when_settled` holds.
 
         Raises:
-            ProgramError: it was never set.
+            ProgramError: the variable was never set.
         """
         with self.family.lock:
             if name in self.vars.values and name not in self.vars.abandoned:
@@ -481,6 +482,6 @@ class StreamExecutor:
         ):
             raise error
         raise self._error(
-            f"The variable {name!r} was not made, as the program failed before: {error}",
+            f"The variable {name!r} was not set, because the program failed before: {error}",
             variable=name,
         ) from error

@@ -1,4 +1,4 @@
-"""What a program did, and when: as text for a terminal, and as one HTML page without scripts."""
+"""Shows a program's steps and times, as text for a terminal or as one HTML page without scripts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _rows(text: str, events: Sequence[Event]) -> list[_Row]:
 
 
 def _first(meta: Any) -> dict[str, Any]:
-    """The meta information of the answer that the text continues with."""
+    """Return the meta information of the first answer, with which the text continues."""
     if isinstance(meta, list):
         meta = meta[0] if meta else None
     return meta if isinstance(meta, dict) else {}
@@ -64,17 +64,17 @@ def _label(event: Event) -> str:
 
 
 def explain_text(text: str, events: Sequence[Event], usage: Usage) -> str:
-    """A timeline with one line for each event.
+    """Format a timeline with one line for each event.
 
     Args:
         text: the program's.
         events: in order.
-        usage: of the program.
+        usage: the usage of the program.
 
     Returns:
         Columns: milliseconds since the start, milliseconds that the request took, milliseconds to
-        its first piece, tokens of its prompt, cached ones among them, generated tokens; then the
-        appended text.
+        its first piece, prompt tokens, cached prompt tokens, generated tokens, and the appended
+        text.
     """
     lines = [f"{'':24}" + "".join(f"{name:>9}" for name in _COLUMNS)]
     for row in _rows(text, events):
@@ -125,13 +125,13 @@ td:first-child,th:first-child,td:last-child,th:last-child{text-align:left}
 
 
 def explain_html(text: str, events: Sequence[Event], usage: Usage, *, title: str) -> str:
-    """One self-contained page: timeline, text, and the tokens with their probabilities.
+    """Build one self-contained page: timeline, text, and the tokens with their probabilities.
 
     Args:
         text: the program's.
         events: in order.
-        usage: of the program.
-        title: of the page.
+        usage: the usage of the program.
+        title: title of the page.
     """
     rows = _rows(text, events)
     total_ms = max((row.at_ms + (row.took_ms or 0.0) for row in rows), default=0.0)
@@ -213,7 +213,7 @@ def _request(row: _Row) -> str:
 
 
 def _token(entry: Sequence[Any]) -> str:
-    """A token: the redder, the less probable. Its tooltip shows the probability."""
+    """Format a token: redder means less probable. Its tooltip shows the probability."""
     logprob, token_id, *rest = entry
     shown = rest[0] if rest and isinstance(rest[0], str) else f"[{token_id}]"
     if logprob is None:

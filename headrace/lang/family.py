@@ -1,7 +1,7 @@
-"""What a program and its forked children share: one lock, and the list of waiting readers.
+"""The state that a program shares with its forked children: one lock, and the waiting readers.
 
-All changes happen on the core's loop, or are made by the program's author. A waiter registers a
-condition and is woken when it holds. Every wait ends at the latest when the program ends, so its
+Changes come from the core's loop or from the program's body. A waiter registers a condition and is
+woken when the condition holds. Every wait ends at the latest when the program ends, so every
 condition must hold then.
 """
 
@@ -22,18 +22,18 @@ class Family(Waiters):
     """One run of a program.
 
     Attributes:
-        name: of the function, or None.
+        name: name of the function, or None.
         body_done: whether the function has returned, or raised.
-        body_error: what it raised.
-        ret_value: what it returned.
-        usage: of all its generations, the children's too.
+        body_error: the exception that the function raised, or None.
+        ret_value: the value that the function returned.
+        usage: totals of all generations, including the children's.
         on_block: called before a thread of the body waits, if set.
     """
 
     __slots__ = ("body_done", "body_error", "name", "on_block", "ret_value", "usage")
 
     def __init__(self, name: str | None, *, has_body: bool) -> None:
-        """Begin a run; without a body it counts as done."""
+        """Begin a run; a run without a body counts as done."""
         super().__init__()
         self.name = name
         self.body_done = not has_body
@@ -43,7 +43,7 @@ class Family(Waiters):
         self.on_block: Callable[[], None] | None = None
 
     def as_body(self) -> _AsBody:
-        """A context: code inside it is the program's body."""
+        """Return a context; code that runs inside it is the program's body."""
         return _AsBody(self)
 
     @property

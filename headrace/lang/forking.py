@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound="_State")
 
-# Computing a shorter text again costs next to nothing.
+# A shorter common text is not cached first, because computing it again costs almost no time.
 MIN_PREFIX_CHARS = 64
-# How long the children's requests wait for their common text to be cached. If it takes longer,
-# the server is computing it by then and lets the requests share it.
+# How long the children's requests wait for their common text to be cached. If caching takes longer,
+# the server is computing the text by then and lets the requests share it.
 _WARM_TIMEOUT_S = 0.05
 
 
 def fork_and_warm(
     executor: StreamExecutor, size: int, position_ids_offset: list[int] | None
 ) -> list[StreamExecutor]:
-    """Children of an idle program; one request caches their common text.
+    """Fork an idle program; one request caches the children's common text.
 
     Raises:
         TypeError: `size` is not a number.
@@ -48,7 +48,7 @@ def fork_and_warm(
 
 
 class Warming:
-    """A text being cached, which other requests await for a short time; its errors are theirs."""
+    """Caches a text. Other requests await it for a short time, and report its errors themselves."""
 
     def __init__(self, work: Callable[[], Awaitable[None]], timeout_s: float = _WARM_TIMEOUT_S):
         """Prepare; `start` begins the work."""
@@ -58,7 +58,7 @@ class Warming:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin; on the core's loop."""
+        """Begin caching; called on the core's loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._started.set()
 
@@ -92,7 +92,7 @@ class _Group(Generic[S]):
         return self.states[index]
 
     def __setitem__(self, index: int, value: S) -> None:
-        # `group[i] += x` assigns the object that it read.
+        # `group[i] += x` assigns the same object that it read, which is allowed.
         if value is not self.states[index]:
             raise ValueError("A child cannot be replaced; append to it.")
 
@@ -134,7 +134,7 @@ class _Group(Generic[S]):
             parent = self.src_state.stream_executor
             starts = {state.stream_executor.fork_start_text_pos for state in self.states}
             if starts - {len(parent.text_)}:
-                raise ValueError("concate_and_append: the parent has gone on since the fork.")
+                raise ValueError("concate_and_append: the parent was appended to since the fork.")
 
 
 def _gather_variables(parent: StreamExecutor, children: Sequence[StreamExecutor]) -> None:

@@ -56,11 +56,11 @@ class SglFunction(Generic[P, R]):
 
     Attributes:
         func: the function itself.
-        num_api_spec_tokens: for back ends that fill a whole turn by one call.
-        bind_arguments: what `bind` set.
+        num_api_spec_tokens: tokens of one call, for back ends that fill a whole turn by one call.
+        bind_arguments: arguments that `bind` set.
         arg_names: the positional parameters after `s`.
-        arg_defaults: the defaults of the last ones.
-        is_async: whether it is `async def`.
+        arg_defaults: the defaults of the last parameters.
+        is_async: whether the function is `async def`.
     """
 
     __name__: str
@@ -109,7 +109,7 @@ class SglFunction(Generic[P, R]):
         functools.update_wrapper(self, func)
 
     def __get__(self, owner: Any, kind: type[Any] | None = None) -> SglFunction[..., R]:
-        """A method of `owner`: `def method(self, s, ...)`."""
+        """Bind the program to `owner`, for a method `def method(self, s, ...)`."""
         if owner is None or not self._is_method:
             return self
         return SglFunction(self.func, self.num_api_spec_tokens, self.bind_arguments, owner)
@@ -133,14 +133,14 @@ class SglFunction(Generic[P, R]):
         options are defaults, which each `gen` may override.
 
         Args:
-            args: the function's.
-            kwargs: the function's, and these: `max_new_tokens` (or `max_tokens`) 128, `n` 1,
-                `stop`, `stop_token_ids`, `stop_regex`, `temperature` 1.0, `top_p` 1.0, `top_k` -1,
-                `min_p`, `frequency_penalty`, `presence_penalty`, `ignore_eos`, `return_logprob`,
-                `logprob_start_len`, `top_logprobs_num`, `return_text_in_logprobs`; `stream`, to
-                return at once and be read by `text_iter`; `timeout`, in seconds, after which the
-                program is ended and reading a variable that is not set raises `ProgramTimeout`;
-                `backend`; `use_thread`, accepted and ignored.
+            args: positional arguments of the function.
+            kwargs: keyword arguments of the function, and these options: `max_new_tokens` (or
+                `max_tokens`) 128, `n` 1, `stop`, `stop_token_ids`, `stop_regex`, `temperature` 1.0,
+                `top_p` 1.0, `top_k` -1, `min_p`, `frequency_penalty`, `presence_penalty`,
+                `ignore_eos`, `return_logprob`, `logprob_start_len`, `top_logprobs_num`,
+                `return_text_in_logprobs`; `stream`, to return at once and be read by `text_iter`;
+                `timeout`, in seconds, after which the program is ended and reading a variable that
+                is not set raises `ProgramTimeout`; `backend`; `use_thread`, accepted and ignored.
 
         Returns:
             The state. The function has returned (except with `stream`), but variables that it did
@@ -171,12 +171,13 @@ class SglFunction(Generic[P, R]):
         return state
 
     async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """`run` for a coroutine of any loop.
+        """Do the same as `run` in a coroutine of any loop.
 
         An `async def` function runs as a task of the caller's loop, a plain one in a thread.
 
         Returns:
-            The state, with everything done, so its reads do not wait; with `stream`, at once.
+            The state. The program is done, so reads do not wait; with `stream` the state is
+            returned at once.
         """
         call = self._call(args, kwargs)
         state = call.new_state()
@@ -233,18 +234,18 @@ class SglFunction(Generic[P, R]):
                 done; `return_exceptions`, to get a function's exception in place of its state.
 
         Returns:
-            The states in order, with everything done. A generation that failed raises nothing: the
+            The states in order. All programs are done. A generation that failed does not raise: the
             state's `error()` returns its error.
 
         Raises:
             TypeError: an element is not a dictionary or sequence, or does not fit the function.
-            Exception: of the first function that failed; a note names its index.
+            Exception: the exception of the first function that failed; a note names its index.
         """
         batch = self._batch(batch_kwargs, options)
         return batch.iterate() if batch.options.generator_style else batch.run()
 
     async def arun_batch(self, batch_kwargs: Iterable[Any], **options: Any) -> list[Any]:
-        """`run_batch` for a coroutine of any loop; `concurrency` is an alias of `num_threads`.
+        """Do the same as `run_batch` in a coroutine; `concurrency` is an alias of `num_threads`.
 
         The bodies of `async def` functions run on the frontend's own loop.
         """
@@ -263,7 +264,7 @@ class SglFunction(Generic[P, R]):
     # ---- binding, tracing, caching ----
 
     def bind(self, **kwargs: Any) -> SglFunction[..., R]:
-        """A program with these arguments set; keywords of a call override them.
+        """Return the program with these arguments set; keywords of a call override them.
 
         Raises:
             TypeError: the function has no such parameters.
@@ -278,7 +279,7 @@ class SglFunction(Generic[P, R]):
         return SglFunction(self.func, self.num_api_spec_tokens, bound, self._owner)
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> tracer.TracerState:
-        """Run the function with symbols for missing arguments; nothing is sent."""
+        """Run the function with symbols for missing arguments, without sending requests."""
         return tracer.trace(self, {**self.bind_arguments, **kwargs}, backend)
 
     def cache(self, backend: Any = None) -> None:
@@ -301,7 +302,7 @@ class SglFunction(Generic[P, R]):
         """Raise for arguments that the function does not take.
 
         Raises:
-            TypeError: too many, unknown or missing ones.
+            TypeError: too many, unknown or missing arguments.
         """
         if not args and self._required <= kwargs.keys() <= self._keywords:
             return
@@ -356,7 +357,7 @@ class Call:
         stream: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """Keep them."""
+        """Store the arguments and options."""
         self.function = function
         self.args = args
         self.kwargs = kwargs
@@ -366,7 +367,7 @@ class Call:
         self.timeout_s = timeout_s
 
     def new_state(self) -> ProgramState:
-        """The state of a program that is about to start."""
+        """Create the state of a program that is about to start."""
         family = Family(self.function.__name__, has_body=True)
         executor = StreamExecutor(
             self.backend,
@@ -381,7 +382,7 @@ class Call:
         return ProgramState(executor)
 
     def run_body(self, state: ProgramState) -> None:
-        """Run a plain function; its exception is kept."""
+        """Run a plain function and keep its exception."""
         family = state.stream_executor.family
         value, error = None, None
         try:
@@ -397,7 +398,7 @@ class Call:
         self._finish(state, value, error)
 
     async def run_async(self, state: ProgramState) -> None:
-        """Run an `async def` function; its exception is kept."""
+        """Run an `async def` function and keep its exception."""
         family = state.stream_executor.family
         value, error = None, None
         try:
@@ -454,7 +455,7 @@ def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | 
     """Make a program of a function whose first parameter is `s`; used with or without arguments.
 
     Args:
-        func: plain, or `async def`, which reads with `await s["name"]`.
+        func: a plain function, or an `async def` function, which reads with `await s["name"]`.
         num_api_spec_tokens: with back ends of chat APIs, fill a turn of several generations with
             one request of this many tokens.
 

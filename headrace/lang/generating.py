@@ -1,6 +1,6 @@
 """The steps that send requests: generations, selections and turns that one call fills.
 
-All of it runs on the core's loop, for one executor at a time.
+These functions run on the core's loop, for one executor at a time.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _set_generated(
     meta: Any,
     splitter: Splitter | None,
 ) -> None:
-    """Append the generated text and set its variables; under the lock."""
+    """Append the generated text and set its variables; the caller holds the lock."""
     name = part.name
     texts = [text] if isinstance(text, str) else text
     reasonings: list[str] = []
@@ -114,7 +114,7 @@ async def _generate_stream(
             meta = told
             _take_piece(executor, delta, meta, event, splitter, content, reasoning)
     finally:
-        # Close it now, not when it is garbage collected: this aborts the request.
+        # Closing the generator aborts the request; garbage collection would close it too late.
         await _close(pieces)
     if splitter is not None:
         _take_piece(executor, None, meta, event, splitter, content, reasoning)
@@ -233,7 +233,7 @@ class _Request:
 
 
 def _end_event(executor: StreamExecutor, event: Event) -> None:
-    """End a request's event; counted before its result can be read."""
+    """End a request's event and count the request, before its result can be read."""
     with executor.family.lock:
         if event.ended_s is not None:
             return

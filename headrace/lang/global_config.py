@@ -1,4 +1,4 @@
-"""Settings of the frontend language, for the whole process; they may change while it runs."""
+"""Settings of the frontend language for the whole process; they may be changed at any time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class GlobalConfig:
 
     Attributes:
         verbosity: at 2 or more, the text of each run is printed when it is done.
-        default_backend: used where none is given; anything that `as_backend` takes.
+        default_backend: the back end of programs that name none; any argument of `as_backend`.
         skip_special_tokens_in_output: sent with each generation.
-        spaces_between_special_tokens_in_out: likewise.
+        spaces_between_special_tokens_in_out: sent with each generation.
         enable_precache_with_tracing: whether `run_batch` sends the common prefix first.
         enable_parallel_encoding: whether a back end may join texts by concatenating KV cache.
     """

@@ -1,4 +1,4 @@
-"""The names that programs import from here; each is defined in its own file."""
+"""Names that programs import from this module. Each is defined in another file."""
 
 from __future__ import annotations
 

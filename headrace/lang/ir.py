@@ -41,7 +41,7 @@ _OURS = "headrace.lang."
 
 
 def caller() -> Source | None:
-    """The nearest line outside the frontend's own code."""
+    """Find the nearest line outside the frontend's own code."""
     frame = sys._getframe(1)
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(_OURS):
@@ -72,12 +72,12 @@ def refuse(value: object) -> NoReturn:
 
 
 class SglExpr:
-    """Something to append: `+` joins it with text and other expressions."""
+    """An expression to append; `+` joins it with text and other expressions."""
 
     __slots__ = ()
 
     def parts(self) -> Iterator[SglExpr]:
-        """The expressions it consists of, in order; a single expression yields itself."""
+        """Yield the expressions that this one consists of, in order; a single one yields itself."""
         yield self
 
     def __add__(self, other: SglExpr | str) -> SglExprList:
@@ -93,7 +93,7 @@ class SglExprList(SglExpr):
     __slots__ = ("expr_list",)
 
     def __init__(self, expr_list: Sequence[SglExpr]) -> None:
-        """Keep them in order."""
+        """Store the expressions in order."""
         self.expr_list = list(expr_list)
 
     def parts(self) -> Iterator[SglExpr]:
@@ -121,10 +121,10 @@ class SglGen(SglExpr, Generic[T]):
     """A generation; as a key of a state (`state[answer]`) it gives the typed value.
 
     Attributes:
-        name: of the variable, or None.
+        name: name of the variable, or None.
         sampling_params: what this generation sets.
-        parse: turns the text into the value.
-        source: where it was built.
+        parse: function that turns the text into the value.
+        source: the line that built the generation.
     """
 
     __slots__ = ("name", "parse", "sampling_params", "source")
@@ -146,7 +146,7 @@ class SglGen(SglExpr, Generic[T]):
 
 
 class SglSelect(SglExpr):
-    """The most likely of some texts."""
+    """Appends the most likely of some texts."""
 
     __slots__ = ("choices", "choices_method", "name", "source", "temperature")
 
@@ -252,7 +252,7 @@ class SglSeparateReasoning(SglExpr):
 
     Attributes:
         model_type: name of the reasoning parser, `qwen3` for example.
-        name: of the generation.
+        name: name of the generation.
     """
 
     __slots__ = ("model_type", "name")
@@ -280,10 +280,10 @@ class SglSeparateReasoning(SglExpr):
 
 
 def as_expression(value: SglExpr | str) -> SglExpr:
-    """`value` as an expression.
+    """Convert `value` to an expression.
 
     Raises:
-        TypeError: neither text nor an expression.
+        TypeError: `value` is neither text nor an expression.
     """
     if isinstance(value, str):
         return SglConstantText(value)
@@ -293,7 +293,7 @@ def as_expression(value: SglExpr | str) -> SglExpr:
 
 
 def names_set(expression: SglExpr) -> list[str]:
-    """The variables that executing `expression` sets."""
+    """Return the variables that executing `expression` sets."""
     if isinstance(expression, (SglGen, SglSelect, SglVarScopeEnd)):
         return [expression.name] if expression.name else []
     if isinstance(expression, SglSeparateReasoning):
@@ -302,7 +302,7 @@ def names_set(expression: SglExpr) -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # `function` imports this module.
+    # Imported late, because `function` imports this module.
     if name == "SglFunction":
         from headrace.lang.function import SglFunction
 

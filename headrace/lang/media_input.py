@@ -1,4 +1,4 @@
-"""Images and videos as inputs of a user's program: any source, as base64 with its MIME type."""
+"""Converts a user's images and videos, from any source, to base64 with a MIME type."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SIGNATURES = (
 )
 _DATA_URL = re.compile(r"data:(?P<kind>[\w.+/-]+)?(;[\w.+=-]+)*;base64,(?P<data>.*)", re.DOTALL)
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
-# Shorter text is taken as a file name.
+# Shorter text is read as a file name.
 _MIN_BASE64_CHARS = 64
 DEFAULT_TIMEOUT_S = 3.0
 # Other modes are converted to RGB.
@@ -66,7 +66,7 @@ def load_media(source: Any) -> Media:
 
     Raises:
         OSError: no such file, or the address does not answer.
-        TypeError: none of these.
+        TypeError: `source` is none of these.
     """
     if isinstance(source, tuple):
         source = source[0]
@@ -112,7 +112,7 @@ def _read(source: str) -> bytes:
 
 
 def _png(image: Any) -> bytes:
-    """A PIL image as a PNG file, with the camera's orientation tag."""
+    """Write a PIL image as a PNG file, with the camera's orientation tag."""
     options: dict[str, Any] = {}
     exif = image.getexif() if hasattr(image, "getexif") else None
     if exif:
@@ -138,7 +138,7 @@ def load_video(source: Any, num_frames: int) -> list[Media]:
         ValueError: `num_frames` is below one.
     """
     if num_frames < 1:
-        raise ValueError(f"A video needs one frame at least, got num_frames={num_frames}.")
+        raise ValueError(f"A video needs at least one frame, got num_frames={num_frames}.")
     if isinstance(source, Sequence) and not isinstance(source, (str, bytes)):
         return [load_media(source[at]) for at in _sample(len(source), num_frames)]
     return _animation(source, num_frames) or _film(source, num_frames)
@@ -152,7 +152,7 @@ def _sample(total: int, num_frames: int) -> list[int]:
 
 
 def _animation(source: Any, num_frames: int) -> list[Media]:
-    """The frames of a file that Pillow reads; empty for any other file."""
+    """Read the frames of a file that Pillow reads; empty for any other file."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -170,7 +170,7 @@ def _animation(source: Any, num_frames: int) -> list[Media]:
 
 
 def _film(source: Any, num_frames: int) -> list[Media]:
-    """The frames of a file that OpenCV reads."""
+    """Read the frames of a file that OpenCV reads."""
     try:
         import cv2  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
@@ -179,7 +179,9 @@ def _film(source: Any, num_frames: int) -> list[Media]:
             "OpenCV: pip install opencv-python-headless."
         ) from None
     if isinstance(source, bytes):
-        raise OSError("Of bytes, video() reads GIF, WebP and APNG; give the path of another file.")
+        raise OSError(
+            "From bytes video() reads only GIF, WebP and APNG; give the path of another file."
+        )
     reader = cv2.VideoCapture(os.fspath(source))
     total = int(reader.get(cv2.CAP_PROP_FRAME_COUNT))
     if total <= 0:

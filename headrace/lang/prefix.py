@@ -1,6 +1,7 @@
-"""The common beginning of all programs of a batch, sent once before the first of them.
+"""Sends the common beginning of all programs of a batch once, before the first program.
 
-No program runs twice for this: the first two requests of the batch wait here until both are known.
+To find the beginning, the first two requests of the batch wait here until both are known. No
+program runs twice.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from headrace.lang.backend.base import BaseBackend
     from headrace.lang.executor import StreamExecutor
 
-# The second program may be waiting for something that the first one does.
+# The wait has a limit: the second program may itself be waiting for the first.
 _TIMEOUT_S = 1.0
 
 
@@ -56,7 +57,7 @@ class PrefixGate:
     async def _send(self, prefix: str) -> None:
         try:
             if len(prefix) > MIN_PREFIX_CHARS:
-                # An error here does not harm the batch: its own requests report what is wrong.
+                # An error here is ignored: the batch's own requests report the same error.
                 with contextlib.suppress(Exception):
                     await self._backend.async_cache_prefix(prefix)
         finally:

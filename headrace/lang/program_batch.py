@@ -1,4 +1,4 @@
-"""Many runs of one program: as many at once as the server can use.
+"""Runs one program many times, with as many runs at once as the server can use.
 
 The bodies of plain functions run in one thread, one after the other, because most only append and
 return. When one waits for a variable, or takes long, another thread continues with the next.
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from headrace.lang.function import Call, SglFunction
     from headrace.lang.state import ProgramState
 
-# More would only wait in the server's queue, or for a connection.
+# More programs would only wait in the server's queue or for a connection.
 AUTO_LIVE = 512
-# How far an iterator is read ahead of the consumer of the results.
+# How many elements of an iterator are read ahead of the consumer of the results.
 AHEAD = 200
 _SLOW_BODY_S = 0.01
 # Programs that end within this time are replaced together: each wake-up of the bodies' thread
@@ -42,7 +42,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """See `SglFunction.run_batch`."""
+    """The options of `SglFunction.run_batch`."""
 
     num_threads: int | str = "auto"
     progress_bar: bool = False
@@ -52,7 +52,7 @@ class BatchOptions:
 
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> Self:
-        """Take its options out of `options`.
+        """Take the options of `run_batch` out of `options`.
 
         Raises:
             ValueError: `num_threads` is not a valid number.
@@ -78,10 +78,11 @@ class BatchOptions:
 
 
 def arguments_of(function: SglFunction[..., Any], index: int, element: Any) -> Arguments:
-    """The arguments that one element of a batch holds.
+    """Return the arguments that one element of a batch holds.
 
     Raises:
-        TypeError: not a dictionary, record or sequence, or it does not fit the function.
+        TypeError: the element is not a dictionary, record or sequence, or does not fit the
+        function.
     """
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
@@ -174,7 +175,7 @@ class Batch:
         return self._results()
 
     async def run_async(self) -> list[Any]:
-        """Wait for all programs, in any loop."""
+        """Wait for all programs, in a coroutine of any loop."""
         try:
             self._begin()
             await self._waiters.wait_async(self._is_over)
@@ -183,7 +184,7 @@ class Batch:
         return self._results()
 
     def iterate(self) -> Iterator[Any]:
-        """The states in order, as they are done; leaving the loop early cancels the rest."""
+        """Yield the states in order, as they are done; leaving the loop early cancels the rest."""
         try:
             self._begin()
             for index in itertools.count():
@@ -273,7 +274,7 @@ class Batch:
             self._num_started += 1
             self._num_running += 1
             self._states[index] = state
-            # Known now: otherwise a thread would wait for a program after the last one.
+            # The end is noted now: otherwise a thread would wait for another program.
             self._is_exhausted = self._num_started == self._total
         executor = state.stream_executor
         if self._gate is not None:
@@ -337,7 +338,7 @@ class Batch:
             self._add_thread()
 
     def _look(self, num_started: int = -1) -> None:
-        """Every few milliseconds: if all threads are busy and no program starts, add a thread."""
+        """Every few milliseconds, add a thread if all threads are busy and no program starts."""
         if self._is_stopped or self._is_exhausted:
             return
         if self._num_free == 0 and self._num_started == num_started:

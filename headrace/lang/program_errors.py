@@ -1,4 +1,4 @@
-"""What can go wrong in a program, described so that its author finds the place.
+"""Errors of programs; their messages lead the program's author to the failing line.
 
 ProgramError            a generation failed, or its missing variable is read
 `-- ProgramCancelled    the program was cancelled, or the reader of its stream left early
@@ -26,7 +26,7 @@ class BackendError(RuntimeError):
     Attributes:
         message: the server's own message.
         status: the HTTP status, or None without an answer.
-        url: of the request.
+        url: address of the request.
     """
 
     def __init__(self, message: str, *, status: int | None = None, url: str | None = None) -> None:
@@ -59,7 +59,7 @@ class ProgramError(KeyError, RuntimeError):
         source: Source | None = None,
         prompt_tail: str = "",
     ) -> None:
-        """Compose one message of what is known."""
+        """Compose one message from the known facts."""
         super().__init__(message)
         self.message = message
         self.function = function

@@ -1,4 +1,4 @@
-"""Role markup derived from a model's chat template: rendered on probes, split, and checked."""
+"""Derives role markup from a model's chat template, by rendering, splitting and checking probes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class _Turns(NamedTuple):
 
 
 def derive_chat_template(render: Render, name: str, *, bos_token: str = "") -> ChatTemplate | None:
-    """The role markup of a model's own chat template.
+    """Derive the role markup of a model's own chat template.
 
     Args:
-        render: writes a conversation with that template.
-        name: of the result.
-        bos_token: what the server's tokenizer puts before every prompt; it does not belong to
-            the markup.
+        render: function that renders a conversation with that template.
+        name: name of the result.
+        bos_token: the token that the server's tokenizer puts before every prompt; it is not part of
+        the markup.
 
     Returns:
-        `None` when prefixes and suffixes cannot express what the template writes: then the table in
-        `headrace.lang.chat_template` is the better guess.
+        `None` if prefixes and suffixes cannot reproduce the template's output. The table in
+        `headrace.lang.chat_template` is then the better guess.
     """
 
     def write(messages: Messages, *, is_open: bool = False) -> str | None:
@@ -67,7 +67,7 @@ def _conversation(*texts: str, system: str | None = None) -> Messages:
 
 
 def _split(text: str | None, contents: Sequence[str]) -> list[str] | None:
-    """The parts around `contents`, each of which must occur once and in that order."""
+    """Return the parts around `contents`; each content must occur once, and in that order."""
     if text is None or any(text.count(content) != 1 for content in contents):
         return None
     parts = []
@@ -125,13 +125,13 @@ def _add_system(write: Callable[..., str | None], turns: _Turns, name: str) -> C
             before.startswith(prefix) and before.endswith(suffix)
         ):
             return None
-        # An empty system turn is still a turn: Llama 3's holds the template's own text.
+        # An empty system turn is kept as a turn: with Llama 3 it holds the template's own text.
         found.default_system_prompt = before[len(prefix) : len(before) - len(suffix)]
     return found
 
 
 def _find_image_token(write: Callable[..., str | None]) -> str:
-    """What the template writes for an image; empty if it does not support images."""
+    """Return the text that the template writes for an image; empty if it supports none."""
     content = [{"type": "image"}, {"type": "text", "text": _QUESTION}]
     plain = _split(write(_conversation(_QUESTION)), [_QUESTION])
     parts = _split(write([{"role": "user", "content": content}]), [_QUESTION])
@@ -141,7 +141,7 @@ def _find_image_token(write: Callable[..., str | None]) -> str:
 
 
 def _stops(turns: _Turns) -> tuple[str, ...]:
-    """What ends an answer: its suffix, else how the next question begins."""
+    """Return the texts that end an answer: its suffix, or else the start of the next question."""
     end = turns.assistant[1].strip() or turns.user[0].strip()
     return (end,) if end else ()
 
@@ -160,10 +160,11 @@ def _writes_the_same(write: Callable[..., str | None], found: ChatTemplate) -> b
 
 
 def _opening_prefix(opening: str, plain: str) -> str:
-    """How the template opens an answer for generation.
+    """Return the text with which the template opens an answer for generation.
 
-    Some templates write an empty thought there, which keeps the model from thinking; it belongs to
-    the prefix. An opened thought does not belong to it: the model opens it itself.
+    Some templates write an empty thought there, which keeps the model from thinking. The empty
+    thought is part of the prefix. A thought that is only opened is not part of it: the model opens
+    the thought itself.
     """
     thoughts = opening.count("<think>") - opening.count("</think>")
     return opening if opening.startswith(plain) and thoughts <= 0 else plain
@@ -177,7 +178,7 @@ def template_from_source(
     Args:
         source: the template's text, or texts by name.
         special_tokens: `bos_token` and the like, for those that exist.
-        name: of the result.
+        name: name of the result.
     """
     return template_of_model(None, source, special_tokens, name)
 
@@ -194,9 +195,9 @@ def template_of_model(
         option: the value of `--chat-template`, if given.
         own: the template of the model's folder.
         special_tokens: `bos_token` and the like, for those that exist.
-        name: of the result.
+        name: name of the result.
     """
-    # Jinja is loaded only when a model shows a template, not with the language.
+    # Jinja is imported only for a model with a template, not with the language.
     from openai_api.chat_template import load_chat_template
     from openai_api.content_form import in_form
     from runtime.errors import InvalidRequest, StartupError

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _LAST_PORT = 40000
-# These are passed by environment, so the machine's process list does not show them.
+# Secrets are passed by environment, so that the machine's process list does not show them.
 _SECRETS = {
     name: variable
     for variable, (_, name) in ENVIRONMENT.items()
@@ -39,21 +39,21 @@ _SECRETS = {
 
 
 class _OwnEndpoint(RuntimeEndpoint):
-    """Keeps the server alive that it talks to, even without any other reference to it."""
+    """An endpoint whose reference keeps its server alive."""
 
     runtime: Runtime
 
 
 class Runtime:
-    """A server that ends when this object and its endpoint are released, or with this process.
+    """A server that ends with this process, or once this object and its endpoint are released.
 
-    It can be passed wherever a back end is expected: its `endpoint` is used.
+    A `Runtime` can be passed as a back end: its `endpoint` is used.
 
     Attributes:
-        server_args: every argument as it was given.
-        url: of the server.
-        generate_url: of its `/generate`.
-        pid: of its process.
+        server_args: the arguments as they were given.
+        url: address of the server.
+        generate_url: address of its `/generate`.
+        pid: id of its process.
         endpoint: the back end.
     """
 
@@ -64,14 +64,14 @@ class Runtime:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Start it and wait until it answers.
+        """Start the server and wait until it answers.
 
         No `if __name__ == "__main__":` is needed.
 
         Args:
             log_level: of the server.
-            launch_timeout: seconds to wait for it.
-            *args: none; kept for the signature.
+            launch_timeout: seconds to wait for the server.
+            *args: must be empty; part of the signature for compatibility.
             **kwargs: the server's arguments with underscores: `model_path`, `port` (the first port
                 to try; if it is in use, another one up to 40000 is taken), `api_key`, ...
 
@@ -79,7 +79,7 @@ class Runtime:
             TypeError: an unknown argument.
             ValueError: a wrong value, or a feature that is not supported.
             RuntimeError: the server ended; the message holds its last lines.
-            TimeoutError: it did not answer in time.
+            TimeoutError: the server did not answer in time.
         """
         if args:
             raise TypeError("Runtime takes the server's arguments by their names.")
@@ -91,7 +91,8 @@ class Runtime:
         port = _free_port(arguments.host, arguments.port)
         self.server_args = dataclasses.replace(arguments, port=port)
         process, _ = launch_server_cmd(_command(self.server_args), arguments.host, port)
-        # Runs when this object is collected, at the latest before the interpreter exits.
+        # The finalizer runs when this object is collected, or at the latest before the interpreter
+        # exits.
         self._finalizer = weakref.finalize(self, terminate_process, process)
         scheme = "https" if arguments.ssl_certfile else "http"
         host = "127.0.0.1" if arguments.host in ("0.0.0.0", "localhost") else arguments.host
@@ -123,7 +124,7 @@ class Runtime:
         lora_path: str | None = None,
         session_id: str | None = None,
     ) -> str:
-        """The answer of the server's `/generate`, as JSON text.
+        """Call the server's `/generate` and return its answer as JSON text.
 
         Args:
             prompt: one text or several.
@@ -132,7 +133,7 @@ class Runtime:
             logprob_start_len: first token of the prompt whose log-probability is returned.
             top_logprobs_num: number of most likely tokens reported at each position.
             lora_path: the adapter.
-            session_id: of an open session.
+            session_id: id of an open session.
 
         Raises:
             BackendError: the server refuses.
@@ -150,7 +151,7 @@ class Runtime:
         return self._post("/generate", _without_none(body))
 
     def encode(self, prompt: str | list[str]) -> str:
-        """The answer of the server's `/encode`, as JSON text.
+        """Call the server's `/encode` and return its answer as JSON text.
 
         Raises:
             BackendError: the server refuses.
@@ -170,7 +171,7 @@ class Runtime:
         sampling_params: Mapping[str, Any] | None = None,
         session_id: str | None = None,
     ) -> AsyncGenerator[Any, None]:
-        """The new text, piece by piece; for `async for`, not for `await`.
+        """Yield the new text piece by piece; for `async for`, not for `await`.
 
         With `skip_tokenizer_init` the prompt is token ids, and the server's events are yielded.
 
@@ -253,7 +254,7 @@ def _free_port(host: str, first: int) -> int:
 
 
 def _command(arguments: ServerArgs) -> str:
-    """The command line without its port; secrets precede it as environment variables."""
+    """Build the command line without its port; secrets come before it as environment variables."""
     before: list[str] = []
     words = [sys.executable, "-m", "server.launch"]
     for field in dataclasses.fields(arguments):

@@ -1,4 +1,4 @@
-"""How a generation is sampled: the parameters of `gen` override those of the program's run."""
+"""Sampling parameters: those of `gen` override those of the program's run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Stop = str | Sequence[str] | None
 
 
 def _strings(stop: Any) -> list[str]:
-    """A new list, so that the caller's list is never changed."""
+    """Return a new list, so that the caller's list is not changed."""
     if stop is None:
         return []
     return [stop] if isinstance(stop, str) else list(stop)
@@ -24,7 +24,8 @@ def _strings(stop: Any) -> list[str]:
 class SglSamplingParams:
     """Sampling parameters; None means the default of the program or of the back end.
 
-    The names are `gen`'s, except `max_new_tokens` and `min_new_tokens`, which are the server's.
+    The names are those of `gen`, except `max_new_tokens` and `min_new_tokens`, which are the
+    server's names.
     """
 
     max_new_tokens: int | None = None
@@ -61,7 +62,7 @@ class SglSamplingParams:
         return dataclasses.replace(self)
 
     def over(self, defaults: SglSamplingParams) -> SglSamplingParams:
-        """These parameters, with `defaults` where nothing is set."""
+        """Return these parameters, filled up with `defaults`."""
         both = zip(_values(self), _values(defaults), strict=True)
         return SglSamplingParams(*[own if own is not None else other for own, other in both])
 
@@ -72,13 +73,14 @@ class SglSamplingParams:
         return own + [stop for stop in STOPS_OF_DTYPE.get(self.dtype or "", ()) if stop not in own]
 
     def grammar_regex(self) -> str | None:
-        """The regular expression that the output matches; `dtype`'s has priority over `regex`."""
+        """The regular expression that the output matches; `dtype` has priority over `regex`."""
         return self.regex if self.dtype is None else REGEX_OF_DTYPE[self.dtype]
 
     def to_srt_kwargs(self) -> dict[str, Any]:
         """`sampling_params` of the native `/generate`, except the two flags of `global_config`.
 
-        Every field of the reference's client is present, null if unset; others only if set.
+        Every field that SGLang's client sends is present, null if unset. Other fields are present
+        only if set.
         """
         kwargs: dict[str, Any] = {
             "max_new_tokens": self.max_new_tokens,
@@ -158,7 +160,7 @@ class SglSamplingParams:
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(SglSamplingParams))
-# All values in the order of the fields.
+# Returns all values in the order of the fields.
 _values = operator.attrgetter(*_FIELDS)
 _ONLY_WHEN_SET = (
     "repetition_penalty",
@@ -171,7 +173,7 @@ _ONLY_WHEN_SET = (
 
 
 def program_defaults(**given: Any) -> SglSamplingParams:
-    """The reference's defaults of `run`, overridden by `given`.
+    """Return the defaults of `run`, which are SGLang's, overridden by `given`.
 
     Raises:
         TypeError: an unknown name.

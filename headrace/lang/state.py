@@ -20,7 +20,7 @@ Key = str | ir.SglGen[Any]
 
 
 class AppliedExpr(ir.SglExprList):
-    """A turn that is already appended: `s += s.user("x")` appends it once."""
+    """A turn that is already appended, so that `s += s.user("x")` does not append it again."""
 
     __slots__ = ("executor",)
 
@@ -45,7 +45,7 @@ def turn(role: str, content: ir.SglExpr | str | None) -> ir.SglExprList:
 
 
 class _State:
-    """The part of a state that needs no waiting."""
+    """The methods of a state that do not wait."""
 
     def __init__(self, executor: StreamExecutor) -> None:
         """Wrap `executor`."""
@@ -58,7 +58,7 @@ class _State:
 
         Raises:
             ValueError: `other` is None.
-            TypeError: neither text nor an expression.
+            TypeError: `other` is neither text nor an expression.
             ProgramError: the program has already failed.
         """
         if other is None:
@@ -107,7 +107,7 @@ class _State:
         return self.role("assistant", expr)
 
     def var_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """A `with` block whose whole text becomes the variable `name`."""
+        """Return a `with` block whose whole text becomes the variable `name`."""
         return self._scope(ir.SglVarScopeBegin(name), ir.SglVarScopeEnd(name))
 
     @contextlib.contextmanager
@@ -138,7 +138,7 @@ class _State:
     # ---- the program ----
 
     def cancel(self) -> None:
-        """Abort the running request and drop what is queued, in the children too."""
+        """Abort the running request and drop the queue, also in the children."""
         self.stream_executor.cancel()
 
     def usage(self) -> Usage:
@@ -146,7 +146,7 @@ class _State:
         return self.stream_executor.family.usage
 
     def explain(self, html: str | Path | None = None) -> str:
-        """What was done so far and when, one line an event: tokens, cached tokens, milliseconds.
+        """Show the events so far, one line each: tokens, cached tokens, milliseconds.
 
         Args:
             html: a file to which one page is written too, with the tokens' probabilities if
@@ -164,13 +164,13 @@ class _State:
 
     @property
     def events(self) -> list[Event]:
-        """What was executed so far, in order."""
+        """The steps executed so far, in order."""
         return self.stream_executor.events
 
     def text_async_iter(
         self, var_name: Key | None = None, return_meta_data: bool = False
     ) -> AsyncTextIterator:
-        """Pieces of the text, or of a variable, for `async for`.
+        """Yield pieces of the text, or of a variable, for `async for`.
 
         Args:
             var_name: the variable; None for the whole text.
@@ -244,7 +244,7 @@ def _parser(kind: type[Any]) -> Any:
 
 
 class ProgramState(_State):
-    """A program's state whose reads wait; for programs that are plain functions."""
+    """The state of a program that is a plain function; reads wait."""
 
     # ---- variables ----
 
@@ -253,10 +253,10 @@ class ProgramState(_State):
     @overload
     def __getitem__(self, name: str) -> Any: ...
     def __getitem__(self, name: Key) -> Any:
-        """The variable's text, once it is set; keyed by the generation itself, its typed value.
+        """Wait for a variable; a name gives its text, the generation itself its typed value.
 
         Raises:
-            ProgramError: it was not set; this is also a `KeyError`.
+            ProgramError: the variable was not set; this error is also a `KeyError`.
         """
         if isinstance(name, ir.SglGen):
             return self.value(name)
@@ -275,11 +275,11 @@ class ProgramState(_State):
     @overload
     def value(self, name: str) -> Any: ...
     def value(self, name: Key, kind: type[Any] | None = None) -> Any:
-        """The variable as the type that its `gen` names, or as `kind`; a list with n > 1.
+        """Return the variable as the type of its `gen`, or as `kind`; a list with n > 1.
 
         Raises:
             ProgramError: it was not set.
-            ValueError: its text is not of that type, for example cut off by `max_tokens`.
+            ValueError: its text does not have that type, for example because `max_tokens` cut it.
         """
         executor = self.stream_executor
         executor.family.wait(executor.when_settled(_name_of(name)))
@@ -298,7 +298,7 @@ class ProgramState(_State):
     # ---- the whole ----
 
     def sync(self) -> None:
-        """Wait until all that was appended is executed."""
+        """Wait until everything appended is executed."""
         executor = self.stream_executor
         executor.family.wait(executor.when_idle())
 
@@ -313,12 +313,12 @@ class ProgramState(_State):
         return self._messages()
 
     def error(self) -> BaseException | None:
-        """The first thing that went wrong, or None."""
+        """The first error of the program, or None."""
         self.sync()
         return self._error()
 
     def to_dict(self) -> dict[str, Any]:
-        """The program's results, ready to be written as JSON, once it is done.
+        """Wait for the program and return its results, ready to be written as JSON.
 
         Returns:
             `function`, `text`, `messages`, `variables`, `meta_info`, `usage`, and `error`, a text
@@ -341,7 +341,7 @@ class ProgramState(_State):
         return family.ret_value
 
     def text_iter(self, var_name: Key | None = None) -> TextIterator:
-        """Pieces of the text or of a variable, for `for`; one single piece without `stream`."""
+        """Yield pieces of the text or of a variable, for `for`; one piece without `stream`."""
         executor = self.stream_executor
         if var_name is None:
             return TextIterator(TextReader(executor))
@@ -352,7 +352,7 @@ class ProgramState(_State):
     def fork(
         self, size: int = 1, position_ids_offset: list[int] | None = None
     ) -> ProgramStateGroup:
-        """Children that continue independently; waits for what was appended before.
+        """Create children that continue independently; waits until everything appended is executed.
 
         Raises:
             ProgramError: the program has failed.
@@ -363,7 +363,7 @@ class ProgramState(_State):
 
     @contextlib.contextmanager
     def copy(self, position_ids_offset: list[int] | None = None) -> Iterator[ProgramState]:
-        """A `with` block with one child; its variables come back as lists of one."""
+        """Return a `with` block with one child; its variables come back as lists of one."""
         group = self.fork(1, position_ids_offset)
         try:
             yield group[0]
@@ -380,7 +380,7 @@ class ProgramState(_State):
 
 
 class _Reading(Generic[T]):
-    """`await state["x"]`."""
+    """The awaitable of `state["x"]`."""
 
     __slots__ = ("_key", "_state")
 
@@ -393,14 +393,14 @@ class _Reading(Generic[T]):
 
 
 class AsyncProgramState(_State):
-    """A program's state whose reads are awaited; for programs that are `async def`."""
+    """The state of a program that is `async def`; reads are awaited."""
 
     @overload
     def __getitem__(self, name: ir.SglGen[T]) -> _Reading[T]: ...
     @overload
     def __getitem__(self, name: str) -> _Reading[Any]: ...
     def __getitem__(self, name: Key) -> Any:
-        """`await` it for the variable's text; keyed by the generation itself, its typed value."""
+        """Await a variable; a name gives its text, the generation itself its typed value."""
         return _Reading(self, name)
 
     async def _read(self, key: Key) -> Any:

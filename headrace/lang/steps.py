@@ -1,15 +1,15 @@
-"""What a program appends, as the steps that are executed one by one."""
+"""Splits a program's expressions into steps, which are executed one by one."""
 
 from __future__ import annotations
 
 from headrace.lang import ir
 
 Step = tuple[ir.SglExpr, str | None]
-"""A part to execute, and the reasoning parser if its generation's reasoning is split off."""
+"""A part to execute, and the reasoning parser if the generation's reasoning is split off."""
 
 
 def steps_of(expression: ir.SglExpr) -> list[Step]:
-    """The parts in order; a `separate_reasoning` marks its generation."""
+    """Return the parts in order; a `separate_reasoning` marks its generation."""
     parts = list(expression.parts())
     marks = [part for part in parts if isinstance(part, ir.SglSeparateReasoning)]
     if not marks:

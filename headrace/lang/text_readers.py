@@ -1,7 +1,7 @@
-"""Readers of a program's text and variables as they arrive: from the start, any number of them.
+"""Reads a program's text and variables as they arrive. Each reader begins at the start.
 
-A reader that is closed early ends the program it reads, unless another one is still reading:
-the rest would be unused, and the server need not generate it.
+A reader that is closed early ends its program, unless another reader is still reading. The server
+then need not generate text that stays unread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.lang.variables import VariableStream
 
 
 class _Reader:
-    """Yields what is new since the last read."""
+    """Yields the text that is new since the last read."""
 
     def __init__(self, executor: StreamExecutor) -> None:
         self._executor = executor
@@ -37,7 +37,7 @@ class _Reader:
             self._executor.drop_reader(has_left=has_left)
 
     def leave_later(self) -> None:
-        """`leave` called by the garbage collector, at a point where any lock may be held."""
+        """Leave from the garbage collector, which may run while any lock is held."""
         if self._is_open:
             core().start_soon(self.leave)
 
@@ -45,11 +45,11 @@ class _Reader:
         raise NotImplementedError
 
     def take(self) -> Any:
-        """The next piece.
+        """Return the next piece.
 
         Raises:
             StopIteration: at the end.
-            ProgramError: the program failed; raised after the text that it made.
+            ProgramError: the program failed; raised after the text that it generated.
         """
         raise NotImplementedError
 

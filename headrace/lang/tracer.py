@@ -1,4 +1,4 @@
-"""Runs a program with symbols for its arguments: records what it would append, sends nothing."""
+"""Runs a program with symbols for its arguments, and records what it appends without requests."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _scope: ContextVar[TracerState | None] = ContextVar("headrace_tracing", default=
 
 
 def current() -> TracerState | None:
-    """The trace that the caller is running in."""
+    """Return the trace that the caller is running in."""
     return _scope.get()
 
 
 class StopTracing(Exception):
-    """The body reads a value that a trace does not have."""
+    """Raised when the body reads a value that a trace does not have."""
 
 
 class SglArgument(ir.SglExpr):
@@ -39,7 +39,7 @@ class SglArgument(ir.SglExpr):
         self.name = name
 
     def _unknown(self, *_: object) -> NoReturn:
-        raise StopTracing(f"The body looks at the argument {self.name!r}.")
+        raise StopTracing(f"The body reads the argument {self.name!r}.")
 
     __bool__ = __len__ = __int__ = __float__ = __index__ = __iter__ = __getitem__ = _unknown
 
@@ -90,8 +90,8 @@ class TracerState:
     """Stands in for a state while a program is traced.
 
     Attributes:
-        nodes: what was appended to it.
-        last_node: the last of them, or of the parent before it.
+        nodes: the appended expressions.
+        last_node: the last node, or the parent's last node if there is none.
         variables: symbols by name.
         child_states: children of `fork`, and other programs that the body calls.
         ret_value: what the body returned.
@@ -113,7 +113,7 @@ class TracerState:
         self._ids: itertools.count[int] = parent._ids if parent else itertools.count()
 
     def flatten_nodes(self) -> list[Node]:
-        """All nodes; the children's follow its own."""
+        """Return all nodes; the children's come after the state's own."""
         found = list(self.nodes)
         for child in self.child_states:
             found.extend(child.flatten_nodes())

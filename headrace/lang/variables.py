@@ -1,4 +1,4 @@
-"""A program's variables: those that are set, those still to come, and those that stream."""
+"""A program's variables: set, expected or streaming."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class VariableStream:
 
     Attributes:
         text: the text so far.
-        chunks: where each piece ended, and the meta information it came with.
+        chunks: for each piece, the offset of its end and its meta information.
         is_done: whether the text is complete.
     """
 
@@ -24,7 +24,7 @@ class VariableStream:
         self.is_done = False
 
     def add(self, delta: str, meta: Any) -> None:
-        """Take a piece."""
+        """Append a piece."""
         self.text += delta
         self.chunks.append((len(self.text), meta))
 
@@ -66,7 +66,7 @@ class Variables:
         meta: Any = None,
         parse: Callable[[str], Any] | None = None,
     ) -> None:
-        """An expression sets `name`."""
+        """Set `name`, as a queued expression announced."""
         left = self._expected.get(name, 0) - 1
         if left > 0:
             self._expected[name] = left
@@ -81,16 +81,16 @@ class Variables:
             self.parsers[name] = parse
 
     def begin_stream(self, name: str, stream: VariableStream) -> None:
-        """A stream of `name` begins."""
+        """Begin a stream of `name`."""
         self.streams[name] = stream
 
     def abandon(self) -> None:
-        """Nothing more will be set."""
+        """Note that the program failed, so that expected variables are never set."""
         self.abandoned.update(self._expected)
         self._expected.clear()
 
     def copy(self) -> Variables:
-        """A copy that shares the values but not the containers."""
+        """Copy the containers; the values are shared."""
         copied = Variables()
         copied.values = dict(self.values)
         copied.metas = dict(self.metas)
@@ -115,7 +115,7 @@ class Splitter:
         """Find the parser.
 
         Args:
-            model_type: its name, `qwen3` for example.
+            model_type: name of the parser, `qwen3` for example.
             prompt_tail: the open turn's text, which may have opened the reasoning already.
 
         Raises:
@@ -135,15 +135,15 @@ class Splitter:
         return Splitter(self._model_type, self._prompt_tail)
 
     def feed(self, text: str) -> Split:
-        """Take more output."""
+        """Add more output and return what it adds."""
         return _joined(self._parser.feed(text))
 
     def finish(self) -> Split:
-        """Return what was held back."""
+        """Return the output that was held back."""
         return _joined(self._parser.finish())
 
     def whole(self, text: str) -> Split:
-        """Take a whole output."""
+        """Split a whole output."""
         return _joined([self.feed(text), self.finish()])
 
 

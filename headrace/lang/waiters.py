@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from headrace.lang.core_loop import core
 
-# A signal that arrives after Python has checked for one, and before the thread sleeps, is seen
-# when the thread wakes. So Ctrl-C takes no longer than this.
+# The longest time until Ctrl-C is noticed. A signal may arrive after Python has checked for one and
+# before the thread sleeps; it is then seen only when the thread wakes.
 _SIGNALS_S = 0.5
 
 
@@ -25,7 +25,7 @@ class _Waiter:
 
 
 class Waiters:
-    """The waiting callers and their conditions; code that changes something calls `notify`.
+    """The waiting callers and their conditions. Code that changes the state calls `notify`.
 
     Attributes:
         lock: held while anything changes, and while a condition is evaluated.
@@ -39,7 +39,7 @@ class Waiters:
         self._waiters: list[_Waiter] = []
 
     def notify(self) -> None:
-        """Wake the waiters whose condition holds; under the lock."""
+        """Wake the waiters whose condition holds; the caller holds the lock."""
         if not self._waiters:
             return
         met = [waiter for waiter in self._waiters if waiter.is_met()]
@@ -48,7 +48,7 @@ class Waiters:
             waiter.wake()
 
     def call_when(self, is_met: Callable[[], bool], callback: Callable[[], None]) -> None:
-        """Call `callback` once, as soon as `is_met`; under the lock, in the notifying thread."""
+        """Call `callback` once `is_met` holds; it runs under the lock, in the notifying thread."""
         with self.lock:
             if is_met():
                 callback()
@@ -81,7 +81,7 @@ class Waiters:
         """Called by a thread before it blocks."""
 
     async def wait_async(self, is_met: Callable[[], bool]) -> None:
-        """`wait` for a coroutine of any loop."""
+        """Do the same as `wait` in a coroutine of any loop."""
         with self.lock:
             if is_met():
                 return

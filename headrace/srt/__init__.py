@@ -1,1 +1,1 @@
-"""Names that users' programs import from the reference's package of the same name."""
+"""Names that users' programs import from SGLang's package `srt`."""

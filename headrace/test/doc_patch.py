@@ -1,4 +1,4 @@
-"""For documents that run as notebooks; importing it elsewhere, or twice, is harmless.
+"""Prepares documents that run as notebooks. Importing it elsewhere, or twice, is harmless.
 
 It applies `nest_asyncio` if installed, so that a document may call `asyncio.run` inside a
 notebook (an `Engine` does not need it). Engines made after the import use few rows and a small KV
@@ -16,7 +16,7 @@ from headrace.server_process import launch_server_cmd
 
 __all__ = ["DOCUMENT_ARGUMENTS", "launch_server_cmd"]
 
-# Read by `Engine`; arguments that the caller passes have priority.
+# `Engine` reads these arguments. Arguments of the caller have priority.
 DOCUMENT_ARGUMENTS = MappingProxyType({"max_running_requests": 128, "max_total_tokens": 20480})
 
 
@@ -25,7 +25,7 @@ def _allow_nested_loops() -> None:
         import nest_asyncio
     except ImportError:
         return
-    # It refuses loops that it cannot patch, such as uvloop. That does no harm.
+    # `nest_asyncio` raises for loops that it cannot patch, such as uvloop; the error is ignored.
     with contextlib.suppress(ValueError), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:

@@ -1,4 +1,4 @@
-"""Lines of OpenAI's batch files: `custom_id`, `method`, `url`, `body` in, their answers out."""
+"""Checks lines of OpenAI's batch files (`custom_id`, `method`, `url`, `body`); writes answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.service.error_table import describe_error
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
-# Fields whose answer is not a single line, or not yet.
+# These fields request an answer that is not one line, or that comes later.
 _LATER = ("stream", "background")
 
 
@@ -30,7 +30,7 @@ class BadLine(ValueError):
 
 
 def check_line(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Path and body of the request in a line.
+    """Check a line; return the path and body of its request.
 
     Raises:
         BadLine: a part is missing or invalid.
@@ -65,11 +65,11 @@ def check_line(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def refused(error: Exception) -> dict[str, Any]:
-    """`response` of the output line for a request that failed."""
+    """Make `response` of the output line for a request that failed."""
     info = describe_error(error)
     return response_of(info.status, error_body(info))
 
 
 def response_of(status: int, content: Any) -> dict[str, Any]:
-    """`response` of an output line."""
+    """Make `response` of an output line."""
     return {"status_code": status, "request_id": secrets.token_hex(16), "body": content}

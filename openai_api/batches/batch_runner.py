@@ -1,4 +1,4 @@
-"""Runs batches: their lines are answered beside other requests, which go first."""
+"""Runs batches: answers their lines beside other requests, which have priority."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Answer = Callable[[str, bytes], Awaitable[dict[str, Any]]]
 MAX_LINES = 50_000
 # Of each tenant.
 MAX_UNFINISHED = 100
-# Of a line: it is decoded at once, on a thread that holds the GIL, two milliseconds for each MiB of
-# text. The same of numbers would take seconds.
+# The limits of a line. A line is decoded in one call, on a thread that holds the GIL, in two
+# milliseconds per MiB of text. A MiB of numbers would take seconds, so values are limited too.
 MAX_LINE_BYTES = 2**24
 MAX_VALUES = 2**19
 _MAX_ERRORS = 100
 _READ_LINES = 64
 # Batches take up to one in this many rows of all replicas, so other requests find room at once.
 _ROWS_PER_LINE = 4
-# Where priorities are enabled, this is below that of other requests.
+# With priorities enabled, this priority is below the default of other requests.
 _PRIORITY = -1
-# A line that finds the engine dead this often may be the cause.
+# A line that finds the engine dead this often may be the cause, so it is not tried again.
 _MAX_ATTEMPTS = 4
 _POLL_S = 0.05
 _WATCH_S = 0.25
@@ -56,11 +56,11 @@ class _Line:
 
 
 class BatchRunner:
-    """Runs every batch that is not over; the next server continues with the rest.
+    """Runs every unfinished batch; the next server continues the batches that this one leaves.
 
     Attributes:
         running: records of the batches in progress, by id.
-        has_begun: set once they include those that an earlier server left, or at shutdown.
+        has_begun: set once `running` includes the batches of an earlier server, or at shutdown.
     """
 
     _answer_line: Answer
@@ -82,13 +82,13 @@ class BatchRunner:
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
-        """Hold a place for a new batch of the current tenant, until `add` or the block's end.
+        """Reserve a place for a new batch of the current tenant, until `add` or the block's end.
 
-        It is taken before anything is awaited, so that requests that come together cannot
-        overrun the bound.
+        The place is reserved before the first await, so that simultaneous requests cannot exceed
+        the bound.
 
         Raises:
-            InvalidRequest: the tenant has as many unfinished batches as it may.
+            InvalidRequest: the tenant has reached the limit of unfinished batches.
         """
         tenant = TENANT.get()
         num_running = sum(record.tenant == tenant for record in self.running.values())
@@ -106,7 +106,7 @@ class BatchRunner:
         self._new.put_nowait(record)
 
     async def cancel(self, record: BatchRecord) -> None:
-        """Answer no further line of a batch that is not over."""
+        """Stop answering lines of an unfinished batch."""
         if record.status == "cancelling":
             return
         await self._begin(record, "cancelling")
@@ -114,11 +114,11 @@ class BatchRunner:
             work.cancel()
 
     async def run(self, context: ServiceContext, answer: Answer) -> None:
-        """Work without an end, until the server is told to leave.
+        """Run batches until the server shuts down.
 
         Args:
-            context: the server's.
-            answer: makes `response` of the output line of a path and a body in JSON.
+            context: the server's context.
+            answer: returns `response` of the output line for a path and a JSON body.
         """
         self._answer_line = answer
         work = asyncio.create_task(self._run_all(context))
@@ -170,7 +170,7 @@ class BatchRunner:
         try:
             await self._begin(record, "failed")
         except Exception:
-            # Perhaps the disk is full. The other batches and the server must go on.
+            # The disk may be full. The other batches and the server must continue.
             logger.exception("%s is left to the next server", record.id)
 
     async def _begin(self, record: BatchRecord, status: Status) -> None:
@@ -229,7 +229,7 @@ class BatchRunner:
         slots.release()
 
     async def _wait_for_room(self, context: ServiceContext) -> None:
-        """Wait until the engine works, and nobody who is not a batch waits for it."""
+        """Wait until the engine works and no request outside a batch waits for it."""
         client, status = context.client, context.status
         if client.num_in_flight > self._num_lines:
             # The status counts the newest requests only after a step.
@@ -274,7 +274,7 @@ class BatchRunner:
     async def _give_up(self, record: BatchRecord) -> None:
         error = {
             "code": "batch_expired",
-            "message": "The request was not answered before the completion window was over.",
+            "message": "The request was not answered within the completion window.",
         }
         async for line in self._missing(record):
             await self._keep(record, line, None, error)
@@ -292,7 +292,7 @@ class BatchRunner:
 
 
 def _lines(content: BinaryIO, answered: Container[int]) -> Iterator[_Line]:
-    """The lines of a checked input that have no answer; runs on a thread, like `_check_input`."""
+    """Read the lines of a checked input that have no answer; runs on a thread."""
     requests = (raw for raw in content if raw.strip())
     for number, raw in enumerate(requests):
         if number in answered:
@@ -308,7 +308,7 @@ def _take(lines: Iterator[_Line]) -> list[_Line]:
 
 
 def _bounded_lines(content: BinaryIO) -> Iterator[bytes]:
-    """Lines up to the limit; a longer line is cut to one byte more than the limit."""
+    """Read lines; a line over the limit is cut to one byte more than the limit."""
     while raw := content.readline(MAX_LINE_BYTES + 1):
         yield raw
         while len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
@@ -316,7 +316,7 @@ def _bounded_lines(content: BinaryIO) -> Iterator[bytes]:
 
 
 def _check_input(content: BinaryIO, endpoint: str) -> tuple[list[LineError], int]:
-    """The errors of an input file, and its number of requests."""
+    """Return the errors of an input file and its number of requests; runs on a thread."""
     errors: list[LineError] = []
     names: set[str] = set()
     num_lines = 0

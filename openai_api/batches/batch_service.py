@@ -15,7 +15,7 @@ from runtime.service.context import ServiceContext
 
 @dataclass(frozen=True)
 class BatchService:
-    """All that the routes of files and batches need."""
+    """The stores and the runner that the routes of files and batches use."""
 
     database: Database
     files: FileStore
@@ -23,7 +23,7 @@ class BatchService:
     runner: BatchRunner
 
     async def run(self, context: ServiceContext, answer: Answer) -> None:
-        """Work on batches without an end; see `BatchRunner.run`."""
+        """Run batches until the server shuts down; see `BatchRunner.run`."""
         await self.files.clean()
         await self.batches.clean()
         await self.runner.run(context, answer)
@@ -34,7 +34,7 @@ class BatchService:
 
 
 def open_batches(http: HttpArgs, default_folder: Path) -> BatchService | None:
-    """The service that the options select; None where files are not stored.
+    """Open the service that the options select; None if files are not stored.
 
     Args:
         http: the folder and the size limit.

@@ -65,8 +65,8 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         times: when each status began, Unix times in seconds.
         outcome: the final status, once its files are written.
         total: number of lines; 0 until they are counted.
-        counts: of its answers, once it is over.
-        output_expiry_s: how long its files are kept; None until they are deleted.
+        counts: sums over its answers, once the batch is over.
+        output_expiry_s: seconds that its output files are kept; None for no expiry.
     """
 
     id: str
@@ -100,14 +100,14 @@ _DECODER = msgspec.json.Decoder(BatchRecord)
 
 
 class BatchStore:
-    """All batches; a line keeps its first answer, even if a server ends and restarts."""
+    """All batches. A line keeps its first answer, even if the server restarts."""
 
     def __init__(self, database: Database, files: FileStore, max_over: int = MAX_OVER) -> None:
         """Store batches in `database`, and their output files in `files`.
 
         Args:
             database: has the batches' tables.
-            files: of inputs and answers.
+            files: the store of inputs and answers.
             max_over: most finished batches to keep per tenant.
         """
         self._database = database
@@ -122,7 +122,7 @@ class BatchStore:
         """Find a batch.
 
         Raises:
-            UnknownBatch: there is none that `tenant` may see.
+            UnknownBatch: `tenant` has no such batch.
         """
         found = await self._database.run(_select, "id = ? AND tenant = ?", (batch_id, tenant))
         if not found:
@@ -156,7 +156,7 @@ class BatchStore:
         return await self._database.run(_counts, record.id)
 
     async def write_files(self, record: BatchRecord, now: int) -> None:
-        """Write the files of good and of failed answers, where there are some, and count these.
+        """Write a file of good answers and a file of failed ones, unless empty; count both.
 
         A repeated call gives the same file ids.
         """

@@ -40,7 +40,7 @@ class Database:
         """Open or create the folder.
 
         Raises:
-            StartupError: it cannot be used, or another server uses it.
+            StartupError: the folder cannot be used, or another server uses it.
         """
         self.contents = folder / "contents"
         self._turn = asyncio.Lock()
@@ -63,7 +63,7 @@ class Database:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Call `work` on a thread, alone: the event loop does not wait for a slow disk.
+        """Call `work` on a thread, one call at a time; the event loop does not wait for the disk.
 
         Raises:
             EngineDead: the server is stopping.

@@ -19,7 +19,7 @@ from runtime.errors import HeadraceError, InvalidRequest
 INPUT, OUTPUT = "batch", "batch_output"
 # Bytes that a file takes besides its content: its row, and the disk's smallest block.
 FILE_BYTES = 4096
-# Bytes of files and of answers: of one tenant, or of all where its name is NULL.
+# Queries for the bytes of files and of answers, of one tenant, or of all if the name is NULL.
 _SIZES = (
     f"SELECT TOTAL(bytes + {FILE_BYTES}) FROM files WHERE tenant = COALESCE(?, tenant)",
     "SELECT TOTAL(LENGTH(answer)) FROM results WHERE batch_id IN "
@@ -111,7 +111,7 @@ class FileStore:
         """Describe a file.
 
         Raises:
-            UnknownFile: there is none that `tenant` may see.
+            UnknownFile: `tenant` has no such file.
         """
         rows = await self._database.run(self._rows, tenant, " AND id = ?", (file_id,))
         if not rows:
@@ -136,11 +136,11 @@ class FileStore:
         await self._database.run(self._check_room, 1)
 
     def path(self, file_id: str) -> Path:
-        """The path of an existing file's content; `file_id` must be one that we made."""
+        """The path of an existing file's content; `file_id` must come from this store."""
         return self._database.contents / file_id
 
     async def clean(self) -> None:
-        """Delete contents without a row: a server ended while it wrote them."""
+        """Delete contents without a row, which remain if a server ends while it writes them."""
         await self._database.run(self._clean)
 
     def _add(

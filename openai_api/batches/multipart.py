@@ -68,7 +68,7 @@ def read_form(body: bytes | bytearray, content_type: str) -> Form:
 
 
 class _Reader:
-    """Collects what the parser finds.
+    """Collects the parts that the parser finds.
 
     Attributes:
         is_complete: the end of the form was read.
@@ -121,7 +121,7 @@ class _Reader:
     def end(self) -> None:
         name = self._name
         if name in self.form.fields or name in self.form.files:
-            raise InvalidRequest(f"{name[:64]} comes twice in the form.", param=name[:64])
+            raise InvalidRequest(f"{name[:64]} occurs twice in the form.", param=name[:64])
         if self._filename is not None:
             self.form.files[name] = Upload(self._filename, self._data)
             return

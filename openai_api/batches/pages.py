@@ -26,7 +26,7 @@ class Page:
 
     @classmethod
     def asked(cls, query: Mapping[str, str], *, default: int, most: int) -> Page:
-        """The page that a query string requests.
+        """Parse the page that a query string requests.
 
         Raises:
             InvalidRequest: an invalid limit, or an unknown order.
@@ -36,7 +36,7 @@ class Page:
         return cls(query.get("after") or None, limit, newest_first)
 
     def of(self, items: list[Any]) -> list[Any]:
-        """The items of this page and one more, if there is one.
+        """Return the items of this page, and one more if there is one.
 
         Args:
             items: all, the oldest first, each with an `id`.
@@ -54,7 +54,7 @@ class Page:
         return ordered[begin : begin + self.limit + 1]
 
     def answer(self, wire: list[dict[str, Any]]) -> dict[str, Any]:
-        """OpenAI's form of a page; `wire` has the wire objects of the items that `of` gave."""
+        """Build OpenAI's form of a page; `wire`: the wire objects of the items from `of`."""
         data = wire[: self.limit]
         return {
             "object": "list",

@@ -26,14 +26,14 @@ _HANDLERS = dict(
 
 
 async def answer(context: OpenAIContext, url: str, body: bytes) -> dict[str, Any]:
-    """`response` of the output line; runs on the engine's loop.
+    """Answer a line and return `response` of its output line; runs on the engine's loop.
 
     A request that is refused has a response too, with its status and OpenAI's error object.
 
     Args:
-        context: the server's.
+        context: the server's context.
         url: the path of a handler.
-        body: of the request, JSON.
+        body: the request's JSON body.
     """
     IGNORED.set(IgnoredFields(url))
     try:

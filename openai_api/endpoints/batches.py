@@ -42,7 +42,7 @@ async def create_batch(call: Call, context: OpenAIContext) -> Whole:
     service = batch_service(context)
     file = await service.files.get(request.input_file_id, TENANT.get())
     if file.purpose != INPUT:
-        raise InvalidRequest(f"{file.id} is no input of a batch.", param="input_file_id")
+        raise InvalidRequest(f"{file.id} is not the input of a batch.", param="input_file_id")
     expires = request.output_expires_after
     record = BatchRecord(
         id=new_batch_id(),
@@ -87,11 +87,11 @@ async def cancel_batch(call: Call, context: OpenAIContext) -> Whole:
     record = await service.batches.get(call.path["batch_id"], TENANT.get())
     running = service.runner.running.get(record.id)
     if running is None and record.status not in OVER:
-        # It is left from an earlier server, or it has ended since it was read.
+        # The batch is left from an earlier server, or it has ended since it was read.
         await service.runner.has_begun.wait()
         record = await service.batches.get(record.id, TENANT.get())
         running = service.runner.running.get(record.id)
-    # A batch that is over may still be listed as running for a moment; it must not start again.
+    # A finished batch may be listed as running for a moment. It must not start again.
     status = (running or record).status
     if status in (*OVER, "finalizing"):
         raise InvalidRequest(f"A batch that is {status} cannot be cancelled.")

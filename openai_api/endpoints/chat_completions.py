@@ -34,7 +34,7 @@ async def create_chat_completion(call: Call, context: OpenAIContext) -> Reply:
 
 @dataclass
 class _Message:
-    """The assistant's message, put together from the events of a whole answer."""
+    """Builds the assistant's message from the events of a whole answer."""
 
     reasoning: list[str] = field(default_factory=list)
     content: list[str] = field(default_factory=list)

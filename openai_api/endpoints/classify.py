@@ -15,7 +15,7 @@ from runtime.service.text_embeddings import TextOptions, embed
 
 
 async def create_classification(call: Call, context: OpenAIContext) -> Whole:
-    """A class for each input, in order."""
+    """Answer `POST /v1/classify` with a class for each input, in order."""
     body = await read_body(call, DECODER)
     model = context.service.model
     require_scores(model, "/v1/classify")

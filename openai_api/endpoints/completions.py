@@ -84,10 +84,10 @@ class _Plan:
     """A request, ready for the engine.
 
     Attributes:
-        inputs: in the order of prompts, `num_samples` for each.
+        inputs: the engine's inputs in the order of prompts, `num_samples` for each prompt.
         wanted_logprobs: the requested log-probabilities, the same for every choice.
         echoes: the text before each choice.
-        n: choices returned per prompt, the best of its samples.
+        n: choices returned per prompt, which are the best of its samples.
     """
 
     id: str
@@ -103,7 +103,7 @@ class _Plan:
     context: OpenAIContext
 
     def logprobs(self) -> list[CompletionLogprobs | None]:
-        """An empty one for each choice; `None` if not requested."""
+        """Make empty lists of log-probabilities for each choice; `None` if not requested."""
         pieces, spec = self.context.service.token_pieces, self.wanted_logprobs
         return [
             None if spec is None else CompletionLogprobs(pieces, spec, item.input_ids)
@@ -111,7 +111,7 @@ class _Plan:
         ]
 
     def hidden_states(self) -> list[HiddenAnswer]:
-        """An empty one for each choice; an empty list if not requested."""
+        """Make empty hidden states for each choice; an empty list if not requested."""
         if not self.hidden:
             return []
         size = self.context.service.model.hidden_size
@@ -168,7 +168,8 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
                 row=RowSpec(sampling=nth_sample(sampling, sample), extras=extras),
                 rid=rids[at * samples + sample],
                 stream=bool(body.stream),
-                # The default is not the client's: a prompt that leaves less room is still served.
+                # The client did not choose the default, so a prompt that leaves less room is still
+                # served.
                 explicit_max_new_tokens=body.max_tokens is not None,
                 cache_namespace=namespace,
                 priority=priority,
@@ -194,7 +195,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
 
 
 def _rids(body: CompletionRequest, num_prompts: int, n: int) -> tuple[str, list[str]]:
-    """The answer's id, and the request name of each choice."""
+    """Return the answer's id, and the `rid` of each choice."""
     rid = body.rid
     if not isinstance(rid, list):
         check_rid(rid)
@@ -214,7 +215,7 @@ async def _encode(prompts: list[str | list[int]], context: OpenAIContext) -> lis
     service = context.service
     ids = await encode_prompts(service.tokenizer, prompts, service.client.limits)
     if not all(isinstance(prompt, str) for prompt in prompts):
-        # The answer would be text.
+        # The answer would be text, which this request cannot get.
         service.tokenizer.check_present()
     return ids
 

@@ -17,7 +17,7 @@ from runtime.service.text_embeddings import TextInput, TextOptions, embed
 
 
 async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
-    """A vector for each input, in order."""
+    """Answer `POST /v1/embeddings` with a vector for each input, in order."""
     body = await read_body(call, DECODER)
     if context.service.model.gives == "scores":
         raise InvalidRequest(
@@ -33,13 +33,13 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
     )
     inputs = text_inputs(body.input)
     if not all(inputs):
-        # Such a vector would only reflect the special tokens; OpenAI refuses it too.
+        # The vector of an empty text would only reflect special tokens; OpenAI refuses it too.
         raise InvalidRequest("input must hold no empty text and no empty list.", param="input")
     found = await embed(context.service, inputs, options)
     num_tokens = sum(each.prompt_tokens for each in found)
     answer = {
         "object": "list",
-        # The numbers (up to a million) are encoded while they are sent.
+        # The vectors have up to a million numbers, which are encoded while they are sent.
         "data": JsonList(
             sum(len(each.numbers) for each in found),
             (
@@ -58,10 +58,10 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
 
 
 def text_inputs(given: str | list[str | int | list[int]]) -> list[TextInput]:
-    """The texts, or lists of token ids, of an `input`.
+    """Return the texts, or lists of token ids, of an `input`.
 
     Raises:
-        InvalidRequest: a mixture of them.
+        InvalidRequest: `input` mixes texts and ids.
     """
     given = [given] if isinstance(given, str) else given
     ids = [each for each in given if isinstance(each, int)]
@@ -72,7 +72,7 @@ def text_inputs(given: str | list[str | int | list[int]]) -> list[TextInput]:
 
 
 def written(numbers: Sequence[float], encoding_format: str) -> list[float] | str:
-    """Numbers in their JSON form: a list, or little-endian float32 bytes in base64."""
+    """Write numbers in their JSON form: a list, or little-endian float32 bytes in base64."""
     if encoding_format == "float":
         return list(numbers)
     packed = array("f", numbers)

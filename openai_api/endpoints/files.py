@@ -22,13 +22,13 @@ _FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]
 
 
 def batch_service(context: OpenAIContext) -> BatchService:
-    """Files and batches of this server.
+    """Return the files and batches of this server.
 
     Raises:
         InvalidRequest: the server was started with --file-store-mb 0.
     """
     if context.batch_service is None:
-        raise InvalidRequest("This server keeps no files: --file-store-mb is 0.")
+        raise InvalidRequest("This server stores no files: --file-store-mb is 0.")
     return context.batch_service
 
 

@@ -1,4 +1,4 @@
-"""`/v1/models`: the served model; answers while its weights are still loading."""
+"""`/v1/models`: the served model. The route answers while weights are still loading."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class ModelNotFound(HeadraceError):
 
 
 async def list_models(call: Call, context: OpenAIContext) -> Whole:  # noqa: ARG001
-    """A list with one card."""
+    """Answer with a list of one card."""
     return Whole({"object": "list", "data": [_card(context)]})
 
 
 async def retrieve_model(call: Call, context: OpenAIContext) -> Whole:
-    """The card of the model that is served; any other name is 404."""
+    """Answer with the card of the served model; any other name is a 404."""
     model_id = str(call.path["model_id"])
     if model_id != context.service.served_model_name:
         raise ModelNotFound(model_id)

@@ -44,7 +44,7 @@ _PREFIX = "resp_"
 
 
 class UnknownResponse(HeadraceError):
-    """There is no stored response with this id."""
+    """The server stores no response with this id."""
 
     status_code = 404
 
@@ -85,7 +85,7 @@ async def create_response(call: Call, context: OpenAIContext) -> Reply:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A conversation whose answer is admitted, and its summary if one was made."""
+    """An admitted conversation, and its summary if one was made."""
 
     items: Items
     tools: OfferedTools
@@ -125,10 +125,10 @@ async def count_input_tokens(call: Call, context: OpenAIContext) -> Whole:
 async def prompt_of_response(
     request: ItemsRequest, context: OpenAIContext
 ) -> ChatCompletionRequest:
-    """The checked chat request that makes the prompt of a request.
+    """Return the checked chat request that makes the prompt of a request.
 
     Raises:
-        InvalidRequest: for the first error.
+        InvalidRequest: the first error found.
     """
     await aside(request, refuse_unsupported_items, request)
     with _wire_names():
@@ -166,7 +166,7 @@ async def retrieve_response(call: Call, context: OpenAIContext) -> Reply:
     if flag_in(call.query, "stream"):
         return _followed(response_id, 0 if after is None else after + 1, context)
     if after is not None:
-        raise InvalidRequest("starting_after goes with stream only.", param="starting_after")
+        raise InvalidRequest("starting_after needs stream.", param="starting_after")
     return Whole(context.background_responses.running(response_id) or stored.response)
 
 
@@ -263,7 +263,7 @@ async def _stored(response_id: str, context: OpenAIContext) -> StoredResponse:
 
 
 async def _own(response_id: str, context: OpenAIContext) -> StoredResponse | None:
-    """The stored response with this id, if the caller owns it."""
+    """Return the stored response with this id, if the caller owns it."""
     if context.responses is None:
         return None
     stored = await context.responses.get(response_id)

@@ -8,7 +8,7 @@ from openai_api.tool_parsers.glm45 import OPEN_TAG
 
 
 class Glm45Thinking(ThinkTags):
-    """The usual tags; a call also ends reasoning."""
+    """Reads the usual tags; a call also ends reasoning."""
 
     signs = Signs(template=("</think>", "<arg_key>", "</arg_value>"))
     call_opens = (OPEN_TAG,)

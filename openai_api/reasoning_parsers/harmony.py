@@ -1,4 +1,4 @@
-"""gpt-oss: messages in channels. The channel `analysis` is reasoning, the rest is the answer.
+"""gpt-oss writes messages in channels: `analysis` is reasoning, the others are the answer.
 
 A message to a function keeps its header, for the tool-call parser; other headers are dropped.
 """
@@ -21,7 +21,7 @@ _BODY_TAGS = (START, CHANNEL, END, CALL, RETURN)
 
 
 class HarmonyChannels:
-    """Usually reasons before an answer, and may reason again between messages."""
+    """Reads gpt-oss's channels: it reasons before an answer and sometimes between messages."""
 
     open_tag = f"{_ANALYSIS}{MESSAGE}"
     close_tag = END
@@ -40,7 +40,7 @@ class HarmonyChannels:
         """Wait for the first message."""
         self.has_reasoned = self.is_reasoning = False
         self._body = UntilTag(*_BODY_TAGS, keep_space=True)
-        # Whether the message is reasoning, and whether its header was kept.
+        # Whether the current message is reasoning, and whether its header was kept.
         self._reasons = False
         self._is_call = False
         self._header: list[str] | None = None

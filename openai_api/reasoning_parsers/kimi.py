@@ -1,4 +1,4 @@
-"""Reasoning of Kimi's models: special marks at first, later the usual tags."""
+"""Reasoning of Kimi's models, first with marks of their own, later with the usual tags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CLOSE = "◁/think▷"
 
 
 class KimiThinking(ThinkTags):
-    """`◁think▷` and `◁/think▷`."""
+    """Reads reasoning between `◁think▷` and `◁/think▷`."""
 
     open_tag = _OPEN
     close_tag = forced_end = _CLOSE
@@ -20,7 +20,7 @@ class KimiThinking(ThinkTags):
 
 
 class KimiK2Thinking(ThinkTags):
-    """The usual tags; a section of calls also ends reasoning."""
+    """Reads the usual tags; a section of calls also ends reasoning."""
 
     signs = Signs(template=("</think>", SECTION))
     call_opens = (SECTION,)

@@ -22,8 +22,9 @@ class ReasoningParser(Protocol):
         open_tag: the text that begins reasoning.
         close_tag: the text that ends reasoning.
         lead: the text that an answer without reasoning must begin with; may be empty.
-        ends_before: texts that end reasoning without its close tag, and belong to what follows.
-        call_opens: texts that begin calls; where calls are allowed, they end reasoning likewise.
+        ends_before: texts that end reasoning without its close tag, and belong to the text that
+        follows.
+        call_opens: texts that begin calls. If calls are allowed, these texts also end reasoning.
         forced_end: the text that ends reasoning whose budget is used up.
         bridge: the text that must stand between the end of reasoning and an answer; may be empty.
         reopen_tag: the text that begins reasoning again after `close_tag`; empty if no text does.
@@ -49,7 +50,7 @@ class ReasoningParser(Protocol):
     is_reasoning: bool
 
     def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:
-        """Say whether the prompt itself ends inside reasoning, and whether calls may come."""
+        """Begin; the arguments tell whether the prompt ends in reasoning and calls may come."""
 
     def feed(self, text: str) -> list[SplitText]:
         """Take more output; return what it adds, in order."""
@@ -63,8 +64,8 @@ def implied_ends(kind: type[ReasoningParser], *, may_call: bool) -> tuple[str, .
 
     Args:
         kind: the model's reasoning parser.
-        may_call: whether it may call tools in its own form; if not, text that looks like a call is
-            a thought.
+        may_call: whether the model may call tools in its own form. If not, text that looks like a
+        call is a thought.
     """
     return (*kind.ends_before, *(kind.call_opens if may_call else ()))
 
@@ -80,7 +81,7 @@ def thought_texts(
         may_call: whether it may call tools in its own form.
     """
     if kind.reopen_tag:
-        # Messages, each with a header that says what it is.
+        # The output is messages, each with a header that states its kind.
         return ThoughtTexts(
             headers=list(kind.ends_before),
             body=kind.open_tag.removeprefix(kind.reopen_tag),

@@ -93,9 +93,10 @@ class ThinkTags:
 
 
 class AlwaysThinking(ThinkTags):
-    """For models that always reason first and may omit the open tag."""
+    """Reads output of models that always reason first and may omit the open tag."""
 
-    # No template shows this: where one opens reasoning itself, `ThinkTags` sees it in the prompt.
+    # Templates do not show this habit. If a template opens reasoning itself, `ThinkTags` sees it in
+    # the prompt.
     signs = Signs()
 
     def __init__(
@@ -111,7 +112,7 @@ class AlwaysThinking(ThinkTags):
 class AppendThink:
     """MiniMax's `minimax-append-think`: restores the prompt's open tag, and splits nothing.
 
-    For clients that look for the tags in the content themselves.
+    This serves clients that look for the tags in the content.
     """
 
     open_tag = OPEN_TAG

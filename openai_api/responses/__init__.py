@@ -1,1 +1,1 @@
-"""The Responses API: items in, items out, kept for the next turn."""
+"""The Responses API, which takes and returns items and stores them for the next turn."""

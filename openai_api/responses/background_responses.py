@@ -18,28 +18,28 @@ Event = dict[str, Any]
 
 
 class RunningResponse(Protocol):
-    """What is made in the background: `openai_api.responses.response_run.ResponseRun`."""
+    """A response that runs in the background; `ResponseRun` implements it."""
 
     id: str
     response: dict[str, Any]
 
     def chunks(self) -> AsyncGenerator[Indexed, None]:
-        """What the engine makes, as `streamed` takes it."""
+        """The engine's chunks, for `streamed`."""
 
     def streamed(self, chunks: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Event, None]:
-        """Every event in its order; a failure is the last one."""
+        """Yield every event in order; a failure is the last event."""
 
     async def keep(self) -> None:
-        """Keep the response as it stands, if it is to be kept."""
+        """Store the current state of the response, if the request says so."""
 
     def close(self) -> None:
-        """Stop; what still runs is aborted."""
+        """Stop, and abort the requests that still run."""
 
     def abort(self) -> None:
-        """Have the engine end it, as any other end; the events go on to their last."""
+        """Abort the engine's request; the events still come, up to the last one."""
 
     async def cancel(self) -> None:
-        """End before the model does."""
+        """End the response before the model does."""
 
 
 class BackgroundResponses:
@@ -55,11 +55,11 @@ class BackgroundResponses:
         self.logs = EventLogs()
 
     async def start(self, run: RunningResponse, *, is_streamed: bool) -> None:
-        """Let `run` go on by itself; its events are kept where it `is_streamed`."""
+        """Let `run` continue by itself; its events are kept if it `is_streamed`."""
         try:
             await run.keep()
         except BaseException:
-            # It could not be retrieved, so the engine must not generate it.
+            # The response could not be retrieved, so the engine must not generate it.
             run.close()
             raise
         if is_streamed:
@@ -68,12 +68,12 @@ class BackgroundResponses:
         self._running[run.id] = (run, task)
 
     def running(self, response_id: str) -> dict[str, Any] | None:
-        """The current state of a response; None where it does not run."""
+        """Return the current state of a response; None if it does not run."""
         run, _ = self._running.get(response_id, (None, None))
         return None if run is None else run.response
 
     def follow(self, response_id: str, start: int) -> AsyncGenerator[Chunk, None] | None:
-        """Events of a response from number `start` on; None where they are not kept."""
+        """Return the events of a response from number `start` on; None if they are not kept."""
         log = self.logs.get(response_id)
         return None if log is None else log.follow(start)
 
@@ -82,7 +82,7 @@ class BackgroundResponses:
         run, task = self._running.pop(response_id, (None, None))
         if run is None or task is None:
             return False
-        # When the engine ends it, its events end too.
+        # When the engine ends the request, its events end too.
         run.abort()
         _, unfinished = await asyncio.wait([task], timeout=ABORT_TIMEOUT_S)
         if unfinished:

@@ -1,4 +1,4 @@
-"""Convert items to the chat request that the rest of the server uses."""
+"""Converts items to the chat request that the rest of the server uses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from openai_api.schemas.responses import (
 )
 from runtime.errors import InvalidRequest
 
-# Put before the summary of a compacted conversation.
+# This text is put before the summary of a compacted conversation.
 SUMMARY = "Summary of the conversation before:"
 LOGPROBS = "message.output_text.logprobs"
 THOUGHTS = "reasoning.encrypted_content"
@@ -47,12 +47,12 @@ _SAME_NAMES = (
 def chat_of(
     request: ItemsRequest, items: Sequence[dict[str, Any]], tools: OfferedTools, *, sees: bool
 ) -> ChatCompletionRequest:
-    """The chat whose prompt is `items`.
+    """Build the chat whose prompt is `items`.
 
     Args:
         request: the other fields.
         items: the whole conversation, including earlier turns.
-        tools: of the request.
+        tools: the tools of the request.
         sees: whether the model takes images.
 
     Raises:
@@ -84,7 +84,7 @@ def chat_of(
         if request.text.format is not None:
             chat.response_format = _response_format(request.text.format)
         if request.text.verbosity is not None:
-            # For templates that use it.
+            # Some templates use this value.
             variables = chat.chat_template_kwargs or {}
             chat.chat_template_kwargs = {"verbosity": request.text.verbosity, **variables}
     return chat

@@ -1,4 +1,4 @@
-"""Replace a long conversation by its user messages and a summary: `/v1/responses/compact`."""
+"""`/v1/responses/compact` replaces a long conversation by its user messages and a summary."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Compaction:
     """A summary.
 
     Attributes:
-        item: for the client to keep.
-        count: the tokens that it took.
+        item: the item that the client keeps.
+        count: the token counts of the summary's request.
     """
 
     item: dict[str, Any]
@@ -49,12 +49,12 @@ class Compaction:
 
 
 async def compacted(request: ItemsRequest, items: Items, context: OpenAIContext) -> dict[str, Any]:
-    """The answer of the route.
+    """Make the answer of the route.
 
     Args:
         request: the request.
         items: the whole conversation.
-        context: the server's.
+        context: the server's context.
 
     Raises:
         InvalidRequest, NoSummary: see `summarised`.
@@ -70,7 +70,7 @@ async def compacted(request: ItemsRequest, items: Items, context: OpenAIContext)
 
 
 def spoken(items: Items, roles: Sequence[str]) -> Items:
-    """The messages of `roles` in a conversation."""
+    """Return the messages of `roles` in a conversation."""
     messages = (each for each in items if each.get("type", "message") == "message")
     return [each for each in messages if each.get("role") in roles]
 
@@ -86,7 +86,7 @@ async def summarised(
     Args:
         request: the request.
         items: the whole conversation.
-        context: the server's.
+        context: the server's context.
         namespace_of: the request whose cache namespace and priority apply.
 
     Raises:

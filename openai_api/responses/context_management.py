@@ -1,4 +1,4 @@
-"""`context_management`: compact a long conversation before it is answered."""
+"""`context_management` compacts a long conversation before it is answered."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ async def managed(
     Args:
         request: the request, with `context_management`.
         items: the whole conversation.
-        make: the chat of some items.
-        context: the server's.
+        make: function that makes the chat of some items.
+        context: the server's context.
 
     Returns:
-        The conversation, its prompt where that is known, and the summary if one was made. Then the
-        conversation is only the users' and the system's messages, and the summary follows it.
+        The conversation, its prompt if known, and the summary if one was made. With a summary, the
+        conversation holds only the users' and the system's messages, and the summary comes after
+        it.
     """
     items = _since_summary(items)
     chat = await aside(items, make, items)
@@ -37,13 +38,13 @@ async def managed(
     try:
         made = await summarised(request, items, context, namespace_of=request)
     except (NoSummary, TooLong):
-        # An answer may still be possible.
+        # Without a summary an answer may still be possible.
         return items, None, None
     return spoken(items, _KEPT_ROLES), None, made
 
 
 def _threshold(request: ResponseRequest, context: OpenAIContext) -> int:
-    """The most tokens of an uncompacted prompt: the request's, else two thirds of what fits."""
+    """Return the most tokens of an uncompacted prompt: the request's, or 2/3 of the context."""
     given = [each.compact_threshold for each in request.context_management or ()]
     most = context.service.client.limits.max_req_len
     return min([each for each in given if each is not None], default=most * 2 // 3)

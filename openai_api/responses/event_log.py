@@ -1,4 +1,4 @@
-"""Events of background responses, kept so that clients can read them from any number on."""
+"""Keeps the events of background responses, so that clients can read them from any number on."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 from runtime.client.tenant import TENANT, next_to_yield
 
-# Of responses that are complete, together; those that grow are kept whatever they weigh.
+# The limit of all complete logs together. Logs that still grow have no limit.
 MAX_BYTES = 32 * 2**20
 
 
 @dataclass
 class EventLog:
-    """The events of one response, each encoded; its place is its sequence number.
+    """The encoded events of one response; an event's index is its sequence number.
 
     Attributes:
-        owner: the tenant whose response it is.
+        owner: the tenant that owns the response.
     """
 
     owner: str = ""
@@ -39,7 +39,7 @@ class EventLog:
         await self._wake()
 
     async def follow(self, start: int) -> AsyncGenerator[bytes, None]:
-        """The events from number `start` on, as they come, up to the last one."""
+        """Yield the events from number `start` on, as they come, up to the last one."""
         while True:
             if start < len(self.events):
                 ready, start = self.events[start:], len(self.events)
@@ -67,12 +67,12 @@ class EventLogs:
         self._logs: OrderedDict[str, EventLog] = OrderedDict()
 
     def open(self, response_id: str) -> EventLog:
-        """A log that grows."""
+        """Begin a log, which grows."""
         log = self._logs[response_id] = EventLog(TENANT.get())
         return log
 
     def get(self, response_id: str) -> EventLog | None:
-        """The log of a response, if it is kept."""
+        """Return the log of a response, if it is kept."""
         return self._logs.get(response_id)
 
     def drop(self, response_id: str) -> None:
@@ -80,9 +80,9 @@ class EventLogs:
         self._logs.pop(response_id, None)
 
     def make_room(self) -> None:
-        """Forget the oldest that are over, where all of these weigh too much.
+        """Drop the oldest complete logs if all complete logs together exceed the limit.
 
-        They are those of the tenant whose logs weigh most.
+        The dropped logs are those of the tenant whose logs take most bytes.
         """
         over: dict[str, deque[str]] = {}
         held: dict[str, int] = {}

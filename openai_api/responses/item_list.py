@@ -13,7 +13,7 @@ _DEFAULT_LIMIT = 20
 
 
 def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """One page: `limit` items `after` one of them, the newest first unless `order` is `asc`.
+    """Return a page: `limit` items `after` one of them, the newest first unless `order` is `asc`.
 
     Raises:
         InvalidRequest: the query is wrong.
@@ -40,7 +40,7 @@ def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dic
 
 
 def listed(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The items with ids and types; an item without an id gets one from its index."""
+    """Return the items with ids and types; an item without an id gets one from its index."""
     for index, item in enumerate(items):
         found = {"id": f"item_{index}", "type": "message", **item}
         if found["type"] == "message":

@@ -1,4 +1,4 @@
-"""Writes an answer's items: one machine for streamed, whole and background responses."""
+"""Writes the items of an answer, for streamed, whole and background responses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ItemWriter:
         """Begin with no item.
 
         Args:
-            tools: the request's; calls are reported with the names there.
+            tools: the request's tools; calls are reported with their names.
             keeps_thoughts: reasoning items have encrypted content, which the client can send back.
         """
         self.output: list[dict[str, Any]] = []
@@ -47,7 +47,7 @@ class ItemWriter:
         self._call_id = ""
 
     def feed(self, outputs: Iterable[OutputEvent], logprobs: list[Any]) -> Iterator[Event]:
-        """The events of more output; `logprobs` go with the first text of it."""
+        """Return the events of more output; `logprobs` go with its first text."""
         for output in outputs:
             if isinstance(output, BeginCall):
                 yield from self.finish("completed")
@@ -69,7 +69,7 @@ class ItemWriter:
                 yield self._part("response.reasoning_text.delta", delta=output.text)
 
     def add(self, item: dict[str, Any]) -> Iterator[Event]:
-        """The events of a complete item that is not part of the model's output."""
+        """Return the events of a complete item that is not part of the model's output."""
         self.output.append(item)
         yield self._of_item("response.output_item.added")
         yield self._of_item("response.output_item.done")
@@ -80,7 +80,7 @@ class ItemWriter:
             self._logprobs += logprobs
 
     def finish(self, status: Status) -> Iterator[Event]:
-        """The events that end the last item; a call that is open is never complete."""
+        """Return the events that end the last item; an open call is marked incomplete."""
         if self._open is None:
             return
         if self._open == "call":
@@ -118,7 +118,7 @@ class ItemWriter:
 
     def _begin_call(self, call: BeginCall) -> Iterator[Event]:
         origin = self._tools.origins.get(call.name) or Origin(call.name)
-        # The model's own name for it, where it gives one: the next turn's template shows it again.
+        # The call's id is the model's own, if any: the next turn's template shows it again.
         self._call_id = call.id or f"call_{random_hex(12)}"
         self._open, self._texts = "call", []
         self._shell = origin if origin.is_command else None
@@ -155,7 +155,7 @@ class ItemWriter:
         if item["type"] == "function_call":
             key, word = "arguments", "function_call_arguments"
         else:
-            # The client wants the text alone, without the object that has it.
+            # The client expects only the text, without the object around it.
             key, word, told = "input", "custom_tool_call_input", text_of(told)
             yield self._named(f"response.{word}.delta", delta=told)
         yield self._named(f"response.{word}.done", **{key: told, "name": item["name"]})

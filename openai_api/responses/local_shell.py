@@ -1,4 +1,4 @@
-"""The shell of the client's machine: a separate tool type on the wire, a function for the model."""
+"""The shell of the client's machine, a tool type on the wire and a function for the model."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _DECODER = msgspec.json.Decoder(ShellAction)
 
 
 def arguments_of(action: ShellAction) -> str:
-    """The function's arguments for a call, JSON."""
+    """Return the function's arguments for a call, as JSON."""
     return msgspec.json.encode(action).decode()
 
 
 def action_of(arguments: str) -> dict[str, Any] | None:
-    """The action of a call; None where the model wrote something else."""
+    """Return the action of a call; None if the model wrote something else."""
     try:
         found = _DECODER.decode(arguments)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

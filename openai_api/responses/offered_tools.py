@@ -1,4 +1,4 @@
-"""The tools of a Responses request, as chat offers them, and the client's names for calls."""
+"""Converts the tools of a Responses request to chat's, and calls back to the client's names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from openai_api.schemas.chat import AllowedTools, CustomGrammar, NamedFunction, 
 from runtime.errors import InvalidRequest
 from runtime.eventloop.absent_nulls import convert
 
-# Joins a namespace and a function's name to one name in chat.
+# This text joins a namespace and a function's name to one name in chat.
 _JOINT = "__"
-# Tools that OpenAI's servers run: here they cannot be called.
+# Tools that OpenAI's servers run. They cannot be called here.
 _HOSTED = frozenset(
     {
         *("web_search", "web_search_preview", "file_search", "code_interpreter", "tool_search"),
@@ -31,8 +31,8 @@ class Origin:
     """The client's name and kind of a function that has another name in chat.
 
     Attributes:
-        is_custom: it takes plain text, which chat passes as the argument `input`.
-        is_command: it runs in the shell of the client's machine.
+        is_custom: the tool takes plain text, which chat passes as the argument `input`.
+        is_command: the tool runs in the shell of the client's machine.
     """
 
     name: str
@@ -46,8 +46,8 @@ class OfferedTools:
     """The functions of a request.
 
     Attributes:
-        functions: in chat's form.
-        origins: by the name in chat.
+        functions: the functions in chat's form.
+        origins: the client's names, by the name in chat.
     """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
@@ -55,7 +55,7 @@ class OfferedTools:
 
     @classmethod
     def read(cls, tools: list[Any]) -> OfferedTools:
-        """Convert the tools; those that OpenAI's servers run are omitted.
+        """Convert the tools; tools that OpenAI's servers run are omitted.
 
         Raises:
             InvalidRequest: an unknown kind, or a tool without a name.
@@ -78,7 +78,7 @@ class OfferedTools:
         """`tool_choice` as chat takes it.
 
         Raises:
-            InvalidRequest: it names a tool that is not offered.
+            InvalidRequest: `tool_choice` names a tool that is not offered.
         """
         if choice is None or isinstance(choice, str):
             return choice
@@ -115,7 +115,7 @@ class OfferedTools:
                 "tool_choice.tools has no tool that can be called here.", param="tool_choice"
             )
         if not names:
-            # All allowed tools are ones that OpenAI's servers run.
+            # OpenAI's servers run all of the allowed tools.
             return "none"
         tools: list[dict[str, Any]] = [{"function": {"name": name}} for name in names]
         return NamedToolChoice(

@@ -1,4 +1,4 @@
-"""Texts that clients store and send back as opaque strings: thoughts and conversation summaries.
+"""Wraps texts that clients store and send back as opaque strings: thoughts and summaries.
 
 They are not secret: the client has seen the thoughts, and may see the summary.
 """
@@ -13,12 +13,12 @@ Kind = Literal["thought", "summary"]
 
 
 def wrapped(kind: Kind, text: str) -> str:
-    """The opaque string for the client."""
+    """Return the opaque string for the client."""
     return base64.b64encode(_mark(kind) + text.encode("utf-8", "surrogatepass")).decode()
 
 
 def unwrapped(kind: Kind, kept: str) -> str | None:
-    """The original text; None where it is of another kind, or from another server."""
+    """Return the original text; None if it is of another kind or from another server."""
     try:
         data = base64.b64decode(kept, validate=True)
     except (binascii.Error, ValueError):

@@ -60,9 +60,9 @@ class ResponseRun:
             response_id: of the object.
             request: the request.
             items: the conversation to answer.
-            tools: of the request.
+            tools: the tools of the request.
             run: the admitted chat.
-            context: the server's.
+            context: the server's context.
             compaction: the summary that follows `items`, if one was made.
         """
         self.id = response_id
@@ -90,7 +90,7 @@ class ResponseRun:
         return self._run.generation.chunks()
 
     async def streamed(self, chunks: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Event, None]:
-        """Every event in order; a failure is the last one."""
+        """Yield every event in order; a failure is the last event."""
         numbers = itertools.count()
         try:
             async with contextlib.aclosing(self.events(chunks)) as events:
@@ -107,10 +107,10 @@ class ResponseRun:
             }
 
     async def whole(self) -> dict[str, Any]:
-        """The response once it is complete.
+        """Wait for the complete response and return it.
 
         Raises:
-            HeadraceError: it failed.
+            HeadraceError: the response failed.
         """
         async with contextlib.aclosing(self.events(self._run.generation.chunks())) as events:
             async for _ in events:
@@ -118,7 +118,7 @@ class ResponseRun:
         return self.response
 
     async def events(self, chunks: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Event, None]:
-        """Every event in order, without numbers; the response is stored before the last one.
+        """Yield every event in order, unnumbered; the response is stored before the last event.
 
         Raises:
             HeadraceError: the response failed.
@@ -137,7 +137,7 @@ class ResponseRun:
                 outputs = choice.read(chunk)
                 logprobs = self._logprobs(choice)
                 if not any(isinstance(output, ContentText) for output in outputs):
-                    # They belong to a text that was already sent.
+                    # These logprobs belong to a text that was already sent.
                     writer.add_logprobs(logprobs)
                 for each in writer.feed(outputs, logprobs):
                     yield each
@@ -156,7 +156,7 @@ class ResponseRun:
         yield {"type": f"response.{word}", "response": self.response}
 
     def _logprobs(self, choice: ChatChoice) -> list[Any]:
-        """The logprobs since the last call, decoded because three events contain them."""
+        """Return the logprobs since the last call, decoded because three events contain them."""
         found = choice.take_logprobs()
         logprobs: list[Any] = orjson.loads(b"".join(found["content"].pieces())) if found else []
         return logprobs
@@ -195,10 +195,10 @@ class ResponseRun:
 async def refused_stream(
     response_id: str, request: ResponseRequest, error: TooLong, context: OpenAIContext
 ) -> AsyncGenerator[Event, None]:
-    """The events of a response that cannot begin.
+    """Return the events of a response that cannot begin.
 
-    A too long conversation gets the error as an event. Agents that find its code in a stream
-    shorten the conversation; an HTTP error status makes them give up.
+    If the conversation is too long, the error is sent as an event. Agents that find its code in a
+    stream shorten the conversation; an HTTP error status makes them give up.
     """
     response = _new_object(response_id, request, context)
     response |= {"status": "in_progress", "store": False}

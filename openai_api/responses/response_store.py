@@ -1,4 +1,4 @@
-"""Responses that later turns continue: in memory or in a file, bounded in size and in time."""
+"""Stores responses that later turns continue, in memory or in a file, bounded in size and time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class StoredResponse(msgspec.Struct):
     """A response and the conversation that it answers.
 
     Attributes:
-        response: as it was answered.
+        response: the response as it was sent.
         items: all input items, including those of earlier turns.
-        owner: the tenant of the request; only it can find the response.
+        owner: the tenant of the request; only this tenant can find the response.
     """
 
     response: dict[str, Any]
@@ -35,13 +35,13 @@ class StoredResponse(msgspec.Struct):
 
 
 class ResponseStore(Protocol):
-    """Where responses are kept."""
+    """A store of responses."""
 
     async def put(self, response_id: str, stored: StoredResponse) -> None:
         """Store a response, or replace it."""
 
     async def get(self, response_id: str) -> StoredResponse | None:
-        """The stored response; None if there is none, or no longer."""
+        """Return the stored response; None if there is none."""
 
     async def delete(self, response_id: str) -> bool:
         """Delete a response; return whether it was stored."""
@@ -58,10 +58,10 @@ _DECODER = msgspec.json.Decoder(StoredResponse)
 
 
 class MemoryStore:
-    """The newest responses, as JSON: what is kept is what was counted.
+    """Stores the newest responses as JSON, so that the stored bytes are those that are counted.
 
     Attributes:
-        num_bytes: of all responses.
+        num_bytes: bytes of all responses.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class MemoryStore:
 
     @property
     def num_bytes(self) -> int:
-        """Of all responses."""
+        """The bytes of all responses."""
         return sum(self._held.values())
 
     async def put(self, response_id: str, stored: StoredResponse) -> None:
-        """See `ResponseStore`; what needs more than all is not kept.
+        """See `ResponseStore`; a response that exceeds the whole limit is not stored.
 
-        The oldest make room, of the owner that holds most.
+        To make room, the oldest responses of the owner with the most bytes are dropped.
         """
         encoded = msgspec.json.encode(stored)
         await self.delete(response_id)
@@ -132,7 +132,7 @@ class MemoryStore:
 
 
 class FileStore:
-    """The same in an SQLite file, which outlives the server."""
+    """Stores responses in an SQLite file, which outlives the server."""
 
     def __init__(
         self, path: Path, max_bytes: int, expiry_s: float, now: Callable[[], float] = time.time
@@ -140,7 +140,7 @@ class FileStore:
         """Open or create the file.
 
         Raises:
-            StartupError: it cannot be used.
+            StartupError: the file cannot be used.
         """
         self._max_bytes = max_bytes
         self._expiry_s = expiry_s
@@ -178,7 +178,7 @@ class FileStore:
             return await asyncio.to_thread(work, *given)
 
     def _add_owners(self) -> None:
-        """Note the owners in a file whose table has no column of them."""
+        """Add the owners to a file whose table has no owner column."""
         columns = {row[1] for row in self._file.execute("PRAGMA table_info(responses)")}
         if "owner" in columns:
             return
@@ -219,7 +219,7 @@ class FileStore:
 
 
 def open_store(path: str | None, max_mb: float) -> ResponseStore | None:
-    """The store that the server's options select; None where responses are not stored.
+    """Open the store that the server's options select; None if responses are not stored.
 
     Raises:
         StartupError: the file cannot be used.

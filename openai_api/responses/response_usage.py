@@ -11,12 +11,12 @@ from openai_api.usage import TokenCount, break_of
 def usage_of_response(
     count: TokenCount, context: OpenAIContext, before: TokenCount | None = None
 ) -> dict[str, Any]:
-    """The `usage` of an answer.
+    """Make the `usage` of an answer.
 
     Args:
-        count: of the answer.
-        context: the server's.
-        before: count of a summary that was made for the answer; it is added.
+        count: the count of the answer.
+        context: the server's context.
+        before: count of a summary that was made for the answer, which is added.
     """
     counts = [count] if before is None else [count, before]
     num_input = sum(each.prompt for each in counts)

@@ -1,4 +1,4 @@
-"""`truncation: auto`: a conversation that is too long loses its oldest items."""
+"""`truncation: auto` drops the oldest items of a conversation that is too long."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ MakeChat = Callable[[Items], ChatCompletionRequest]
 async def fitted(
     make: MakeChat, items: Items, num_output: int, context: OpenAIContext
 ) -> tuple[ChatCompletionRequest, ChatPrompt | None]:
-    """The chat of as many of the newest items as fit, and its prompt.
+    """Return the chat of as many of the newest items as fit, and its prompt.
 
     The system's messages at the beginning stay, and a result never stays without its call.
 
     Args:
-        make: the chat of some items.
+        make: function that makes the chat of some items.
         items: the whole conversation.
         num_output: tokens that must fit after the prompt.
-        context: the server's.
+        context: the server's context.
 
     Returns:
         The chat, and its prompt. If not even the newest items fit: the chat of all items, and None.
@@ -55,7 +55,7 @@ async def fitted(
 async def prompt_within(
     chat: ChatCompletionRequest, room: int, context: OpenAIContext
 ) -> ChatPrompt | None:
-    """The prompt of a chat; `None` where it has more than `room` tokens."""
+    """Return the prompt of a chat; `None` if it has more than `room` tokens."""
     await aside(chat, check_chat_request, chat)
     try:
         prompt = await build_chat_prompt(chat, context)
@@ -65,7 +65,7 @@ async def prompt_within(
 
 
 def _starts(items: Sequence[dict[str, Any]]) -> tuple[int, list[int]]:
-    """The number of items that always stay, and the later indices where the rest may begin."""
+    """Return how many items always stay, and the later indices at which the rest may begin."""
     head = 0
     while head < len(items) and items[head].get("role") in ("system", "developer"):
         head += 1

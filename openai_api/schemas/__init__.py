@@ -1,1 +1,1 @@
-"""Wire types: what a request may hold, decoded strictly, and constants of what we answer."""
+"""Wire types: strictly decoded requests, and types of answers."""

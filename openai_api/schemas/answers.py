@@ -35,7 +35,7 @@ class Usage(TypedDict):
 
 
 class Metadata(TypedDict):
-    """Which weights answered."""
+    """Says which weights answered."""
 
     weight_version: str
 

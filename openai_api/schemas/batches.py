@@ -115,7 +115,7 @@ class BatchUsage(TypedDict):
 
 
 class BatchObject(TypedDict):
-    """A batch; times are Unix times in seconds, null for what did not happen."""
+    """A batch; times are Unix times in seconds, null for events that did not happen."""
 
     id: str
     object: Literal["batch"]

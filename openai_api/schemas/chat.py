@@ -101,9 +101,10 @@ class FunctionTool(msgspec.Struct, kw_only=True):
 
 
 class CustomGrammar(msgspec.Struct, kw_only=True):
-    """What the text for a custom tool should look like; the model reads it.
+    """A grammar for the text of a custom tool; the model reads the grammar.
 
-    A regular expression is followed as the schema of a strict function is, a Lark grammar is not.
+    A regular expression is enforced like the schema of a strict function. A Lark grammar is not
+    enforced.
     """
 
     definition: str
@@ -193,7 +194,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     tools: list[Annotated[dict[str, Any], described_as(Tool)]] | None = None
     tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    # The predecessors of `tools` and `tool_choice`.
+    # These fields are the predecessors of `tools` and `tool_choice`.
     functions: list[Annotated[dict[str, Any], described_as(FunctionSpec)]] | None = None
     function_call: str | NamedFunction | None = None
     reasoning_effort: str | None = None
@@ -208,7 +209,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     thinking: bool | ThinkingSwitch | None = None
-    # Passed to the template unchanged; most have `title` and `text`.
+    # Documents are passed to the template unchanged. Most have `title` and `text`.
     documents: list[dict[str, Any]] | None = None
     split_special_tokens: bool | None = None
     rid: Rid | None = None
@@ -240,7 +241,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
 DECODER = msgspec.json.Decoder(ChatCompletionRequest)
 
-# Fields without a reader: this server does not support them.
+# This server does not support the fields below.
 _UNSUPPORTED = fields_of_type(ChatCompletionRequest, Any)
 
 
@@ -248,7 +249,7 @@ def check_chat_request(request: ChatCompletionRequest) -> None:
     """Check roles, tools and unsupported features; this needs no model.
 
     Raises:
-        InvalidRequest: for the first error.
+        InvalidRequest: the first error found.
     """
     if not request.messages:
         raise InvalidRequest("messages cannot be empty.", param="messages")
@@ -282,7 +283,7 @@ def check_chat_request(request: ChatCompletionRequest) -> None:
 
 
 def callable_tools(request: ChatCompletionRequest) -> list[dict[str, Any]]:
-    """The tools that the model may call. Unless this is empty, the model is shown all tools."""
+    """Return the tools that may be called; unless there are none, the model sees all tools."""
     choice, tools = request.tool_choice, request.tools or []
     if choice == "none":
         return []
@@ -294,12 +295,12 @@ def callable_tools(request: ChatCompletionRequest) -> list[dict[str, Any]]:
 
 
 def tool_names(request: ChatCompletionRequest) -> list[str]:
-    """Names of the functions that the model may call."""
+    """Return the names of the functions that the model may call."""
     return [tool["function"]["name"] for tool in callable_tools(request)]
 
 
 def offered_functions(request: ChatCompletionRequest) -> dict[str, dict[str, Any]]:
-    """The same with the schemas of their parameters."""
+    """Return the functions that the model may call, with the schemas of their parameters."""
     functions = [tool["function"] for tool in callable_tools(request)]
     return {function["name"]: function.get("parameters") or {} for function in functions}
 

@@ -39,7 +39,7 @@ Salt = Annotated[str, at_most(chars=MAX_SALT_CHARS)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream reports besides text.
+    """Options for what a stream reports besides text.
 
     Attributes:
         include_usage: one more chunk at the end, with the usage and without choices.
@@ -53,7 +53,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class GenerationFields(msgspec.Struct, kw_only=True):
-    """Sampling, stopping and housekeeping; null always means the default.
+    """Fields of sampling, stopping and other settings; null always means the default.
 
     Unsupported fields are declared so that a request which uses them is refused, instead of
     getting an answer that silently lacks a feature; see `refuse_unsupported`.
@@ -134,14 +134,14 @@ def check_stream_options(request: GenerationFields) -> None:
         InvalidRequest: `stream_options` is set and `stream` is not.
     """
     if request.stream_options is not None and not request.stream:
-        raise InvalidRequest("stream_options goes with stream only.", param="stream_options")
+        raise InvalidRequest("stream_options needs stream.", param="stream_options")
 
 
 def hidden_extras(request: GenerationFields, offered: frozenset[str]) -> list[ExtraSpec]:
-    """The hidden states of an answer: on these routes one row, for the last token.
+    """Return the request for hidden states: on these routes one row, for the last token.
 
     Raises:
-        InvalidRequest: they are requested, but the server was not started with them.
+        InvalidRequest: hidden states are requested, but the server was started without them.
     """
     if not request.return_hidden_states:
         return []
@@ -150,7 +150,7 @@ def hidden_extras(request: GenerationFields, offered: frozenset[str]) -> list[Ex
 
 
 def session_of(request: GenerationFields) -> SessionParams | None:
-    """The point from which the prompt continues, if the request is part of a session."""
+    """Return the point from which the prompt continues, if the request is part of a session."""
     return None if request.session_params is None else request.session_params.or_none()
 
 
@@ -166,10 +166,11 @@ def refuse_adapter(request: GenerationFields, served_model_name: str) -> None:
 
 
 def check_rid(rid: str | None) -> None:
-    """Check a caller's name for its request; logs and answers show it.
+    """Check a request's `rid`, which logs and answers show.
 
     Raises:
-        InvalidRequest: it is empty, too long, or has characters that are not printable ASCII.
+        InvalidRequest: the `rid` is empty, too long, or has characters that are not printable
+        ASCII.
     """
     if rid is None:
         return
@@ -180,7 +181,7 @@ def check_rid(rid: str | None) -> None:
 
 
 def cache_namespace(request: GenerationFields) -> str:
-    """The namespace in which the prompt's prefix may be shared, named as in `/generate`.
+    """Return the namespace in which the prompt's prefix may be shared, as in `/generate`.
 
     Raises:
         InvalidRequest: a part of it is too long.

@@ -45,7 +45,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
 
 DECODER = msgspec.json.Decoder(CompletionRequest)
-# Fields without a reader: this server does not support them.
+# This server does not support the fields below.
 _UNSUPPORTED = fields_of_type(CompletionRequest, Any)
 
 
@@ -53,7 +53,7 @@ def check_completion_request(request: CompletionRequest) -> None:
     """Refuse unsupported fields and combinations.
 
     Raises:
-        InvalidRequest: for the first one.
+        InvalidRequest: the first error found.
     """
     refuse_unsupported(request, _UNSUPPORTED)
     check_stream_options(request)
@@ -81,12 +81,12 @@ def _check_best_of(request: CompletionRequest) -> None:
 
 
 def num_samples(request: CompletionRequest) -> int:
-    """How many samples each prompt gets."""
+    """Return how many samples each prompt gets."""
     return max(request.best_of or 1, request.n or 1)
 
 
 def _kinds(prompt: list[str | int | list[int]]) -> set[type]:
-    # No loop: a prompt may have a million ids, and streams share this thread.
+    # A loop would be too slow: a prompt may have a million ids, and streams share this thread.
     if prompt and type(prompt[0]) is int:
         with contextlib.suppress(TypeError):
             # If the items can be summed, all are numbers; this takes a third of the time.
@@ -96,10 +96,10 @@ def _kinds(prompt: list[str | int | list[int]]) -> set[type]:
 
 
 def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
-    """The prompts, one by one.
+    """Return the prompts, one by one.
 
     Raises:
-        InvalidRequest: there are none, too many, or mixed kinds.
+        InvalidRequest: there are no prompts, too many, or mixed kinds.
     """
     prompt = request.prompt
     prompts: list[str | list[int]]

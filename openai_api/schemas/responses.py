@@ -49,7 +49,7 @@ Includable = Literal[
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message, or of what a tool returned.
+    """A part of a message or of a tool's result.
 
     Attributes:
         image_url: for an `input_image`: an address, a data URL or base64.
@@ -89,7 +89,7 @@ class CustomCallItem(msgspec.Struct, kw_only=True):
 
 
 class CallOutputItem(msgspec.Struct, kw_only=True):
-    """What a call returned."""
+    """The result of a call."""
 
     call_id: str
     output: str | list[ContentPart]
@@ -103,7 +103,7 @@ class ShellCallItem(msgspec.Struct, kw_only=True):
 
 
 class ShellOutputItem(msgspec.Struct, kw_only=True):
-    """What that command printed; `id` is that of the call."""
+    """The output of a shell command; `id` is that of the call."""
 
     id: str
     output: str
@@ -116,13 +116,13 @@ class CompactionItem(msgspec.Struct, kw_only=True):
 
 
 class AdditionalToolsItem(msgspec.Struct, kw_only=True):
-    """More tools, offered from here on."""
+    """More tools, which are offered from this item on."""
 
     tools: list[dict[str, Any]]
 
 
 class HostedItem(msgspec.Struct, kw_only=True):
-    """What a tool on OpenAI's servers did. Clients keep it; the prompt omits it."""
+    """A call of a tool on OpenAI's servers. Clients keep the item; the prompt omits it."""
 
 
 class ReasoningPart(msgspec.Struct, kw_only=True):
@@ -217,7 +217,7 @@ class TextConfig(msgspec.Struct, kw_only=True):
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True):
-    """`effort` goes to the template. There are no summaries; thoughts are sent complete."""
+    """`effort` is passed to the template. Thoughts are sent complete, without summaries."""
 
     effort: str | None = None
     summary: str | None = None
@@ -328,7 +328,7 @@ def refuse_unsupported_items(request: ItemsRequest) -> None:
     """Refuse unsupported fields.
 
     Raises:
-        InvalidRequest: for the first such field.
+        InvalidRequest: the first unsupported field.
     """
     for name in _UNSUPPORTED:
         if getattr(request, name, None):

@@ -1,4 +1,4 @@
-"""The JSON of a call: an object with a name and arguments, or the arguments alone."""
+"""Reads the JSON of a call: an object with a name and arguments, or only the arguments."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class _Arguments:
 
     Attributes:
         is_done: the arguments, and with them the call, are over.
-        is_at_end: they ended at one of `ends`, the texts that follow every call of the family.
+        is_at_end: the arguments ended at one of `ends`, the texts that follow every call of the
+        family.
         is_held: the unread text may be the beginning of one of `ends`.
     """
 
@@ -52,7 +53,7 @@ class _Arguments:
         if self._rest is None:
             end = self._value.feed(text, begin)
             if self._value.is_broken:
-                # Broken arguments are passed on all the same: cut off, they would not be JSON
+                # Broken arguments are passed on too: if they were cut off, they would not be JSON
                 # either.
                 self._rest = LooseRest(self._value, self._ends)
         if self._rest is not None:
@@ -68,12 +69,12 @@ class _Arguments:
 class CallObject:
     """An object such as `{"name": "f", "arguments": {...}}`.
 
-    Where the name comes first, as models usually write it, the call begins at its arguments, which
-    are passed on as they come. Otherwise the call is passed on as a whole.
+    If the name comes first, as models usually write it, the call begins at its arguments, which are
+    passed on as they come. Otherwise the call is passed on as a whole.
 
     Attributes:
         is_done: the object is complete.
-        is_broken: it is not a call, or no longer one.
+        is_broken: the text is not a call, or is no longer one.
         is_held: the unread text may be the beginning of one of `ends`.
         read: the text read so far; empty once a call has begun.
     """
@@ -136,7 +137,8 @@ class CallObject:
                 is_call = self._key in ARGUMENT_KEYS and char == "{" and self._name is not None
                 if is_call and not self._has_begun:
                     assert self._name is not None
-                    # The function is offered: otherwise reading stopped at the name.
+                    # The function is offered, because otherwise reading would have stopped at the
+                    # name.
                     self._has_begun = self._writer.begin(self._name)
                     self._told = _Arguments(self._writer, self._ends)
                 return place
@@ -202,10 +204,10 @@ class CallObject:
 
 
 class CallArgumentsObject:
-    """Like `CallObject`, for a call that has begun and whose object is the arguments alone."""
+    """Like `CallObject`, for a call that has begun; its object is only the arguments."""
 
     def __init__(self, writer: CallWriter, ends: Sequence[str] = ()) -> None:
-        """Write them to `writer`; see `CallObject`."""
+        """Write the arguments to `writer`; see `CallObject`."""
         self.is_done = self.is_broken = self.is_held = False
         self.read: list[str] = []
         self._writer = writer
@@ -224,7 +226,7 @@ class CallArgumentsObject:
 
 
 def is_object(text: str) -> bool:
-    """Whether `text` is a JSON object and nothing else."""
+    """Whether the whole `text` is a JSON object."""
     value = JsonValue()
     end = value.feed(text)
     return text.startswith("{") and value.is_done and not text[end:].strip()

@@ -1,4 +1,4 @@
-"""Collects what a tool-call parser has read, as the parts that it returns."""
+"""Collects the texts and calls that a tool-call parser returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CallWriter:
     """Collects texts and calls; calls beyond `max_calls` are dropped.
 
     Attributes:
-        functions: that the request offers.
+        functions: the functions that the request offers.
         has_called: whether a call has begun.
         is_open: whether a call has begun and not ended.
     """
@@ -35,7 +35,7 @@ class CallWriter:
         self._parts: list[ToolPart] = []
 
     def text(self, text: str) -> None:
-        """Text outside calls."""
+        """Add text outside calls."""
         if text:
             self._parts.append(text)
 
@@ -61,7 +61,7 @@ class CallWriter:
         return True
 
     def arguments(self, text: str) -> None:
-        """More arguments of the open call."""
+        """Add more arguments of the open call."""
         if text:
             self._put(CallArguments(text))
 
@@ -79,7 +79,7 @@ class CallWriter:
         return True
 
     def take(self) -> list[ToolPart]:
-        """The parts since the last call of this method."""
+        """Return the parts since the last call of this method."""
         parts, self._parts = self._parts, []
         return parts
 

@@ -1,4 +1,4 @@
-"""Calls between DeepSeek's tokens: `type sep name` and a fenced block in V3, `name sep` in V3.1."""
+"""Reads DeepSeek's calls: `type sep name` and a fenced block in V3, `name sep` in V3.1."""
 
 # ruff: noqa: RUF001  # DeepSeek spells its tokens with fullwidth bars.
 
@@ -21,7 +21,7 @@ _NAME = r"(?P<name>[^\s<`{}]+)"
 
 
 def _section(begin: Callable[[str], str], end: str, separator: str) -> CallForm:
-    """Calls in a section, and single calls where a model omits the section."""
+    """Describe calls in a section, and single calls if a model omits the section."""
     return CallForm(
         SECTION,
         lambda name: CALL + begin(name),

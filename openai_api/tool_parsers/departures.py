@@ -1,4 +1,4 @@
-"""Regular expressions for texts that begin with none of some words, so they are not calls."""
+"""Builds regular expressions for texts that do not begin with certain words, so are not calls."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _RUN = 8
 
 
 def departing(words: Mapping[str, str]) -> str:
-    """A regular expression for a text up to the first character that differs from all words.
+    """Build a regular expression for a text up to the first character that differs from all words.
 
     Args:
-        words: from each word to the expression that may follow it, empty where a text must not
-            begin with the word. No word begins with another. A backslash never matches: it could
-            begin an escape that spells a word.
+        words: maps each word to the expression that may follow it; an empty expression means that a
+        text must not begin with the word. No word begins with another. A backslash never matches,
+        because it could begin an escape that spells a word.
     """
     common = _common(list(words))[:_RUN]
     ways = [f"{literal(common[:at])}[^{literal(char)}\\\\]" for at, char in enumerate(common)]
@@ -36,13 +36,13 @@ def departing(words: Mapping[str, str]) -> str:
 
 
 def _beyond(read: str, words: Mapping[str, str]) -> list[str]:
-    """The alternatives after `read`, a common part of words, if any."""
+    """Return the alternatives after `read`, a common part of words, if any."""
     behind = words[""] if "" in words else departing(words)
     return [f"{literal(read)}({behind})"] if behind else []
 
 
 def _common(words: list[str]) -> str:
-    """The common prefix of all words."""
+    """Return the common prefix of all words."""
     first, last = min(words), max(words)
     differing = (
         at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other
@@ -51,5 +51,5 @@ def _common(words: list[str]) -> str:
 
 
 def literal(text: str) -> str:
-    """A regular expression that matches only this text."""
+    """Return a regular expression that matches only this text."""
     return "".join(f"\\{char}" if char in _SPECIAL else char for char in text)

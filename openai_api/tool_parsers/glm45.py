@@ -13,7 +13,7 @@ CLOSE_TAG = "</tool_call>"
 
 
 class Glm45Parser(TaggedCalls):
-    """With line breaks between the tags, as GLM 4.5 writes, or without, as GLM 4.7 writes."""
+    """Reads calls with line breaks between tags, as in GLM 4.5, or without, as in GLM 4.7."""
 
     markers = (OPEN_TAG, CLOSE_TAG)
     signs = Signs(template=(OPEN_TAG, "<arg_key>", "<arg_value>", "</arg_value>"))

@@ -29,7 +29,7 @@ class GptOssParser(JsonCalls):
 
     markers = (START, CHANNEL, MESSAGE, CALL, END, RETURN)
     signs = Signs(template=(f"{CHANNEL}commentary", "functions.", MESSAGE, CALL))
-    # The text before the recipient is also how other messages' headers begin.
+    # Headers of other messages also begin with the text before the recipient.
     call_form = CallForm(_FUNCTION, lambda name: name, "", between=_HEADER_END, stands_alone=False)
     opens = (START, CHANNEL)
     header = re.compile(

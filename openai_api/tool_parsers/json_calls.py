@@ -1,4 +1,4 @@
-"""Calls whose arguments are JSON: most families' parsers are tables for this machine."""
+"""Reads calls whose arguments are JSON; most families' parsers are tables for this class."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class JsonCalls:
 
     Attributes:
         opens: tags, one of which begins a call or a series of calls.
-        header: matches what may stand between such a tag and the brace, with groups `name` and
-            perhaps `id`; `None` where the name is always in the object.
-        header_end: ends every header. It decides early that a text is not a call. Empty: only the
-            brace decides.
+        header: pattern of the text between such a tag and the brace, with groups `name` and perhaps
+        `id`; `None` if the name is always in the object.
+        header_end: text that ends every header, so that other text is recognised early. If empty,
+        only the brace decides.
         tails: texts that may follow a call, and belong to it.
         separators: texts between a call and a next one without a tag.
-        bare: characters that may begin an output with calls instead of a tag.
+        bare: characters that may begin an output with calls, in place of a tag.
         has_array: whether several objects may stand in brackets.
     """
 
@@ -48,15 +48,16 @@ class JsonCalls:
         self._writer = CallWriter(functions, max_calls)
         self._outside = UntilTag(*self.opens) if self.opens else None
         self._behind = sorted((*self.opens, *self.tails, *self.separators), key=len, reverse=True)
-        # Texts that follow calls and never occur in arguments: in text that is not JSON, brackets
-        # are not enough to find the end.
+        # Texts that follow calls and never occur in arguments. They are needed because brackets do
+        # not show the end of text that is not JSON.
         self._ends = [tag for tag in (*self.opens, *self.tails) if tag in self.markers]
         self._object: CallObject | CallArgumentsObject | None = None
         self._in_array = False
-        # Text read and not yet known to belong to a call: space and tags, then the header.
+        # Text that was read and is not yet known to belong to a call: space and tags, then the
+        # header.
         self._lead: list[str] = []
         self._header: list[str] = []
-        # The end of the last piece, where a text that follows calls may begin.
+        # The end of the last piece, in which a text that follows calls may begin.
         self._held = ""
         self._state = self._at_start if self.bare else self._in_text
 
@@ -142,7 +143,7 @@ class JsonCalls:
         return place + len(piece)
 
     def _at_arguments(self, text: str, place: int) -> int:
-        """After a header: a brace follows, or it was not a header."""
+        """After a header: if no brace follows, the text was not a header."""
         assert self.header is not None
         space = _SPACE.match(text, place)
         assert space is not None
@@ -212,7 +213,7 @@ class JsonCalls:
         return space.end()
 
     def _give_back(self) -> None:
-        """Write as text what was read: it is not a call."""
+        """Write the read text as text, because it is not a call."""
         self._writer.text("".join([*self._lead, *self._header]))
         self._lead, self._header, self._in_array = [], [], False
         self._state = self._in_text

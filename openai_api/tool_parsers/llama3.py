@@ -21,7 +21,7 @@ def _begin(name: str) -> str:
 
 
 def _no_call(names: Sequence[str]) -> str:
-    """An output that begins without a brace, or whose object begins with another key or name."""
+    """Describe outputs that begin without a brace, or with an object of another key or name."""
     key = {'name"': _behind_name(names), **{f'{key}"': "" for key in _FIRST_KEYS}}
     inside = rf'[^"{BLANK}]|"({departing(key)})'
     return rf"[{BLANK}]*([^{{{ANY_BLANK}]|\{{[{BLANK}]*({inside}))"

@@ -21,7 +21,7 @@ _MAX_BRACKETS = 64
 
 _SPACE = re.compile(r"\s*")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-# Before another character Python keeps the backslash, and warns.
+# Before any other character Python keeps the backslash and warns.
 _ESCAPES = frozenset("\\'\"abfnrtvxuUN\n0123")
 _DULL = re.compile(r"""[^"'()\[\]{}\\]+""")
 _PLAIN = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
@@ -31,7 +31,7 @@ _NAMES = {"true": True, "false": False, "null": None}
 
 
 class PythonicParser:
-    """An output that begins with a bracket may be calls; each is passed on when it is complete."""
+    """Reads calls in an output that begins with a bracket; each is passed on when complete."""
 
     markers = ("<|python_start|>", "<|python_end|>")
     signs = Signs(template=("[func_name1(params_name1=params_value1",))
@@ -42,7 +42,7 @@ class PythonicParser:
         """Accept calls of these functions only, and at most `max_calls` of them."""
         self._writer = CallWriter(functions, max_calls)
         self._start, self._end = self.markers
-        # Text read and not yet known to belong to a call.
+        # Text that was read and is not yet known to belong to a call.
         self._read: list[str] = []
         self._num_read = 0
         self._held = ""
@@ -183,7 +183,7 @@ class PythonicParser:
             self._num_read += len(text)
 
     def _give_back(self) -> None:
-        """Write as text what was read: it is not a call."""
+        """Write the read text as text, because it is not a call."""
         self._writer.text("".join(self._read))
         self._read, self._num_read, self._state = [], 0, self._in_text
 
@@ -198,7 +198,7 @@ def _known_escape(found: re.Match[str]) -> str:
 
 
 def _read_call(source: str) -> tuple[str, str] | None:
-    """The name of one call, and its arguments as JSON; `None` if `source` is not a call."""
+    """Read the name of one call and its arguments as JSON; `None` if `source` is not a call."""
     escaped = _ESCAPE.sub(_known_escape, source)
     try:
         call = ast.parse(escaped.strip(), mode="eval").body
@@ -232,7 +232,7 @@ def _value(node: ast.expr, depth: int) -> object:
     """The value of a literal.
 
     Raises:
-        ValueError: it is something else, or too deep.
+        ValueError: the node is not a literal, or nests too deep.
     """
     if not depth:
         raise ValueError("too deep")

@@ -1,4 +1,4 @@
-"""Calls whose arguments are text between tags: one machine for the families with this form."""
+"""Reads calls whose arguments are text between tags, for all families with this form."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class TaggedCalls:
 
     Attributes:
         opens: tags, one of which begins a call or a series of calls.
-        header: matches what may stand between such a tag and `name_end`, with a group `name`.
+        header: pattern of the text between such a tag and `name_end`, with a group `name`.
         name_end: ends the name.
         keeps_name_end: `name_end` is also the beginning of the next text.
         key_open, key_end: the tags around an argument's name.
-        value_open: begins the argument's value; empty where `key_end` does.
+        value_open: begins the argument's value; empty if `key_end` does.
         value_end: ends the value.
         close: ends the call.
         tails: texts that may follow a call, and belong to it.
@@ -118,7 +118,7 @@ class TaggedCalls:
         return end + (0 if self.keeps_name_end else len(self.name_end))
 
     def _in_call(self, text: str, place: int) -> int:
-        """Between arguments."""
+        """Read the text between arguments."""
         place, tag = self._tag(text, place, (self.key_open, self.close))
         if tag == self.close:
             self._close_call()
@@ -157,7 +157,8 @@ class TaggedCalls:
     def _begin_value(self) -> None:
         place = (self._name, self._key)
         if place not in self._known_types:
-            # Computed once for many calls: a schema may list a hundred thousand values.
+            # The types are computed once for many calls, because a schema may list a hundred
+            # thousand values.
             self._known_types[place] = types_of(self._writer.functions[self._name], self._key)
         self._types = self._known_types[place]
         opening = ", " if self._num_arguments else "{"
@@ -222,7 +223,7 @@ class TaggedCalls:
         self._writer.end(is_complete=True)
 
     def _give_back(self) -> None:
-        """Write as text what was read: it is not a call."""
+        """Write the read text as text, because it is not a call."""
         self._writer.text("".join([*self._lead, *self._header]))
         self._lead, self._header, self._state = [], [], self._in_text
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from openai_api.call_ids import IdForm
 from openai_api.parser_signs import Signs
 
-# The functions that a request offers: from name to the parameters' schema, unchecked.
+# The functions that a request offers: maps names to parameter schemas, unchecked.
 Functions = Mapping[str, Mapping[str, Any]]
 
 
@@ -18,7 +18,7 @@ class CallBegin:
     """A call begins; its arguments follow.
 
     Attributes:
-        id: as the model wrote it; `None` where the model's form has no ids.
+        id: the id that the model wrote; `None` if the model's form has no ids.
     """
 
     name: str
@@ -27,7 +27,7 @@ class CallBegin:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """More of the arguments: part of a JSON object, or of what the model wrote instead."""
+    """More of the arguments: part of a JSON object, or of other text that the model wrote."""
 
     text: str
 
@@ -59,18 +59,19 @@ class CallForm:
     end closing`.
 
     Attributes:
-        trigger: begins every call or series of calls, and nothing else.
-        begin: from a function's name to the text before the arguments.
+        trigger: text that begins every call or series of calls, and no other text.
+        begin: maps a function's name to the text before the arguments.
         end: the text after the arguments.
         separator: the text between two calls.
-        style: of the arguments.
+        style: the style of the arguments.
         between: a regular expression for the text between `begin` and the arguments.
         opening: a regular expression for the text before the first call of a series.
-        closing: the text after the last call of a series; `None` where each call has a trigger.
+        closing: the text after the last call of a series; `None` if each call has a trigger.
         stands_alone: an output may consist of calls only.
-        no_call: from the offered functions' names to a regular expression for the shortest
-            beginnings that show that an output does not begin with calls without a trigger. Where
-            it is given, an output may begin with such calls, and no text follows calls.
+        no_call: maps the offered functions' names to a regular expression. The expression matches
+        the shortest beginnings which show that an output does not begin with calls without a
+        trigger. If `no_call` is given, an output may begin with such calls, and no text follows
+        calls.
         others: other forms that the family's models write and its parser reads.
     """
 
@@ -90,14 +91,14 @@ class CallForm:
 class ToolParser(Protocol):
     """Splits a model's output into text and calls.
 
-    A call that has begun stays a call: where its arguments stop being JSON, they are passed on as
-    the model wrote them, up to the end of the call.
+    A call that has begun stays a call: if its arguments stop being JSON, they are passed on as the
+    model wrote them, up to the end of the call.
 
     Attributes:
         markers: texts that must stay visible in the output for the parser to work.
         signs: the signs that a model writes calls in this form.
-        call_form: `None` where no grammar can describe a call.
-        id_form: of calls' ids; `None` where the family's templates take any.
+        call_form: the form of calls; `None` if no grammar can describe a call.
+        id_form: the form of calls' ids; `None` if the family's templates accept any id.
     """
 
     markers: tuple[str, ...]

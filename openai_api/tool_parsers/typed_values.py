@@ -1,4 +1,4 @@
-"""Convert arguments that a model writes as plain text to JSON of the type in their schema."""
+"""Converts arguments that a model writes as plain text to JSON of the type in their schema."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from openai_api.json_scan import JsonValue
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))\.0+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-# The type of a string that must be one of those in the schema's list.
+# The type of a string that must be in the schema's list.
 WORD = "word"
 _BOOLEANS = {"true": "true", "false": "false", "True": "true", "False": "false"}
 _NULLS = frozenset({"null", "None"})
-# Most references that lead to references, and choices within choices.
+# The deepest chain of references to references, and of choices within choices.
 _MAX_STEPS = 16
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
-    """The JSON of the value that `text` spells; a string where it has none of `types`.
+    """Return the JSON of the value that `text` spells; a string if it has none of `types`.
 
     Args:
         text: as the model wrote it.
-        types: see `types_of`; empty where any type is allowed.
+        types: see `types_of`; empty if any type is allowed.
     """
     bare = text.strip()
     if types & {"integer", "number"} and _INTEGER.fullmatch(bare):
@@ -47,7 +47,7 @@ def json_of(text: str, types: frozenset[str]) -> str:
 
 
 def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
-    """The types that a function's schema allows for one of its arguments; empty for any.
+    """Return the types that a function's schema allows for one of its arguments; empty for any.
 
     A string from a list has the type `WORD`: blanks around it are not part of it.
     """

@@ -54,7 +54,7 @@ class Application:
     """The ASGI application that uvicorn calls.
 
     Attributes:
-        api: the description of all routes, from which the OpenAPI document is made; serves nothing.
+        api: describes all routes for the OpenAPI document; it serves no requests.
         routes: the same routes, with their access levels.
         observer: counts requests; may be absent.
     """
@@ -78,7 +78,7 @@ class Application:
         self._body_limit = BodyLimit(int(http.max_body_mb * 2**20))
         self._lifecycle = lifecycle
         self.observer = observer
-        # Origins are checked before: this middleware echoes any origin it receives.
+        # Origins are checked before this middleware, because it echoes any origin that it receives.
         self._serve_with_cors = CORSMiddleware(
             self._serve,
             allow_origins=["*"] if "*" in http.allow_origins else (),
@@ -92,7 +92,7 @@ class Application:
         # WebSocket and lifespan events are not used.
         if scope["type"] != "http":
             return
-        # First of all: every later decision depends on the route.
+        # The route is found first: every later decision depends on it.
         route = self.routes.resolve(scope)
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id.decode("ascii")
@@ -111,7 +111,7 @@ class Application:
                 if ignored.names:
                     headers.append((HEADER.encode(), ignored.header().encode("ascii")))
                 if self._lifecycle.draining:
-                    # The client's next request must go to another server.
+                    # The server drains, so the client's next request must go to another server.
                     headers.append((b"connection", b"close"))
                 message["headers"] = headers
             elif status_code >= 400 and (found := _LOGGED_REASON.search(message.get("body", b""))):
@@ -165,7 +165,7 @@ def _log(scope: Scope, status_code: int, seconds: float, reason: str) -> None:
     route: RouteMatch = scope["route"]
     is_open = route.access is Access.OPEN and route.path is not None
     is_polled = is_open or route.path in _POLLED_ROUTES
-    # At the usual level, probes and routers would drown the other lines.
+    # At the usual log level, lines of probes and routers would bury the others.
     level = logging.DEBUG if is_polled else logging.INFO
     if not access_logger.isEnabledFor(level):
         return

@@ -47,7 +47,7 @@ class BodyLimit:
         return None
 
     def counting(self, receive: Receive) -> Receive:
-        """`receive`, which raises once the body is too large, too slow or cut off.
+        """Wrap `receive` so that it raises once the body is too large, too slow or cut off.
 
         Raises:
             BodyTooLarge, SlowBody, ClientGone: from the call that detects it.

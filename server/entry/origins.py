@@ -45,7 +45,7 @@ class BrowserRead(HeadraceError):
 
     def __init__(self) -> None:
         """Name the method that a page must use."""
-        super().__init__("This route steers the server: a browser has to use POST.")
+        super().__init__("This route may change the server, so a browser must use POST.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,9 @@ class _Headers:
 class Origins:
     """Detects requests from pages of other origins and lets only plain reads through.
 
-    Listed origins and requests with a valid key are allowed, and CORS headers say so: a page can
-    get a key only from its user. Pages that this server delivered have its own origin.
+    Listed origins and requests with a valid key are allowed, and CORS headers say so. A key is
+    enough because a page can get one only from its user. Pages that this server delivered have the
+    server's own origin.
     """
 
     def __init__(self, allowed: Sequence[str], keys: Keys) -> None:
@@ -102,7 +103,8 @@ class Origins:
         if "*" in self._allowed or said.origin in self._allowed:
             return True
         if said.preflight_method:
-            # It carries no key itself but announces one; the actual request is checked again.
+            # A preflight request carries no key but announces one. The actual request is checked
+            # again.
             announced = {name.strip().lower() for name in said.preflight_headers.split(",")}
             return self._keys.exist and not announced.isdisjoint(KEY_HEADERS)
         return self._keys.has_valid(scope)
@@ -114,7 +116,8 @@ class Origins:
         elif said.site == "none" or (
             said.site == "same-origin" and await self._is_own_page(f"http://{said.host}", said.host)
         ):
-            # An image tag can GET without an origin; browsers then send the site's relation.
+            # An image tag can send GET without an origin. Browsers then send `Sec-Fetch-Site`
+            # instead.
             return True
         if said.preflight_method:
             return False
@@ -148,7 +151,7 @@ def is_from_browser(scope: Scope) -> bool:
     for name, value in scope["headers"]:
         if name in (b"origin", b"referer") or name.startswith(b"sec-fetch-"):
             return True
-        # Old browsers send no other mark.
+        # Old browsers send only this header.
         if name == b"user-agent" and value.startswith(b"Mozilla/"):
             return True
     return False
@@ -170,7 +173,7 @@ def _read(scope: Scope) -> _Headers:
     origin = host = site = method = headers = ""
     for name, value in scope["headers"]:
         if name == b"origin":
-            # Two origins are joined and match nothing.
+            # Two origin headers are joined, so that they match no allowed origin.
             origin += value.decode("latin-1")
         elif name == b"host":
             host = value.decode("latin-1")

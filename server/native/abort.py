@@ -1,4 +1,4 @@
-"""`/abort_request`: end requests in flight, by their names or all."""
+"""`/abort_request`: ends one request by its `rid`, or all requests in flight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.error_responses import KeyRefused
 
 
 class UnknownRid(HeadraceError):
-    """The tenant has no request of this name in flight; another one may have."""
+    """The tenant has no request with this `rid` in flight. Another tenant may have one."""
 
     status_code = 404
 

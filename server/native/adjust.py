@@ -44,7 +44,7 @@ class ConfigureLoggingBody(msgspec.Struct, kw_only=True):
     log_requests_level: Annotated[int, within(LEVELS[0], LEVELS[-1])] | None = None
     log_requests_format: Literal["text", "json"] | None = None
     log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
-    # Dumps of users' prompts to files by this process: not supported.
+    # These options would dump users' prompts to files. They are not supported.
     dump_requests_folder: str | None = None
     dump_requests_threshold: int | None = None
     crash_dump_folder: str | None = None

@@ -47,12 +47,12 @@ _DECODER = msgspec.json.Decoder(VertexBody)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """Both routes; an environment variable sets the path of Vertex AI's."""
+    """Create both routes. An environment variable sets the path of Vertex AI's route."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.get("/ping", tags=["health"], openapi_extra=HEALTH)
     async def ping() -> Response:
-        """The response of `/health`; unlike `/health`, this route requires the key."""
+        """Answer as `/health` does. Unlike `/health`, this route requires the key."""
         return answer_health(context)
 
     documented = operation(VertexBody, ok=json_of(VertexAnswer))
@@ -95,7 +95,9 @@ def _as_generate(body: VertexBody) -> GenerateBody:
             f"Every instance must have {kind}, as the first one has.", param="instances"
         )
     if any(instance.get(_MEDIA) for instance in body.instances):
-        raise InvalidRequest(f"{_MEDIA} is not taken on this route; use /generate.", param=_MEDIA)
+        raise InvalidRequest(
+            f"{_MEDIA} is not accepted on this route; use /generate.", param=_MEDIA
+        )
     fields = {**parameters, kind: [instance[kind] for instance in body.instances]}
     try:
         return convert(fields, GenerateBody)

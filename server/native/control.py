@@ -48,7 +48,8 @@ def create_router(context: ServiceContext) -> AccessRouter:
             await asyncio.sleep(_FLUSH_POLL_S)
 
     methods = ["POST"]
-    # Trainers poll it with GET; with a key set, no route that changes the server answers GET.
+    # Trainers poll this route with GET. If a key is set, routes that change the server do not
+    # answer GET.
     if context.config.http.api_key is None and context.config.http.admin_api_key is None:
         methods.append("GET")
     documented = operation(ok=text(), others={400: text()}, refuses=(400, 503), query=_QUERY)

@@ -35,7 +35,7 @@ class ExplainCacheBody(msgspec.Struct, kw_only=True):
     """The body of `/explain_cache`.
 
     Attributes:
-        body: a request, as sent to `route`.
+        body: the body of a request, as sent to `route`.
     """
 
     body: dict[str, Any]

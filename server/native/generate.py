@@ -43,8 +43,8 @@ def create_router(context: ServiceContext) -> AccessRouter:
         except TooLong as error:
             if not body.stream:
                 raise
-            # The reference checks the prompt's length after the status line, so clients look for
-            # this error in the stream. One prompt that is too long refuses its whole batch.
+            # SGLang checks the prompt's length after the status line, so clients look for this
+            # error in the stream. One prompt that is too long refuses its whole batch.
             return EventStream(_refusal(error), lambda: None)
         try:
             if not body.stream:

@@ -1,4 +1,4 @@
-"""Health: liveness, readiness, start-up progress, and one probe that actually generates a token."""
+"""Health routes: liveness, readiness, start-up progress, and a probe that generates a token."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Root(TypedDict):
 
 
 def create_router(openai: OpenAIContext) -> AccessRouter:
-    """Model and server information, with the parsers that the chat routes settled on."""
+    """Create the routes that describe model and server; `parsers` are those of the chat routes."""
     context, parsers = openai.service, openai.parser_names.as_options
     router = AccessRouter(Access.KEY, tags=["native"])
 

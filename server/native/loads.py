@@ -29,7 +29,7 @@ class LoadMemory(TypedDict):
 
 
 class LoadQueues(TypedDict):
-    """Waiting requests, by the reason."""
+    """Waiting requests, counted by the reason why they wait."""
 
     waiting: int
     grammar: int
@@ -110,7 +110,7 @@ _LOADS = operation(
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """The router of `/v1/loads` and its older form."""
+    """Create the router of `/v1/loads` and of its older form."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.get("/v1/loads", openapi_extra=_LOADS)

@@ -35,7 +35,8 @@ from server.event_stream import unless_disconnected
 # The answer repeats an unknown name up to this length.
 ParserName = Annotated[str, msgspec.Meta(max_length=64)]
 
-# Characters: the output of about a quarter of a million tokens, parsed in a second or two.
+# In characters: the output of about a quarter of a million tokens. Parsing it takes a second or
+# two.
 MAX_TEXT_LEN = 1024 * 1024
 Text = Annotated[str, at_most(chars=MAX_TEXT_LEN)]
 # Characters parsed in one slice: 20 ms at most. Long texts alternate with short ones, and stop when
@@ -64,7 +65,7 @@ class ParseFunctionCallBody(msgspec.Struct, kw_only=True):
 
 
 class SeparatedReasoning(TypedDict):
-    """Both parts."""
+    """The reasoning and the answer of a model's output."""
 
     reasoning_text: str
     text: str
@@ -136,7 +137,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 def _check_length(text: str) -> None:
     if len(text) > MAX_TEXT_LEN:
         raise InvalidRequest(
-            f"text has {len(text)} characters; at most {MAX_TEXT_LEN} are taken.", param="text"
+            f"text has {len(text)} characters; at most {MAX_TEXT_LEN} are accepted.", param="text"
         )
 
 
@@ -167,7 +168,7 @@ class _Found:
 
 
 class _Parsing:
-    """Texts in progress, parsed one slice at a time in turn."""
+    """The texts that are being parsed. They take turns, one slice at a time."""
 
     def __init__(self) -> None:
         self._num_running = 0

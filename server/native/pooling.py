@@ -1,4 +1,4 @@
-"""`/pooling`: a model's numbers for texts, with vLLM's body; also a vector for each token."""
+"""`/pooling`, as vLLM has it: vectors of texts or of their tokens, or probabilities of classes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class PoolingBody(msgspec.Struct, kw_only=True):
 
     Attributes:
         input: a text, texts, token ids, or lists of token ids.
-        task: a vector of each text, one of each of its tokens, or the probabilities of its classes;
-            by default the model's own task.
+        task: what is returned for each text: a vector, a vector per token, or the probabilities of
+        its classes. By default the model's own task.
         encoding_format: numbers as lists, or each text's numbers as little-endian float32 in
             base64.
     """

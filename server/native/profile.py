@@ -31,8 +31,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
         return PlainTextResponse(f"{await stop_profile(context.client)}\n")
 
     methods = ["POST"]
-    # Clients of the reference send GET; with a key set, no route that changes the server answers
-    # it.
+    # SGLang's clients send GET. If a key is set, routes that change the server do not answer GET.
     if context.config.http.api_key is None and context.config.http.admin_api_key is None:
         methods.append("GET")
     starting = operation(ProfileBody, ok=text(), refuses=(400, 503), body_may_be_absent=True)

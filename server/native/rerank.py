@@ -30,7 +30,7 @@ _RELEVANCE = msgspec.json.Decoder(RelevanceBody)
 
 def create_router(context: ServiceContext, template: ChatTemplate | None) -> AccessRouter:
     """The routes; `template` is the chat template."""
-    # Errors in OpenAI's shape, whose flat message is where Cohere's clients expect it.
+    # Errors have OpenAI's shape, because its flat message is where Cohere's clients expect it.
     router = AccessRouter(Access.KEY, tags=["native"], dialect=Dialect.OPENAI)
     ask = _asker(template)
 
@@ -66,7 +66,7 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
 
 
 def _asker(template: ChatTemplate | None) -> AskPrompt | None:
-    """Returns a function that renders a yes-or-no prompt, if the template supports it."""
+    """Return a function that renders a yes-or-no prompt, if the template supports one."""
     if template is None or not template.asks_yes_or_no:
         return None
 

@@ -19,7 +19,7 @@ from server.request_body import check_media_type, read_raw
 
 
 class ScoreUsage(TypedDict):
-    """Token counts of all items together."""
+    """Token counts, summed over all items."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -54,7 +54,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     @router.post("/close_session", openapi_extra=operation(CloseBody, refuses=(404,)))
     async def close_session(request: Request) -> Response:
-        """Forget a session; one that is not open is not an error, or a 404 with --api-keys-file."""
+        """Forget a session. An unknown session is not an error, but a 404 with --api-keys-file."""
         context.sessions.close((await read_json(await request.body(), _CLOSE)).session_id)
         return Response(status_code=200)
 

@@ -23,7 +23,7 @@ from server.event_stream import json_answer
 from server.request_body import check_media_type, read_raw
 
 MAX_TEXTS = 4096
-# Of all texts together: two million tokens, which the answer lists individually.
+# The limit for all texts together: about two million tokens, each of which the answer lists.
 MAX_TOKENIZE_CHARS = 8 * 2**20
 MAX_DETOKENIZE_IDS = 2**20
 
@@ -77,7 +77,7 @@ _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
 def create_router(context: ServiceContext, template: ChatTemplate | None) -> AccessRouter:
-    """The routes, the computing ones also under `/v1/`; `template` is the chat template."""
+    """Create the routes; those that compute are also under `/v1/`. `template` is of the chat."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     async def tokenize(request: Request) -> Response:
@@ -161,7 +161,7 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
 
 
 def _sequences(tokens: list[int | list[int]], limits: EngineLimits) -> list[list[int]]:
-    """The sequences of token ids in a body, one if it is flat; all validated."""
+    """Validate the token ids in a body and return its sequences; a flat list is one sequence."""
     nested = [each for each in tokens if isinstance(each, list)]
     if nested and len(nested) < len(tokens):
         raise InvalidRequest("tokens must be a list of integers or a list of such lists.")

@@ -99,7 +99,7 @@ def _route(
     *,
     body_may_be_absent: bool = False,
 ) -> None:
-    """Answer POST on `path` with the result of `act` for the body: `ok`, or an error."""
+    """Register POST on `path`; the answer is what `act` returns for the body, or an error."""
     decoder = msgspec.json.Decoder(body_type)
 
     async def handler(request: Request) -> Response:
@@ -110,14 +110,14 @@ def _route(
 
     handler.__doc__ = act.__doc__
     handler.__name__ = path.strip("/")
-    # If an update fails, trainers get the same body.
+    # Trainers expect the same body when an update fails.
     others = {400: ok} if ok in (_OUTCOME, _DISK_OUTCOME) else {}
     documented = operation(body_type, ok=ok, others=others, body_may_be_absent=body_may_be_absent)
     router.add_api_route(path, handler, methods=["POST"], openapi_extra=documented)
 
 
 async def _tell(outcome: Awaitable[Outcome], *, with_paused: bool = False) -> Response:
-    """A response with success and message, which trainers read after any outcome."""
+    """Build a response with success and message. Trainers read both after any outcome."""
     try:
         result = await outcome
     except InvalidBody:
@@ -187,7 +187,7 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
         return await _tell(context.weights.end())
 
     async def from_ipc() -> Response:
-        """Refused: the sockets of a checkpoint engine carry pickles."""
+        """Refuse the request: the sockets of a checkpoint engine carry pickles."""
         message = (
             "update_weights_from_ipc is not supported: its sockets carry pickles. Use "
             "/update_weights_from_tensor with shared_memory or cuda_ipc."

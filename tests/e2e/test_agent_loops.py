@@ -76,11 +76,11 @@ def test_a_broken_prefix_is_explained(server: ServerProcess, tmp_path: Path) -> 
     found = explained(server, file)
     assert found.returncode == 0, found.stderr
     lines = dict(line.split(maxsplit=1) for line in found.stdout.splitlines())
-    assert "another request goes on differently" in lines["break"]
+    assert "the cached prompt has another token" in lines["break"]
     assert lines["before"].endswith('It is 12:"')
     assert lines["after"].startswith('"59. Answer')
     file.write_text(json.dumps(body(1)))
-    assert "All of it has been computed before." in explained(server, file).stdout
+    assert "The whole prompt is cached." in explained(server, file).stdout
     file.write_text(json.dumps({"messages": []}))
     refused = explained(server, file)
     assert (refused.returncode, refused.stdout) == (2, "")

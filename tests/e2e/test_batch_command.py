@@ -192,7 +192,7 @@ def test_lines_of_openais_batch_files(tmp_path):
     kept = [line for line in target.read_text().splitlines() if '"status_code": 200' in line]
     source.write_text("\n".join(source.read_text().splitlines()[:6]) + "\n")
     assert main(str(source), str(target), options, said) == 1
-    assert "5 answered before, 1 to go" in said.getvalue()
+    assert "5 already answered, 1 to go" in said.getvalue()
     after = target.read_text().splitlines()
     assert set(kept) < set(after)
     assert len(after) == 6
@@ -235,7 +235,7 @@ def test_it_goes_on_after_a_kill(tmp_path):
         torn.write('{"index": 19, "te')
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "answered before" in done.stderr
+    assert "already answered" in done.stderr
     assert target.read_text().splitlines()[:4] == kept
     assert sorted(records(target)) == list(range(20))
     assert not list(tmp_path.glob("*.resuming"))

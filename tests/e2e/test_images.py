@@ -170,7 +170,7 @@ def test_routes_that_take_none(server: ServerProcess) -> None:
     instance = {"text": prompt_with(1), "image_data": data_url(PNG)}
     response = server.client.post("/vertex_generate", json={"instances": [instance]})
     assert response.status_code == 400
-    assert "image_data is not taken on this route" in response.text
+    assert "image_data is not accepted on this route" in response.text
     # A placeholder that comes another way finds no image.
     for path, body in (
         ("/v1/completions", {"prompt": prompt_with(1)}),

@@ -1,1 +1,1 @@
-"""What runs a program's generations: one file each."""
+"""Back ends, which run a program's generations: one file each."""

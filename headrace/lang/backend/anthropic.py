@@ -29,7 +29,7 @@ class Anthropic(AsyncBackend):
     """A Claude model.
 
     Several system turns are joined in order, because the API takes one system text. A JSON schema
-    or a `select` becomes a tool whose arguments it describes.
+    or a `select` becomes a tool, whose arguments carry the answer.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class Anthropic(AsyncBackend):
         max_retries: int = 3,
         default_headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Connect to nothing yet.
+        """Store the settings; no connection is opened yet.
 
         Args:
-            model_name: as the API calls it.
+            model_name: the model's name in the API.
             api_key: defaults to `ANTHROPIC_API_KEY` of the environment.
             base_url: without `/v1`; defaults to `ANTHROPIC_BASE_URL`, else to Anthropic's own.
             timeout: longest silence of the server, in seconds.
@@ -107,7 +107,7 @@ class Anthropic(AsyncBackend):
         temperature: float,
         choices_method: ChoicesSamplingMethod,  # noqa: ARG002  # the API reports no scores
     ) -> ChoicesDecision:
-        """By a tool whose argument must be one of `choices`."""
+        """Select by a tool whose argument must be one of `choices`."""
         body = self._request(choice_messages(s, choices, "Anthropic"), 1024)
         body.update(_tool(choice_schema(choices)), temperature=temperature)
         answer = await self._http.post(_PATH, body)
@@ -121,7 +121,7 @@ class Anthropic(AsyncBackend):
 
     def _body(self, s: Prompt, params: SglSamplingParams) -> dict[str, Any]:
         self._unsupported.check(params)
-        # An open turn is continued; the API refuses white space at its end.
+        # The model continues an open turn. The API refuses white space at the end of that turn.
         begun = open_text(s, "Anthropic").rstrip()
         messages = list(s.messages_)
         if begun:
@@ -130,7 +130,8 @@ class Anthropic(AsyncBackend):
         body = self._request(messages, kwargs.pop("max_tokens") or 128)
         body["stop_sequences"] = self._stops(kwargs.pop("stop_sequences"))
         for name, value in kwargs.items():
-            # Newer models refuse both at once: a value of 1.0 has no effect and is omitted.
+            # Newer models refuse `temperature` together with `top_p`. The value 1.0 has no effect,
+            # so it is omitted.
             if value is not None and not (name in ("temperature", "top_p") and value == 1.0):
                 body[name] = value
         if params.json_schema is not None:
@@ -184,7 +185,7 @@ def _wire_part(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(answer: Mapping[str, Any]) -> str:
-    """The text, or the arguments of a tool call."""
+    """Return the text of an answer, or the arguments of its tool call."""
     text = ""
     for block in answer["content"]:
         if block["type"] == "text":

@@ -1,4 +1,4 @@
-"""What a back end is: the class that users subclass, with plain functions or with coroutines.
+"""The base classes of back ends; users subclass one, with plain functions or with coroutines.
 
 The frontend calls only the coroutines, on its own loop, one at a time for each program:
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from headrace.lang.media_input import Media
 
 Meta = dict[str, Any]
-"""What is known of a generation. `prompt_tokens`, `cached_tokens`, `completion_tokens`, `id` and
-`finish_reason` mean what they mean in the native API, and are omitted where unknown."""
+"""The meta information of a generation. `prompt_tokens`, `cached_tokens`, `completion_tokens`, `id`
+and `finish_reason` mean what they mean in the native API, and are omitted where unknown."""
 
 Generated = tuple[str | list[str], Any]
 """The text and its meta information; with n above 1, a list of each."""
@@ -47,7 +47,7 @@ Message = dict[str, Any]
 
 
 class Prompt(Protocol):
-    """What a back end reads of a program; `StreamExecutor` implements it.
+    """The part of a program that a back end reads; `StreamExecutor` implements it.
 
     It does not change while the back end works on a request of this program.
 
@@ -58,8 +58,8 @@ class Prompt(Protocol):
         cur_role: role of the open turn, or None.
         cur_role_begin_pos: where in `text_` the open turn's own text begins.
         images_: all images and videos, in order of appearance in `text_`.
-        cur_images: those of the open turn.
-        num_api_spec_tokens: of the decorator, or None.
+        cur_images: the images and videos of the open turn.
+        num_api_spec_tokens: the argument of the decorator `@function`, or None.
         stream: whether the program streams.
     """
 
@@ -75,7 +75,7 @@ class Prompt(Protocol):
 
 
 class TurnPart(Protocol):
-    """A constant (`text` is set) or a generation (`sampling_params` is) of a turn to fill."""
+    """A part of a turn to fill: a constant with `text`, or a generation with `sampling_params`."""
 
     text: str | None
     sampling_params: SglSamplingParams | None
@@ -98,7 +98,7 @@ class BaseBackend:
     caches_prefixes = False
 
     def __init__(self) -> None:
-        """Start with the generic template, which has no model's own markup."""
+        """Start with the generic template, which has no markup of a certain model."""
         self.chat_template: ChatTemplate = get_chat_template("default")
 
     # ---- what it is ----
@@ -107,7 +107,7 @@ class BaseBackend:
         """The model's name or path.
 
         Raises:
-            NotImplementedError: this back end knows none.
+            NotImplementedError: this back end does not know its model.
         """
         raise NotImplementedError(f"{type(self).__name__} does not name its model.")
 
@@ -116,7 +116,7 @@ class BaseBackend:
         return self.chat_template
 
     def shutdown(self) -> None:
-        """Release its resources."""
+        """Release the back end's resources."""
 
     # ---- plain functions: override these, or the coroutines below ----
 
@@ -137,7 +137,7 @@ class BaseBackend:
     def generate_stream(
         self, s: Prompt, sampling_params: SglSamplingParams
     ) -> Iterator[tuple[str, Meta]]:
-        """`generate` in pieces: the new text, and the meta information so far."""
+        """Generate as `generate` does, but yield pieces: new text, and meta information so far."""
         raise NotImplementedError(self._cannot("stream"))
 
     def select(
@@ -164,7 +164,7 @@ class BaseBackend:
         """Make requests that begin with `prefix_str` cheaper."""
 
     def flush_cache(self) -> bool:
-        """Clear the cache; returns whether that was done."""
+        """Clear the cache; returns whether it was cleared."""
         return False
 
     def get_server_info(self) -> dict[str, Any] | None:
@@ -185,17 +185,17 @@ class BaseBackend:
         """`dst` begins as a copy of `src`; must not block."""
 
     def uncache_prefix(self, rid: str) -> None:
-        """Kept for programs that call it."""
+        """Do nothing; kept for programs that call it."""
 
     def end_request(self, rid: str | list[str]) -> None:
-        """Kept for programs that call it."""
+        """Do nothing; kept for programs that call it."""
 
     def commit_lazy_operations(self, s: Prompt) -> None:
         """Cache the program's text so far."""
         self.cache_prefix(s.text_)
 
     def fill_image(self, s: Prompt) -> None:
-        """Cache the program's text so far, its images too."""
+        """Cache the program's text and images so far."""
         self.commit_lazy_operations(s)
 
     def concatenate_and_append(self, src_rids: list[str], dst_rid: str) -> None:
@@ -259,7 +259,7 @@ class BaseBackend:
 
 
 class AsyncBackend(BaseBackend):
-    """A back end in coroutines; its plain functions wait for them."""
+    """A back end that is written as coroutines. Its plain functions wait for the coroutines."""
 
     def generate(self, s: Prompt, sampling_params: SglSamplingParams) -> Generated:
         return core().call(self.async_generate(s, sampling_params))
@@ -301,7 +301,7 @@ class AsyncBackend(BaseBackend):
     async def async_generate_stream(
         self, s: Prompt, sampling_params: SglSamplingParams
     ) -> AsyncGenerator[tuple[str, Meta], None]:
-        """One piece, by `async_generate`, unless overridden."""
+        """Yield one piece from `async_generate`; a subclass may override this."""
         text, meta = await self.async_generate(s, sampling_params)
         yield (text if isinstance(text, str) else text[0]), meta
 

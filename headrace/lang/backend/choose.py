@@ -1,4 +1,4 @@
-"""Which back end a program runs on: the given one, else the default of the process."""
+"""Chooses the back end of a program: the given one, or else the default of the process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def as_backend(given: Any) -> BaseBackend:
     engine = sys.modules.get("headrace.engine.engine")
     if engine is not None and isinstance(given, engine.Engine):
         return backend_of(given)
-    # An object with these methods but without the class, such as a user's test double.
+    # The object has a back end's methods but not its class, such as a user's test double.
     if hasattr(given, "async_generate_stream") and hasattr(given, "get_chat_template"):
         return cast("BaseBackend", given)
     raise TypeError(f"A back end is a BaseBackend, a Runtime or an Engine, not {given!r}.")

@@ -14,7 +14,8 @@ from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod, Entry,
 
 Post = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
-# A choice may merge with the prompt's last token, and the first logprob of a window is null.
+# The window begins two tokens early: a choice may merge with the prompt's last token, and the first
+# log-probability of a window is null.
 _BOUNDARY_TOKENS = 2
 
 
@@ -57,7 +58,7 @@ async def classic_select(
 
 
 async def _cache_prompt(post: Post, s: Prompt) -> int:
-    """Number of the prompt's tokens; 0 for an empty prompt."""
+    """Cache the prompt; return its number of tokens, 0 for an empty prompt."""
     if not s.text_:
         return 0
     payload: dict[str, Any] = {"text": s.text_, "sampling_params": {"max_new_tokens": 0}}
@@ -68,7 +69,7 @@ async def _cache_prompt(post: Post, s: Prompt) -> int:
 
 
 def own_tokens(window: Sequence[Entry], choice: str, prompt_len: int) -> list[Entry]:
-    """The entries of the tokens that belong to the choice.
+    """Return the entries of the tokens that belong to the choice.
 
     Args:
         window: entries from the last but one token of the prompt on.

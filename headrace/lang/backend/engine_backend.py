@@ -1,4 +1,4 @@
-"""An offline `Engine` as a back end: no HTTP, the same answers as from a server."""
+"""An offline `Engine` as a back end: without HTTP, with the same answers as a server."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _KEPT_AS = "_lang_backend"
 class EngineBackend(AsyncBackend):
     """Runs programs on an engine of this process.
 
-    `set_default_backend(engine)` creates one. Shutting the engine down remains its owner's duty.
+    `set_default_backend(engine)` creates one. The engine's owner must still shut it down.
 
     Attributes:
-        engine: the engine it runs on.
+        engine: the engine on which programs run.
     """
 
     caches_prefixes = True
@@ -42,7 +42,7 @@ class EngineBackend(AsyncBackend):
         """Read the model's markup of turns.
 
         Args:
-            engine: a running one.
+            engine: a running engine.
             chat_template_name: the markup to use instead of the model's own.
 
         Raises:
@@ -124,9 +124,9 @@ def _choose_template(engine: Engine, name: str | None) -> ChatTemplate:
 
 
 def backend_of(engine: Engine) -> EngineBackend:
-    """The back end of an engine, made at the first call and kept with the engine."""
+    """Return the back end of an engine; the first call creates it and keeps it with the engine."""
     found = vars(engine).get(_KEPT_AS)
     if found is None:
-        # Two threads may each make one at once; either is correct.
+        # Two threads may create back ends at the same time; either is correct.
         found = vars(engine)[_KEPT_AS] = EngineBackend(engine)
     return found

@@ -13,15 +13,15 @@ from headrace.lang.program_errors import BackendError
 if TYPE_CHECKING:
     import httpx
 
-# Worth another try: too many requests, and faults of the server. 529 is Anthropic's
-# "overloaded".
+# Requests with these statuses are tried again: too many requests, and faults of the server. 529 is
+# Anthropic's "overloaded".
 _AGAIN = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
 
 class JsonHttp:
-    """Requests to one API, on the frontend's loop."""
+    """Sends requests to one API, on the frontend's loop."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class JsonHttp:
         timeout_s: float,
         max_retries: int,
     ) -> None:
-        """Connect to nothing yet.
+        """Store the settings; no connection is opened yet.
 
         Args:
             base_url: prefix of every path.
@@ -46,7 +46,7 @@ class JsonHttp:
         self._client: httpx.AsyncClient | None = None
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The answer's JSON.
+        """Send a request and return the answer's JSON.
 
         Raises:
             BackendError: the server refuses, fails, or does not answer.
@@ -63,14 +63,15 @@ class JsonHttp:
     async def events(
         self, path: str, body: Mapping[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The data of each server-sent event; closing it early ends the request.
+        """Yield the data of each server-sent event; closing the generator early ends the request.
 
         Raises:
             BackendError: the server refuses, fails, or does not answer.
         """
         async with self._response(path, body) as response:
             rest = b""
-            # Not the client's line iterator: it also splits at characters that JSON text may hold.
+            # The client's line iterator is not used: it also splits at characters that JSON text
+            # may hold.
             async for chunk in response.aiter_bytes():
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
@@ -135,7 +136,7 @@ def _asked_pause_s(header: str | None, otherwise: float) -> float:
 
 
 def message_of(said: str) -> str:
-    """The message of a server's error, in any of the shapes that servers use."""
+    """Return the message of a server's error, in any of the shapes that servers use."""
     try:
         error = json.loads(said)["error"]
         return str(error["message"] if isinstance(error, dict) else error)

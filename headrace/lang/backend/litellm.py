@@ -40,15 +40,15 @@ class LiteLLM(AsyncBackend):
         max_retries: int | None = 3,
         default_headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Connect to nothing yet.
+        """Store the settings; no connection is opened yet.
 
         Args:
-            model_name: as LiteLLM calls it.
+            model_name: the model's name in LiteLLM.
             chat_template: the markup in `state.text()`; by default chosen by the model's name.
             api_key: defaults to the provider's environment variable.
-            organization: of the account.
-            base_url: of the provider.
-            timeout: of a request, in seconds.
+            organization: the account's organization.
+            base_url: address of the provider.
+            timeout: seconds that a request may take.
             max_retries: further tries of a request that failed.
             default_headers: sent with every request.
 
@@ -64,7 +64,8 @@ class LiteLLM(AsyncBackend):
             raise ImportError("The LiteLLM back end needs a package: pip install litellm") from None
         self._complete = litellm.acompletion
         self.model_name = model_name
-        # Messages are sent: only `state.text()` uses the markup, so an unknown name does no harm.
+        # Requests carry messages. Only `state.text()` uses the markup, so an unknown name does no
+        # harm.
         found = chat_template or find_chat_template(model_name)
         self.chat_template = found or get_chat_template("default")
         options = {
@@ -111,7 +112,7 @@ class LiteLLM(AsyncBackend):
         temperature: float,
         choices_method: ChoicesSamplingMethod,  # noqa: ARG002  # the API reports no scores
     ) -> ChoicesDecision:
-        """By an answer that must be one of `choices`."""
+        """Select by an answer that must be one of `choices`."""
         schema = json.dumps(choice_schema(choices))
         params = SglSamplingParams(temperature=temperature, json_schema=schema)
         answer = await self._send(choice_messages(s, choices, "LiteLLM"), params)
@@ -141,7 +142,7 @@ class LiteLLM(AsyncBackend):
                 **options,
             )
         except Exception as error:
-            # It raises the exception classes of the provider's own package.
+            # LiteLLM raises exceptions of the provider's own package.
             raise _said(error) from error
 
 

@@ -1,4 +1,4 @@
-"""Names of the reference's back ends that another back end serves here; the error names it."""
+"""SGLang's back ends that have no class here: an error names the back end to use instead."""
 
 from __future__ import annotations
 

@@ -66,15 +66,17 @@ class OpenAI(AsyncBackend):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Connect to nothing yet.
+        """Store the settings; no connection is opened yet.
 
         Args:
-            model_name: as the API calls it.
-            is_chat_model: whether messages are sent, or the text; by default chosen by the name.
+            model_name: the model's name in the API.
+            is_chat_model: whether requests carry messages instead of text; by default chosen by the
+            model's name.
             chat_template: the markup in `state.text()`; defaults to `default`.
             is_azure: whether the client is Azure's.
-            *args: for the client.
-            **kwargs: for the client: `base_url`, `api_key`, `timeout`, `max_retries`, ...
+            *args: passed to OpenAI's client.
+            **kwargs: passed to OpenAI's client: `base_url`, `api_key`, `timeout`, `max_retries`,
+            ...
 
         Raises:
             ImportError: the package `openai` is missing.
@@ -145,10 +147,10 @@ class OpenAI(AsyncBackend):
                 yield quote, meta
 
     async def async_fill_turn(self, s: Prompt, parts: Sequence[TurnPart]) -> list[Generated]:
-        """One request for a turn that mixes constants and generations; see `split_turn`.
+        """Send one request for a turn that mixes constants and generations; see `split_turn`.
 
         Raises:
-            RuntimeError: the model's text did not keep to the turn's pattern in three tries.
+            RuntimeError: the model's text did not follow the turn's pattern in three tries.
         """
         gens = [part.sampling_params for part in parts if part.sampling_params is not None]
         params = gens[0].clone()
@@ -171,7 +173,7 @@ class OpenAI(AsyncBackend):
                 metas = [meta, *({"id": meta["id"]} for _ in found[1:])]
                 return list(zip(found, metas, strict=True))
         raise RuntimeError(
-            f"The model did not keep to the turn's pattern in {_TRIES} tries; its last text was "
+            f"The model did not follow the turn's pattern in {_TRIES} tries; its last text was "
             f"{text[:200]!r}. Show the pattern in the messages before, or give more "
             "num_api_spec_tokens."
         )
@@ -185,7 +187,7 @@ class OpenAI(AsyncBackend):
         temperature: float,
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
-        """By an answer that must be one of them; with the completions API, by their scores."""
+        """Select by an answer that must be one of `choices`; with the completions API by scores."""
         if not self.is_chat_model:
             return await self._select_by_scores(s.text_, choices, choices_method)
         params = SglSamplingParams(
@@ -309,7 +311,7 @@ class OpenAI(AsyncBackend):
 
 
 def _quote(params: SglSamplingParams) -> str:
-    """What opens and closes a string where the API has no grammar."""
+    """Return the character around a string, for APIs without grammars."""
     return '"' if params.dtype == "str" else ""
 
 
@@ -319,7 +321,7 @@ def _closed(text: str, params: SglSamplingParams) -> str:
 
 
 def _entries_from(choice: Any, start: int) -> list[Entry]:
-    """The tokens of an echoed text that reach beyond the first `start` characters.
+    """Return the tokens of an echoed text that reach beyond its first `start` characters.
 
     Raises:
         BackendError: the server reported no log-probabilities of the prompt.

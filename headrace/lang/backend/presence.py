@@ -1,4 +1,4 @@
-"""Whether a server that says nothing is still there: asked beside the request that waits for it."""
+"""Finds out whether a silent server still runs, with a question beside the request that waits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# A generation may be silent for as long as it takes; a server answers a small question meanwhile.
+# A generation may be silent for any time, but a running server answers a small question meanwhile.
 QUIET_S = 2.0
 ANSWER_S = 4.0
 _TRIES = 2
@@ -26,28 +26,28 @@ class Presence:
         quiet_s: float = QUIET_S,
         answer_s: float = ANSWER_S,
     ) -> None:
-        """Ask nothing yet.
+        """Store the settings; the server is not asked yet.
 
         Args:
-            ask: a question that a server answers at once whatever it does; any answer will do.
-            quiet_s: silence after which it is asked.
-            answer_s: seconds for its answer; it has two tries.
+            ask: asks a question that a running server answers at once. Any answer is enough.
+            quiet_s: seconds of silence after which the server is asked.
+            answer_s: seconds that the server has for its answer, in each of two tries.
         """
         self._ask = ask
         self._quiet_s = quiet_s
         self._answer_s = answer_s
         self._heard_at = -quiet_s
-        # The next to wait need not find it out again at length.
+        # A later request learns at once that the server is gone.
         self._is_gone = False
         self._asking: asyncio.Task[None] | None = None
 
     def hear(self) -> None:
-        """Something came from the server."""
+        """Note that data came from the server."""
         self._heard_at = time.monotonic()
         self._is_gone = False
 
     async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which waits for the server.
+        """Return the result of `work`, which waits for the server.
 
         Raises:
             TimeoutError: the server has gone; `work` is cancelled.
@@ -70,7 +70,7 @@ class Presence:
     async def _answered(self) -> None:
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._try())
-        # Others wait for the same answer.
+        # Other requests wait for the same answer, so the question is not cancelled.
         await asyncio.shield(self._asking)
 
     async def _try(self) -> None:
@@ -83,4 +83,4 @@ class Presence:
             self.hear()
             return
         self._is_gone = True
-        raise TimeoutError("the server does not answer any more")
+        raise TimeoutError("the server no longer answers")

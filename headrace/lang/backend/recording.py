@@ -1,8 +1,8 @@
-"""A back end that records another one's answers, and one that replays them from the file.
+"""`RecordingBackend` records another back end's answers; `ReplayBackend` replays the file.
 
-The file is JSON lines. The first line names the recorded model. Each further line is one request:
-what it depends on, and its answer. A program that sends the same request again gets the same answer
-without a model: for tests, and for papers whose numbers others can check.
+The file is JSON lines. The first line names the recorded model. Each further line has the inputs of
+one request, and its answer. A program that sends the same request again gets the same answer
+without a model. This serves tests, and papers whose numbers others can check.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORMAT = "headrace.lang.record"
 VERSION = 1
 
 Asked = dict[str, Any]
-"""What a request depends on; requests with equal values are the same."""
+"""The inputs of a request. Requests with equal inputs are the same."""
 
 
 def _asked(kind: str, s: Prompt, **more: Any) -> Asked:
@@ -74,7 +74,7 @@ class RecordingBackend(AsyncBackend):
 
         Args:
             backend: a back end, a `Runtime` or an `Engine`.
-            path: of the file; an existing file is replaced.
+            path: path of the file; an existing file is replaced.
         """
         super().__init__()
         self._inner: BaseBackend = as_backend(backend)
@@ -177,21 +177,21 @@ class NotRecorded(RuntimeError):
 
 
 class ReplayBackend(AsyncBackend):
-    """Answers what a `RecordingBackend` recorded, in any order of programs.
+    """Returns the answers that a `RecordingBackend` recorded, in any order of programs.
 
-    A request that was recorded several times gets its answers in the recorded order. It is an error
-    when they are used up, or when the file does not contain the request.
+    A request that was recorded several times gets its answers in the recorded order. A request that
+    has no answer left, or that the file does not contain, is an error.
     """
 
     def __init__(self, path: str | Path, *, repeat: bool = False) -> None:
         """Read the file.
 
         Args:
-            path: of the file.
-            repeat: start again with a request's first answer when all were given.
+            path: path of the file.
+            repeat: after a request's last answer, start again with its first.
 
         Raises:
-            ValueError: it is not a record.
+            ValueError: the file is not a record.
         """
         super().__init__()
         self._path = Path(path)
@@ -221,7 +221,7 @@ class ReplayBackend(AsyncBackend):
 
     @property
     def num_left(self) -> int:
-        """Number of answers that no program has used yet."""
+        """The number of answers that are still unused."""
         return sum(map(len, self._answers.values()))
 
     def _take(self, asked: Asked) -> dict[str, Any]:

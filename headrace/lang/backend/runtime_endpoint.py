@@ -1,4 +1,4 @@
-"""A server with the native API, ours or the reference's, as a back end."""
+"""A server with the native API, Headrace or SGLang, as a back end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A process may have few file descriptors, and a server runs even fewer rows at once.
+# More connections are useless: a process may have few file descriptors, and a server runs fewer
+# requests at once.
 DEFAULT_MAX_CONNECTIONS = 512
 _BUSY = frozenset({429, 503})
 _NO_ROUTE = frozenset({404, 405})
@@ -72,8 +73,8 @@ class RuntimeEndpoint(AsyncBackend):
     ) -> None:
         """Ask the server for its model.
 
-        A request that waits is given up once the server answers nothing any more: after 2 s of
-        silence it is asked for its model, twice with 4 s for the answer.
+        A waiting request fails once the server no longer answers: after 2 s of silence the server
+        is asked for its model, twice, with 4 s for each answer.
 
         Args:
             base_url: `http://HOST:PORT`.
@@ -102,12 +103,12 @@ class RuntimeEndpoint(AsyncBackend):
             self._client = HttpClient(
                 self.base_url, headers, timeout, tls=tls, max_connections=max_connections
             )
-            # Connections of its own: the others may all wait.
+            # The question has a connection of its own, because all others may be waiting.
             probe = HttpClient(self.base_url, headers, None, tls=tls)
         self._presence = Presence(lambda: probe.call("GET", "/get_model_info"))
         self._probe = probe
         self.model_info: dict[str, Any] = core().call(self._get("/get_model_info"))
-        # Until the server reports otherwise.
+        # This is assumed until the server reports otherwise.
         self._scores_choices = True
         self._is_incremental: bool | None = self.model_info.get("incremental_streaming_output")
         self.chat_template = self._choose_template(chat_template_name)
@@ -123,7 +124,7 @@ class RuntimeEndpoint(AsyncBackend):
         try:
             told = core().call(self._get("/tokenizer_info"))
         except BackendError:
-            # Servers of the reference have no such route; ours may have no tokenizer.
+            # SGLang's servers lack this route, and a Headrace server may have no tokenizer.
             return None
         if not isinstance(told, dict) or not isinstance(told.get("chat_template"), str):
             return None
@@ -134,7 +135,7 @@ class RuntimeEndpoint(AsyncBackend):
         return str(self.model_info["model_path"])
 
     def shutdown(self) -> None:
-        """Close the connections that idle."""
+        """Close the idle connections."""
         for client in (self._client, self._probe):
             core().call_soon(client.close)
 
@@ -178,7 +179,7 @@ class RuntimeEndpoint(AsyncBackend):
         temperature: float,  # noqa: ARG002  `select` refuses any value but 0
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
-        """By one request if the server has our scoring route, else by the classic calls."""
+        """Select by one request if the server has `/v1/select`, or else by the classic calls."""
         if self._scores_choices and not s.images_:
             payload = select_payload(s, choices, choices_method)
             try:
@@ -203,16 +204,16 @@ class RuntimeEndpoint(AsyncBackend):
         except BackendError as error:
             if error.status != 404:
                 raise
-        # Newer servers of the reference use this name.
+        # Newer SGLang servers use this name.
         return await self._get("/server_info")
 
     # ---- requests ----
 
     async def post(self, path: str, payload: dict[str, Any]) -> Any:
-        """The JSON that the server answers.
+        """Send a request and return the server's JSON.
 
         Raises:
-            BackendError: it refuses, or does not answer.
+            BackendError: the server refuses, or does not answer.
         """
         return orjson.loads(await self._call("POST", path, orjson.dumps(payload)))
 
@@ -254,7 +255,7 @@ class RuntimeEndpoint(AsyncBackend):
     async def _events(
         self, path: str, payload: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The server-sent events; closing it closes the connection, which aborts the request."""
+        """Yield the server-sent events; closing the generator aborts the request."""
         body = orjson.dumps(payload)
         received: deque[bytes] = deque()
         changed = asyncio.Event()
@@ -269,7 +270,8 @@ class RuntimeEndpoint(AsyncBackend):
                 await self._client.stream(path, body, take)
             except OSError as error:
                 if received or is_begun:
-                    # Text already shown cannot be taken back, so there is no second try.
+                    # The request is not tried again, because text that was already shown cannot be
+                    # taken back.
                     raise self._broken(path, error) from error
                 raise
 
@@ -331,7 +333,7 @@ class RuntimeEndpoint(AsyncBackend):
 
 
 def generate_payload(s: Prompt, sampling_params: SglSamplingParams) -> dict[str, Any]:
-    """The body of the native `/generate` that continues `s.text_`."""
+    """Build the body of the native `/generate` that continues `s.text_`."""
     sampling = {
         "skip_special_tokens": (
             global_config.skip_special_tokens_in_output
@@ -357,7 +359,7 @@ def _with_media(payload: dict[str, Any], media: Sequence[Media]) -> dict[str, An
 
 
 def _message(body: Any) -> str:
-    """The message of an error body, in any of the shapes that servers use."""
+    """Return the message of an error body, in any of the shapes that servers use."""
     if isinstance(body, dict):
         error = body.get("error", body)
         if isinstance(error, dict):

@@ -1,4 +1,4 @@
-"""`select` in one request: by our scoring route, or by the engine's method of the same name."""
+"""`select` in one request: by the route `/v1/select`, or by the engine's method `select`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def select_payload(s: Prompt, choices: list[str], method: ChoicesSamplingMethod)
 def decide(
     answer: Mapping[str, Any], choices: list[str], method: ChoicesSamplingMethod
 ) -> ChoicesDecision:
-    """Let `method` decide over the scored choices.
+    """Let `method` decide between the scored choices.
 
     Returns:
-        The decision; its meta information has `probs`, each choice's share, and the token counts.
+        The decision. Its meta information has the token counts and `probs`, each choice's share.
     """
     scored = answer["choices"]
     entries = [one["token_logprobs"] for one in scored]

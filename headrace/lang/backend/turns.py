@@ -1,4 +1,4 @@
-"""What API back ends share: a program's messages, and texts that follow a turn's pattern."""
+"""Functions that API back ends share: messages of a program, and texts of a turn's pattern."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _SPACE = r"\s*"
 
 
 def open_text(s: Prompt, backend: str) -> str:
-    """The text of the assistant's open turn so far.
+    """Return the text of the assistant's open turn so far.
 
     Raises:
         RuntimeError: no turn of the assistant is open, so a chat model has nothing to answer.
     """
     if s.cur_role != "assistant":
         raise RuntimeError(
-            f"{backend} answers messages: a generation stands in a turn of the assistant, as in "
+            f"{backend} answers messages: a generation must be in a turn of the assistant, as in "
             "s += assistant(gen('answer'))."
         )
     return s.text_[s.cur_role_begin_pos :]
 
 
 def check_nothing_before(s: Prompt, backend: str) -> None:
-    """Refuse text between the begin of the assistant's turn and a generation.
+    """Refuse text between the start of the assistant's turn and a generation.
 
     Raises:
         RuntimeError: there is such text.
     """
     if open_text(s, backend).strip():
         raise RuntimeError(
-            f"{backend} cannot go on inside an answer: a generation comes right after the turn of "
+            f"{backend} cannot continue an answer: a generation must come right after the turn of "
             "the assistant begins. With @function(num_api_spec_tokens=...) a turn may mix text and "
             "generations that have a stop."
         )
@@ -63,7 +63,7 @@ def choice_messages(s: Prompt, choices: Sequence[str], backend: str) -> list[Mes
 
 
 def with_question(messages: Sequence[Message], question: str) -> list[Message]:
-    """`messages` with `question` at the end; it joins a user turn that is last."""
+    """Return `messages` with `question` at the end, joined to a last user turn."""
     copied = list(messages)
     if copied and copied[-1]["role"] == "user" and isinstance(copied[-1]["content"], str):
         last = copied.pop()
@@ -72,10 +72,10 @@ def with_question(messages: Sequence[Message], question: str) -> list[Message]:
 
 
 def chosen(answer: str, choices: Sequence[str]) -> str:
-    """The choice that `answer`, an object of `choice_schema`, names.
+    """Return the choice that `answer`, an object of `choice_schema`, names.
 
     Raises:
-        ValueError: the answer holds none of them.
+        ValueError: the answer holds none of the choices.
     """
     try:
         found = json.loads(answer)[_CHOICE]
@@ -92,7 +92,7 @@ def is_closed_object(schema: Any) -> bool:
 
 
 def split_turn(text: str, parts: Sequence[TurnPart]) -> list[str] | None:
-    """The generations of a turn, found in one text of the whole turn.
+    """Find the generations of a turn in one text of the whole turn.
 
     Each generation ends where the constant after it begins, or at one of its stop strings.
 
@@ -103,7 +103,7 @@ def split_turn(text: str, parts: Sequence[TurnPart]) -> list[str] | None:
     for part, following in zip(parts, [*parts[1:], None], strict=True):
         if part.sampling_params is None:
             constant = part.text or ""
-            # At the begin of the turn the model's own white space may differ.
+            # The model's white space at the start of the turn may differ from the constant's.
             pattern += re.escape(constant.lstrip() if pattern == _SPACE else constant)
             continue
         stops = [re.escape(stop) for stop in part.sampling_params.stops]

@@ -1,4 +1,4 @@
-"""Arguments that an API cannot honour: each back end warns once instead of dropping silently."""
+"""Arguments that an API does not support: each back end warns once when it drops them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ class UnsupportedArguments:
     """Warns about arguments that a back end cannot pass on."""
 
     def __init__(self, backend: str, honoured: Collection[str]) -> None:
-        """Keep the names.
+        """Store the names of the back end and of its fields.
 
         Args:
-            backend: its name, for the warning.
-            honoured: fields of `SglSamplingParams` that it can pass on, beyond the common ones.
+            backend: the back end's name, for the warning.
+            honoured: fields of `SglSamplingParams` that the back end can pass on, beyond the common
+            ones.
         """
         self._backend = backend
         self._honoured = _COMMON | set(honoured)
@@ -54,6 +55,6 @@ class UnsupportedArguments:
         if fresh:
             self._warned.update(fresh)
             warnings.warn(
-                f"{self._backend} cannot honour {', '.join(fresh)}; the request goes without.",
+                f"{self._backend} does not support {', '.join(fresh)}; the request is sent without.",
                 stacklevel=2,
             )

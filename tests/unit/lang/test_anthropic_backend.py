@@ -207,7 +207,7 @@ def test_what_the_api_cannot_do_is_said_once() -> None:
     words = sorted(str(each.message) for each in caught if each.category is UserWarning)
     assert len(words) == 2
     assert "stop strings of white space" in words[1]
-    assert "cannot honour regex" in words[0]
+    assert "does not support regex" in words[0]
 
 
 def test_a_key_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

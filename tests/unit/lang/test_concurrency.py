@@ -171,7 +171,7 @@ def test_t29_joining_texts(stub: LangServer) -> None:
         forks += lambda i: f" {i}" + gen("a")
         forks.join("concate_and_append")
         s += "!" + gen("b")
-        with pytest.raises(ValueError, match="gone on"):
+        with pytest.raises(ValueError, match="appended to since"):
             forks.join("concate_and_append")
         with pytest.raises(ValueError, match="gather_variable"):
             forks.join("unheard")

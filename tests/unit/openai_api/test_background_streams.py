@@ -147,7 +147,7 @@ async def test_a_failure_is_the_last_event(front: Any) -> None:
     [
         ({"stream": "true"}, "not kept"),
         ({"stream": "yes"}, "stream must be true or false"),
-        ({"starting_after": 3}, "goes with stream only"),
+        ({"starting_after": 3}, "needs stream"),
         ({"stream": "true", "starting_after": -1}, "starting_after must be a number"),
         ({"stream": "true", "starting_after": "9" * 30}, "starting_after must be a number"),
     ],

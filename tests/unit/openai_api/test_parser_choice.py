@@ -189,7 +189,7 @@ def test_options_win_and_none_turns_off(caplog: pytest.LogCaptureFixture) -> Non
     assert "reasoning_parser: qwen3 (the chat template has </think>)" in lines[0]
     assert "tool_call_parser: hermes (the response template describes it)" in lines[1]
     assert "reasoning_parser: none (as asked)" in lines[1]
-    assert lines[2].count("none (the chat template shows no form that is known)") == 2
+    assert lines[2].count("none (the chat template shows no known form)") == 2
 
 
 def test_tools_may_have_a_template_of_their_own() -> None:

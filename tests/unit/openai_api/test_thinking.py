@@ -169,7 +169,7 @@ async def test_a_budget_beside_a_call_that_may_come_first(make_front: Any, tmp_p
     tools = [{"type": "function", "function": function}]
     answer = await front.chat(tools=tools, max_thinking_tokens=5)
     assert answer.status_code == 400
-    assert "does not go with strict" in answer.json()["error"]["message"]
+    assert "excludes strict" in answer.json()["error"]["message"]
     # Agents name a budget to every model.
     body = {
         "model": "m",

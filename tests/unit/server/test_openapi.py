@@ -125,7 +125,7 @@ async def test_a_route_that_says_nothing_is_not_taken(server):
     async def silent() -> None: ...
 
     match = next(iter(matches(server, OpenAPIDocument(server.app.api.openapi()))))[2]
-    with pytest.raises(TypeError, match="does not say what it takes and answers"):
+    with pytest.raises(TypeError, match="does not declare its input and output"):
         server.app.api.describe(APIRoute("/silent", silent, methods=["GET"]), match)
 
 

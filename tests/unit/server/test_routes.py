@@ -480,7 +480,7 @@ async def test_an_unknown_sampling_parameter_is_told_its_neighbour(tmp_path):
         ("/v1/conversations", "previous_response_id"),
         ("/v1/vector_stores", "/v1/embeddings"),
         ("/v1/evals", "lm-eval"),
-        ("/v1/containers", "nothing is run"),
+        ("/v1/containers", "does not run code"),
         ("/chat/completions", "/v1"),
         ("/v1/v1/messages", "twice"),
     ],

@@ -115,7 +115,7 @@ def test_other_files_are_one_line(
 
 def test_what_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path / "none.pt") == 2
-    assert "none.csv is not there beside none.pt" in capsys.readouterr().err
+    assert "none.csv does not exist beside none.pt" in capsys.readouterr().err
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
     assert run(tmp_path / "bytes.csv") == 2
     path = write(tmp_path / "fine.csv", [1, 2])
