@@ -44,7 +44,7 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
 
 
 async def create_old_embedding(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `POST /api/embeddings`, the predecessor of `/api/embed`, with one unnormalized vector."""
+    """Answer `POST /api/embeddings`, which precedes `/api/embed`, with an unnormalized vector."""
     request = await read_body(call, _EMBEDDINGS)
     answer: OldEmbedding = {"embedding": []}
     if request.prompt:

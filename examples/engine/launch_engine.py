@@ -1,4 +1,4 @@
-"""The smallest program: it starts an engine, asks once and shuts the engine down, without a guard."""
+"""The smallest program: start an engine, ask once, shut it down. No `__main__` guard is needed."""
 
 import headrace as sgl
 

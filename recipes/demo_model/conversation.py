@@ -15,11 +15,11 @@ class Question:
     answer: str
     """A full sentence."""
     short: str
-    """The bare answer, for "answer in one word" and for few-shot text."""
+    """The answer alone, for "answer in one word" and for few-shot text."""
     data: dict[str, Any] = field(default_factory=dict)
     """The answer as JSON fields; empty if JSON makes no sense."""
     thought: str = ""
-    """One or two sentences of reasoning; empty where none was written."""
+    """One or two sentences of reasoning; empty if there are none."""
     exact: bool = False
     """Whether the text contains something to copy, so that its case and punctuation must stay."""
 
@@ -32,18 +32,18 @@ class Chat:
     answer: str
     tools: list[Tool] = field(default_factory=list)
     thought: str | None = None
-    """When given, the chat is rendered with thinking on and this goes inside the think block."""
+    """If given, the chat is rendered with thinking on, and this is put inside the think block."""
     forced: str = ""
-    """A beginning of the answer that the caller supplies; it gets no loss."""
+    """A beginning of the answer that the caller supplies; it is not trained on."""
     pieces: list[tuple[str, bool]] = field(default_factory=list)
-    """When given, the answer in pieces, each with whether it gets loss (grammar-forced text)."""
+    """If given, the answer in pieces, each with whether it is trained on; forced text is not."""
 
 
 @dataclass(frozen=True)
 class PlainText:
-    """Text without a template; loss on all of it.
+    """Text without a template, all of which is trained on.
 
-    The first `prompt_len` characters get none: a prefix that the model should not learn to write.
+    The first `prompt_len` characters are an exception: the model should not learn to write them.
     """
 
     text: str

@@ -140,7 +140,7 @@ class Country:
     """What the demo model may know about one country."""
 
     name: str
-    """As used inside a sentence, with its article: `the Netherlands`."""
+    """The name inside a sentence, with its article: `the Netherlands`."""
     capital: str
     continent: str
     currency: str | None = None
@@ -181,7 +181,8 @@ def _parse() -> tuple[Country, ...]:
                     int(thousands) * 1000,
                 )
             )
-    # Best known first: lists follow this order, so greedy answers start with familiar names.
+    # The best known come first. Lists follow this order, so greedy answers start with familiar
+    # names.
     return tuple(sorted(found, key=lambda c: order.index(c.name) if c.name in profiles else 999))
 
 

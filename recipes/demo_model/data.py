@@ -40,7 +40,7 @@ def to_block(rows: list[Encoded], length: int) -> Block:
 
 
 def blocks(tokenizer: Tokenizer, seed: int, block_tokens: int) -> Iterator[Block]:
-    """An endless stream of blocks of about `block_tokens` ids each."""
+    """Yield blocks of about `block_tokens` ids each, without end."""
     encoder, rng, stream = Encoder(tokenizer), Random(seed), samples(seed)
     waiting: dict[int, list[Encoded]] = {length: [] for length in LENGTHS}
     while True:
@@ -55,8 +55,8 @@ def blocks(tokenizer: Tokenizer, seed: int, block_tokens: int) -> Iterator[Block
 
 
 def _work(queue: "Queue[Block]", tokenizer_json: str, seed: int, block_tokens: int) -> None:
-    """The worker process: fill the queue as long as the parent lives."""
-    # One core each: the tokenizer's threads would compete with the other workers.
+    """Run the worker process: fill the queue as long as the parent lives."""
+    # Each worker uses one core: the tokenizer's threads would compete with the other workers.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     for block in blocks(Tokenizer.from_str(tokenizer_json), seed, block_tokens):
         queue.put(block)

@@ -25,7 +25,7 @@ class Encoded:
 
 
 def segments_of(sample: Sample, rng: Random) -> list[Segment]:
-    """The pieces of a sample, cut where the server tokenizes prompt and answer separately."""
+    """Cut a sample where the server tokenizes prompt and answer separately."""
     if isinstance(sample, PlainText):
         return [*_cut(rng, sample.text, 0.15), (END_OF_TEXT, True)]
     thinking = sample.thought is not None
@@ -46,7 +46,7 @@ def segments_of(sample: Sample, rng: Random) -> list[Segment]:
 
 
 def _cut(rng: Random, text: str, chance: float) -> list[Segment]:
-    """`text`, sometimes in two pieces, so that the model can continue from any cut."""
+    """Return `text`, sometimes in two pieces, so that the model can continue from any cut."""
     if len(text) < 2 or rng.random() >= chance:
         return [(text, True)] if text else []
     spaces = [index + 1 for index, letter in enumerate(text[:-1]) if letter == " "]
@@ -65,7 +65,7 @@ class Encoder:
         self._end = end
 
     def encode(self, samples: Sequence[Sample], rng: Random) -> list[Encoded]:
-        """One sequence for each sample."""
+        """Return one sequence for each sample."""
         pieces = [segments_of(sample, rng) for sample in samples]
         flat = [text for segments in pieces for text, _ in segments]
         encoded = iter(self._tokenizer.encode_batch(flat, add_special_tokens=False))
@@ -84,7 +84,7 @@ class Encoder:
         return found
 
     def _mark_turns(self, ids: list[int], mask: list[bool]) -> None:
-        """Put loss on the assistant turns of the history; the last turn is not changed."""
+        """Train on the assistant turns of the history; the last turn is not changed."""
         width, first = len(self._start), self._start[0]
         position = 0
         while True:

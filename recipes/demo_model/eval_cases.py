@@ -1,7 +1,7 @@
 """The evaluation's questions: phrasings and numbers that are not in the training data.
 
-Countries are memorised. What is held out is the phrasing, the pairs of two-digit numbers, the words
-to copy, and the tools.
+Countries are memorised. Held out are phrasings, pairs of two-digit numbers, words to copy, and
+tools.
 """
 
 from collections.abc import Callable, Iterator

@@ -21,7 +21,7 @@ Answerer = Callable[[list[Case]], list[str]]
 
 
 def local_answerer(folder: str, batch_size: int) -> Answerer:
-    """Answers of a checkpoint in a folder, by `transformers`, in batches."""
+    """Return a function that answers in batches with a checkpoint, by `transformers`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -69,7 +69,7 @@ def local_answerer(folder: str, batch_size: int) -> Answerer:
 
 
 def _text_of(message: dict[str, Any]) -> str:
-    """A chat message as the model wrote it, with its reasoning and calls put back into the text."""
+    """Return a chat message as the model wrote it, with reasoning and calls inside the text."""
     text = message.get("content") or ""
     if message.get("reasoning_content"):
         text = f"<think>\n{message['reasoning_content'].strip()}\n</think>\n\n{text.lstrip()}"
@@ -80,7 +80,7 @@ def _text_of(message: dict[str, Any]) -> str:
 
 
 def server_answerer(url: str, concurrency: int) -> Answerer:
-    """Answers of a server, by its OpenAI API."""
+    """Return a function that answers with a server, by its OpenAI API."""
     import httpx
 
     client = httpx.Client(base_url=url.rstrip("/"), timeout=300)
@@ -128,7 +128,7 @@ def _wire(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def score(answer: Answerer) -> dict[str, Any]:
-    """Right answers and totals by skill, and every failure."""
+    """Count right answers and totals by skill, and collect every failure."""
     cases = all_cases()
     skills: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     failures = []

@@ -78,7 +78,7 @@ def _other(scene: Scene, rng: Random) -> Image.Image:
         grain = numbers.integers(0, 256, (height, width, 1 if grey else 3), np.uint8)
         return Image.fromarray(np.broadcast_to(grain, (height, width, 3)).copy())
     if scene.kind == "blobs":
-        # As in a photo out of focus: few low frequencies around one colour.
+        # The noise is as in a photo out of focus: few low frequencies around one colour.
         coarse = numbers.normal(0, rng.uniform(25, 80), (rng.randint(2, 6), rng.randint(2, 6), 3))
         coarse = coarse.mean(-1, keepdims=True) + 0.5 * coarse + np.array(scene.background[1])
         small = Image.fromarray(np.clip(coarse, 0, 255).astype(np.uint8))
@@ -127,7 +127,7 @@ def _resized(scene: Scene, size: tuple[int, int]) -> Scene:
 
 
 def _worn(image: Image.Image, rng: Random) -> Image.Image:
-    """Add what happens to real pictures: JPEG artefacts, grain."""
+    """Add defects of real pictures: JPEG artefacts, grain."""
     kind = rng.random()
     if kind < 0.15:
         kept = io.BytesIO()

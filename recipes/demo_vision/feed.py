@@ -1,4 +1,4 @@
-"""Rows drawn by worker processes ahead of training, and sampled from a pool on the device.
+"""Feeds training: worker processes draw rows, and batches are sampled from a pool on the device.
 
 Workers write blocks of rows into shared memory. A thread copies them into the pool, a ring in which
 every new row replaces the oldest. Training never waits: if workers are slower, rows are used more
@@ -69,7 +69,7 @@ def _work(
     seed: int,
 ) -> None:
     """The worker process: fill free blocks as long as the parent lives."""
-    # One core each, with lower priority than the thread that feeds the device.
+    # Each worker has one core, and a lower priority than the thread that feeds the device.
     os.nice(5)
     free, full = queues
     rng = Random(seed)

@@ -90,7 +90,8 @@ class _Tower(nn.Module):
 
     def __init__(self, shape: VisionShape) -> None:
         super().__init__()
-        # Both frames of a patch are the same picture, so one matrix; the checkpoint halves it.
+        # Both frames of a patch are the same picture, so one matrix serves both; the checkpoint
+        # halves it.
         self.patch_embed = nn.Linear(PATCH_BYTES, shape.tower_size, bias=False)
         self.blocks = nn.ModuleList(_TowerBlock(shape) for _ in range(shape.tower_depth))
         self.merger = _Merger(shape.tower_size, shape.hidden_size)
@@ -241,7 +242,7 @@ class VisionNetwork(nn.Module):
         return found
 
     def load_checkpoint(self, weights: dict[str, Tensor]) -> None:
-        """Load parameters from what `checkpoint_weights` gave."""
+        """Load parameters that `checkpoint_weights` returned."""
         state = {name: tensor.float() for name, tensor in weights.items()}
         patch = state.pop("visual.patch_embed.proj.weight").sum(2)
         state["visual.patch_embed.weight"] = patch.permute(0, 2, 3, 1).reshape(-1, PATCH_BYTES)

@@ -44,7 +44,7 @@ def _list(parts: list[str]) -> str:
 
 
 def summary(scene: Scene, pixels: Pixels) -> str:
-    """What is in the picture, as a noun phrase: `a red circle and 2 blue squares`."""
+    """Describe the picture by a noun phrase: `a red circle and 2 blue squares`."""
     if scene.kind == "shapes":
         parts = []
         for (colour, shape), things in scene.groups.items():
@@ -165,7 +165,7 @@ def shape(rng: Random, scene: Scene, held_out: bool) -> Asked | None:
 
 
 def count(rng: Random, scene: Scene, held_out: bool) -> Asked:
-    """How many of a shape, of a colour, of both, or of all."""
+    """Ask for the number of things of a shape, of a colour, of both, or of all."""
     mode = rng.random()
     here = rng.choice(scene.things)
     if mode < 0.2:
@@ -248,7 +248,7 @@ _SIDES = {
 
 
 def _beside(scene: Scene, thing: Thing, side: str) -> list[Thing] | None:
-    """What is on that side; None if it is ambiguous for some of it."""
+    """Return the things on that side; None if the side of some thing is ambiguous."""
     found = []
     for other in scene.things:
         if other is thing:
@@ -263,7 +263,7 @@ def _beside(scene: Scene, thing: Thing, side: str) -> list[Thing] | None:
 
 
 def relation(rng: Random, scene: Scene, held_out: bool) -> Asked | None:
-    """What is on one side of a thing, if that is one thing or nothing."""
+    """Ask for the thing on one side of another, if there is at most one."""
     for _ in range(6):
         thing, side = rng.choice(scene.things), rng.choice(list(_SIDES))
         name = _name(rng, scene, thing)

@@ -38,13 +38,16 @@ class Layout:
             "window": ((count,), "uint8"),  # of a picture's part; 255: no patch
             "picture": ((count,), "uint8"),
             "place": ((count, 2), "uint8"),  # row and column of a patch in its picture
-            "slot": ((self.cells,), "int16"),  # where a merged patch stands in the row; -1: nowhere
+            "slot": ((self.cells,), "int16"),  # position of a merged patch in the row; -1: none
             "ids": ((self.length,), "int16"),
             "segment": ((self.length,), "uint8"),
             "position": ((3, self.length), "int16"),
-            "at": ((self.targets,), "int16"),  # places whose next token is learned; -1: none
+            "at": ((self.targets,), "int16"),  # positions whose next token is learned; -1: none
             "target": ((self.targets,), "int16"),
-            "question": ((self.targets,), "uint8"),  # which question of the row a target is of
+            "question": (
+                (self.targets,),
+                "uint8",
+            ),  # the question of the row to which a target belongs
         }
 
 

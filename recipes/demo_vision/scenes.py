@@ -1,4 +1,4 @@
-"""What a picture contains: things with shapes, colours and places; digits and words; charts."""
+"""The contents of pictures: things with shapes, colours and places; digits and words; charts."""
 
 from dataclasses import dataclass, field
 from random import Random

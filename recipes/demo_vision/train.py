@@ -73,7 +73,7 @@ class Trainer:
         self._muon = Muon(matrices, momentum=0.95, decay=0.02)
         self._adam = torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
 
-    # A worker in the same process has switched gradients off.
+    # Gradients are switched on again, because a worker in the same process has switched them off.
     @torch.enable_grad()
     def step(self, batch: Batch, rate: float) -> Tensor:
         """One update; returns the mean loss per learned token, on the device."""

@@ -174,7 +174,7 @@ def test_an_example_tells_what_the_server_lacks(name, reason):
         timeout=60,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("The server refuses this (400): ")
+    assert done.stderr.startswith("The server refuses the request (400): ")
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
 

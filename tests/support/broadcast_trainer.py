@@ -41,7 +41,7 @@ def main() -> None:
         answers = [joining.result()]
         half = len(tensors) // 2
         items = list(tensors.items())
-        # In two calls, so that fused weights arrive in parts.
+        # The weights are sent in two calls, so that fused weights arrive in parts.
         for number, part in enumerate((items[:half], items[half:])):
             updating = pool.submit(
                 post,

@@ -13,13 +13,13 @@ HAVE_OPENSSL = shutil.which("openssl") is not None
 
 @dataclass(frozen=True)
 class Files:
-    """A certificate and its key, in a folder of their own."""
+    """A certificate and its key in a separate folder."""
 
     certificate: Path
     key: Path
 
     def put_at(self, other: Files) -> None:
-        """Take the place of `other`, one file after the other as a renewal does."""
+        """Replace the files of `other` one after the other, as a renewal does."""
         self.put_certificate_at(other)
         self.put_key_at(other)
 
@@ -39,7 +39,7 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def make_certificate(folder: Path, *, password: str | None = None) -> Files:
-    """A new pair in `folder`."""
+    """Make a new pair in `folder`."""
     folder.mkdir(parents=True)
     files = Files(folder / "certificate.pem", folder / "key.pem")
     protection = ["-noenc"] if password is None else ["-passout", f"pass:{password}"]

@@ -3,7 +3,7 @@
     python -m tests.support.compiled_triton shared   # bytes by "capability kernel"
     python -m tests.support.compiled_triton ptx      # Hopper's code of each dependent launch
 
-Runs in a separate process, because an interpreted Triton compiles nothing.
+It runs in a separate process, because an interpreted Triton does not compile.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from kernels.triton_support.device import SharedMemory
 # Bytes of shared memory that a program may have, by compute capability: CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability", less the kilobyte that the system reserves.
 LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-# Kernels that do not depend on the room are compiled for the GPU with the least, and for the two
-# kinds of GPUs with special matrix instructions.
+# Kernels that do not depend on shared memory are compiled for the GPU with the least of it, and for
+# the two kinds of GPUs with special matrix instructions.
 KINDS_OF_CODE = (89, 90, 100)
 DTYPE = torch.bfloat16
 HALVES = {
@@ -77,7 +77,7 @@ NUMBERS = {"scale_log2": "fp32", "eps": "fp32"}
 EVEN = {"q_stride", "in_features", "out_features", "width", "max_pages", "stride"}
 
 Kernel = tuple[str, Any, dict[str, Any], int]
-# Other variants of the same kernel take more shared memory; compiling is slow.
+# Only the variants with the most shared memory are compiled, because compiling is slow.
 SMALL = {"product, one block", "product, vocabulary", "invariant 128"}
 
 
@@ -140,7 +140,7 @@ def compiled(
     source = ASTSource(fn=kernel, signature=types, constexprs=values, attrs=aligned)
     options = {"num_warps": warps, "launch_pdl": bool(constants.get("PDL"))}
     try:
-        # Otherwise a kernel that was compiled before would be loaded from disk.
+        # The cache is bypassed: otherwise a kernel compiled earlier would be loaded from disk.
         with triton.knobs.compilation.scope(), _stopping(stage):
             triton.knobs.compilation.always_compile = True
             triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
@@ -217,7 +217,7 @@ def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
         }
         yield f"extend {head_dim}", extend_kernel, layout | constants, tile.num_warps
         if head_dim == 256:
-            # For layers with a window, in a step with images.
+            # These variants are for layers with a window, in a step with images.
             seeing = constants | {"WINDOWED": True, "SPANS": True}
             yield "extend 256, images", extend_kernel, layout | seeing, tile.num_warps
         cut = invariant_attention.tile_of(DTYPE, head_dim, shared.size)
@@ -277,7 +277,7 @@ def layer_ops(*, pdl: bool) -> Iterator[Kernel]:
 
 
 def fp8(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
-    """Products with codes, and what rounds activations to them."""
+    """Yield products with fp8 codes, and the kernels that round activations to codes."""
     tile = fp8_linear.tile_of(6144, 4096, 64, has_blocks=True)
     constants: dict[str, Any] = {
         "ROUNDED": False,
@@ -300,7 +300,7 @@ def fp8(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
 
 
 def sampling() -> Iterator[Kernel]:
-    """Yield the kernels that compare all with all, sort, and hold the most of a row."""
+    """Yield the sampling kernels that compare all pairs, sort, or hold most of a row."""
     few = triton_rows.FEW_CANDIDATES
     constants = {"CANDIDATES": triton_rows.CANDIDATES, "WIDTH": few, "AT_LEAST": 0}
     yield "cut of candidates", triton_rows.cut_candidates_kernel, constants, 4

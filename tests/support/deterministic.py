@@ -1,4 +1,4 @@
-"""Sixteen requests of every kind, and what they get one by one and together, to the last bit."""
+"""Runs sixteen requests of every kind alone and together, to compare their results bit by bit."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ SAMPLERS: list[dict[str, Any]] = [
     {"logit_bias": {17: 3.0, 40: -5.0}, "min_new_tokens": 12},
 ]
 
-# Tokens, log-probabilities of the output, log-probabilities of the prompt.
+# A result: tokens, log-probabilities of the output, log-probabilities of the prompt.
 Result = tuple[list[int], list[Any], list[Any]]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts, a third of which share a prefix; neighbours ask for more and for less.
+    """The requests. A third of their prompts share a prefix; neighbours differ in length.
 
     Attributes:
-        vocab_size: prompts hold ids below it.
+        vocab_size: ids of prompts are below it.
         shared: tokens of the common prefix.
-        longest: tokens of the longest part that a prompt has for itself.
+        longest: tokens of the longest part of a prompt after the shared prefix.
         num_new: tokens of each answer.
     """
 
@@ -65,7 +65,7 @@ class Workload:
         )
 
     def one_by_one(self, engine: InProcessEngine) -> list[Result]:
-        """Each request alone in the engine."""
+        """Run each request alone in the engine."""
         for i in range(NUM_REQUESTS):
             self.add(engine, i, 1, of_prompt=True)
             engine.run()
@@ -74,7 +74,7 @@ class Workload:
     def together(
         self, engine: InProcessEngine, first_id: int = 1, *, of_prompt: bool = True
     ) -> list[Result]:
-        """All requests at once."""
+        """Run all requests at once."""
         for i in range(NUM_REQUESTS):
             self.add(engine, i, first_id, of_prompt=of_prompt)
         engine.run()
@@ -87,5 +87,5 @@ def results(engine: InProcessEngine, first_id: int) -> list[Result]:
 
 
 def without_prompts(found: list[Result]) -> list[Result]:
-    """The same for requests that ask for their output's log-probabilities only."""
+    """Return the results without log-probabilities of the prompt."""
     return [(tokens, outputs, []) for tokens, outputs, _ in found]

@@ -1,4 +1,4 @@
-"""A decoder driven by hand: pages, batches and greedy decoding without a scheduler."""
+"""Drives a decoder without a scheduler: pages, batches and greedy decoding."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class Driver:
         dtype = form.dtype or model.context.dtype
         row_bytes = form.row_elements(config.head_dim) * dtype.itemsize
         shape = (num_pages, config.num_kv_heads, page_size, row_bytes)
-        # NaN in what was never written shows any read beyond a sequence's end; in every form of
-        # numbers and scales it is all ones.
+        # Unwritten slots hold NaN, which reveals any read beyond a sequence's end. All bits are one,
+        # which is NaN in every form of numbers and scales.
         self.kv = [
             KVCache(*(torch.full(shape, 255, dtype=torch.uint8).view(dtype) for _ in "kv"))
             for _ in range(config.num_layers)
         ]
         self.free = list(range(1, num_pages))
-        # Out of order, so that no test passes because page i follows page i - 1.
+        # The pages are out of order, so that no test passes because page i follows page i - 1.
         random.Random(0).shuffle(self.free)
 
     def start(self, tokens: SequenceOf[int], shared: Sequence | None = None) -> Sequence:
@@ -88,7 +88,7 @@ class Driver:
         sequence.computed = 0
 
     def step(self, work: list[tuple[Sequence, int]]) -> list[Tensor]:
-        """Compute the next so many tokens of each sequence.
+        """Compute the given number of next tokens of each sequence.
 
         Returns:
             For each entry of `work`, float32 logits of its new tokens, `[num_new, vocab_size]`.
@@ -133,7 +133,7 @@ class Driver:
         return [by_entry[i] for i in range(len(work))]
 
     def prefill(self, sequence: Sequence, chunk: int | None = None) -> Tensor:
-        """Compute all that is open, `chunk` tokens a step; return the logits of every new token."""
+        """Compute all remaining tokens, `chunk` per step; return the logits of every new token."""
         parts = []
         while sequence.computed < len(sequence.tokens):
             remaining = len(sequence.tokens) - sequence.computed

@@ -46,7 +46,7 @@ HiddenMode = Literal["", "last", "all"]
 # The numerics tests run on a GPU too: HEADRACE_TEST_DEVICE=cuda make test ARGS=tests/numerics
 DEVICE = os.environ.get("HEADRACE_TEST_DEVICE", "cpu")
 
-# No row can hold it; a request that came through the front would have been refused.
+# The request does not fit a row. The front would have refused it.
 TOO_LARGE_SEED = 2**64
 
 
@@ -92,16 +92,17 @@ class InProcessEngine:
         self.outputs: dict[int, list[PositionLogprobs]] = {}
         self.hidden_inputs: dict[int, list[list[float]]] = {}
         self.hidden_outputs: dict[int, list[list[float]]] = {}
-        # By request and name of an extra.
+        # Values by request and by the extra's name.
         self.blocks: dict[tuple[int, str], list[ExtraBlock]] = {}
         self.replies: list[ControlReply] = []
-        # Tokens of one request in one message, at most.
+        # The most tokens of one request in one message.
         self.most_at_once = 0
         config = replace(config, **options)
         ranks = Ranks(zmq.Context(), config, print) if config.tp_size > 1 else None
         self.config = config
         if config.grammar_backend == "xgrammar":
-            # A thread imports that with a stand-in for this, which tests import meanwhile.
+            # The module is imported here: a thread imports it with a stand-in while tests import
+            # the real one.
             import transformers  # noqa: F401
         self.grammars = build_grammars(config)
         self.executor = build_rank(config, 0, lambda *_: None)
@@ -118,22 +119,22 @@ class InProcessEngine:
 
     @property
     def runner(self) -> Any:
-        """What computes, without what leads other ranks."""
+        """The runner of this process, without its wrapper that leads other ranks."""
         return self.executor.runner
 
     @property
     def model(self) -> Any:
-        """What the runner computes with."""
+        """The runner's model."""
         return self.executor.model
 
     @property
     def can_compute(self) -> bool:
-        """Whether weights and pages are there."""
+        """Whether weights and pages are allocated."""
         return self.scheduler.can_compute
 
     @contextmanager
     def computing(self, compute: Callable[[Forward, ForwardBatch], Any]) -> Iterator[None]:
-        """Have `compute` called with the model's forward and each batch, in its place."""
+        """Replace the model's forward: `compute` is called with it and with each batch."""
         model, forward = self.model, self.model.forward
         model.forward = lambda batch: compute(forward, batch)
         try:
@@ -172,12 +173,12 @@ class InProcessEngine:
             self.replies.append(message)
 
     def ask(self, op: WeightOp, *, flush_cache: bool = False) -> ControlReply:
-        """Do something with the weights or the memory, between two steps."""
+        """Run a command for weights or memory between two steps."""
         self.scheduler.receive([WeightCall(len(self.replies), op, flush_cache)])
         return self.replies[-1]
 
     def compile(self, spec: GrammarSpec) -> tuple[bytes, bytes]:
-        """Key and compiled form of a constraint."""
+        """Return the key and the compiled form of a constraint."""
         backend = _grammar_backend(
             self.config.grammar_backend,
             Path(self.config.tokenizer_folder),
@@ -202,7 +203,7 @@ class InProcessEngine:
         spec, is_cached = values.pop("grammar", None), values.pop("grammar_is_cached", False)
         key, payload = (b"", b"") if spec is None else self.compile(spec)
         if is_cached:
-            # As the front: what the worker has is not sent again.
+            # As in the front, a grammar that the worker has is not sent again.
             payload = b""
         asked = [*extras, *([] if logprobs is None else [logprobs.extra()])]
         if hidden_states:
@@ -244,5 +245,5 @@ class InProcessEngine:
 def _grammar_backend(
     name: str, tokenizer_folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]
 ) -> GrammarBackend[Any]:
-    """What compiles constraints, which in a server is another process."""
+    """The compiler of constraints, which in a server is another process."""
     return open_libraries(name, tokenizer_folder, vocab_size, list(eos_token_ids))

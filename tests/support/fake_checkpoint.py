@@ -1,4 +1,4 @@
-"""Model folders with a right `config.json` and zeros for weights, written without torch."""
+"""Writes model folders with a correct `config.json` and zeros as weights, without torch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write_model(folder: Path, **changes: Any) -> Path:
 
 
 def expected_tensors(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every tensor that the folder's `config.json` asks for."""
+    """Return name and shape of every tensor that the folder's `config.json` requires."""
     return {spec.name: spec.shape for spec in read_model_spec(folder).weights}
 
 

@@ -1,7 +1,7 @@
-"""An engine without a model: the real client, and a scheduler that answers from a function.
+"""An engine without a model: the real client, with a scheduler that answers by a function.
 
-Text is bytes: token id = byte value, special tokens above. So every count in a test can be done by
-hand, and nothing here needs torch.
+A token is a byte: its id is the byte's value, and special tokens have larger ids. So tests can
+count tokens by hand, and this module needs no torch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def byte_tokenizer(
 
 
 def byte_alphabet() -> list[str]:
-    """GPT-2's printable stand-ins, in the order of the bytes."""
+    """Return GPT-2's printable character for each byte, in the order of the bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     names, extra = {}, 256
     for byte in range(256):
@@ -162,7 +162,7 @@ class FakeEngine:
         task.add_done_callback(self._tasks.discard)
 
     def _logprobs(self, request: GenerateRequest, ids: list[int]) -> list[ExtraBlock] | None:
-        """Every token has -0.5; the most probable ones are a, b, c, ... at -1, -2, -3, ..."""
+        """Every token has -0.5; the most probable tokens are a, b, c, ... with -1, -2, -3, ..."""
         if not request.spec.extras:
             return None
         (extra,) = request.spec.extras
@@ -199,7 +199,7 @@ class FakeEngine:
         whole_ids: list[int] = []
         steps, reason = self._steps(request, self.reply(prompt))
         if self._step_tokens > 1:
-            # As speculation has it: several tokens are accepted at once.
+            # As with speculative decoding, several tokens are accepted at once.
             groups = [
                 steps[at : at + self._step_tokens] for at in range(0, len(steps), self._step_tokens)
             ]
@@ -246,7 +246,8 @@ class FakeEngine:
         return steps, reason
 
     def _pieces(self, text: str) -> list[tuple[int, str]]:
-        # Bytes of one character come as one piece of text with its last byte, as detokenizers do.
+        # The bytes of a character come as one piece of text with the last byte, as from the
+        # detokenizer.
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         pieces, held = [], bytearray()
         for token_id in ids:

@@ -40,12 +40,13 @@ class FakeHttp:
         return [request.body for request in self.requests if request.path == path]
 
 
-# JSON; a status and JSON; raw bytes; pieces of a stream; or a function from a request to these.
+# An answer is JSON, a status and JSON, raw bytes, pieces of a stream, or a function from a request
+# to one of these.
 Answer = Any
 
 
 def sse(*events: Any, name: Callable[[Any], str] | None = None) -> list[str]:
-    """Pieces of an event stream, JSON each; a string is sent as it is."""
+    """Make the pieces of an event stream, each JSON; a string is sent as it is."""
     pieces = []
     for event in events:
         text = event if isinstance(event, str) else json.dumps(event)
@@ -56,13 +57,13 @@ def sse(*events: Any, name: Callable[[Any], str] | None = None) -> list[str]:
 
 @contextlib.contextmanager
 def serve(routes: Mapping[str, Answer]) -> Iterator[FakeHttp]:
-    """Run it with an answer for each path."""
+    """Run the server with an answer for each path."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *args: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
         def _answer(self) -> None:
             content = self.rfile.read(int(self.headers.get("content-length") or 0))

@@ -1,4 +1,4 @@
-"""The whole application over a fake engine: every route and check, no process, no socket."""
+"""The whole application over a fake engine, with every route and check, in this process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FakeServer:
         dp_size: int = 1,
         **http: Any,
     ) -> None:
-        """Build it; `http` are options of `HttpArgs`."""
+        """Build the server; `http` are options of `HttpArgs`."""
         self.engine = FakeEngine(dp_size=dp_size, **(engine_options or {}))
         config = ServerConfig(
             model=ModelArgs(
@@ -98,7 +98,7 @@ def _ready_replica(rank: int, folder: Path) -> ReplicaStatus:
 
 
 async def scrape(server: FakeServer) -> dict[tuple[str, str], float]:
-    """Values of `/metrics` by name and endpoint, where a sample has one."""
+    """Return values of `/metrics` by name, and by endpoint if a sample has one."""
     response = await server.client.get("/metrics")
     samples = {}
     for family in text_string_to_metric_families(response.text):

@@ -1,4 +1,4 @@
-"""What every API shares, over a fake engine; no HTTP, no process."""
+"""The service context that every API shares, over a fake engine, without HTTP and processes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def fake_service(
     status: EngineStatus | None = None,
     **options: Any,
 ) -> ServiceContext:
-    """The context around `engine`.
+    """Make the context around `engine`.
 
     Args:
         engine: answers the requests.
-        config: the default serves "org/fake".
-        status: without one there are no replicas to tell of.
+        config: by default it serves "org/fake".
+        status: by default a status without replicas.
         **options: other fields of `ServiceContext`.
     """
     config = config or ServerConfig(model=ModelArgs(served_model_name="org/fake"))

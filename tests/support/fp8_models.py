@@ -1,4 +1,4 @@
-"""Tiny checkpoints in E4M3, in the layouts of the tools that write them."""
+"""Writes tiny E4M3 checkpoints in the layouts of known tools."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ def _compressed(weights: dict[str, Any], activations: dict[str, Any] | None) -> 
 
 @dataclass(frozen=True)
 class Layout:
-    """What a tool writes.
+    """The layout that a tool writes.
 
     Attributes:
-        block: rows and columns of a scale; 0 for all.
-        words: its configuration.
-        scale: last part of the scales' names.
-        scale_shape: `()` and such for one scale; `None` for the scales' own.
+        block: rows and columns that share a scale; 0 for all.
+        words: the tool's configuration.
+        scale: how the scales' names end.
+        scale_shape: shape in which one scale is stored, such as `()`; `None` for the scales' own
+        shape.
         activations: `static`, `token`, `group` or `none`.
-        file: where the words go; empty for config.json.
+        file: the file of the configuration; empty for config.json.
     """
 
     block: tuple[int, int]
@@ -121,7 +122,7 @@ def is_linear(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def to_codes(matrix: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, scales of blocks, and what both stand for; block by block."""
+    """Return codes, scales of blocks, and the numbers that both represent."""
     rows, columns = matrix.shape
     high, wide = block[0] or rows, block[1] or columns
     codes, values = torch.empty(rows, columns, dtype=FP8), torch.empty(rows, columns)
@@ -137,7 +138,7 @@ def to_codes(matrix: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor, Te
 
 
 def static_scale(name: str) -> float:
-    """A scale of the activations of a module, another one for each."""
+    """Return a scale for the activations of a module, different for each module."""
     return 0.02 + 0.001 * (sum(map(ord, name)) % 7)
 
 
@@ -148,12 +149,12 @@ def write_fp8(
 
     Args:
         source: a tiny model.
-        folder: made.
-        layout: of the tool.
-        kept: parts of names of matrices that stay in 16 bits.
+        folder: the folder to create.
+        layout: the layout of the tool.
+        kept: parts of the names of matrices that stay in 16 bits.
 
     Returns:
-        The numbers that the weights stand for, by name.
+        The numbers that the weights represent, by name.
     """
     shutil.copytree(source, folder)
     tensors, values = load_file(source / "model.safetensors"), {}
@@ -188,7 +189,7 @@ def write_fp8(
 
 
 def round_as(layout: Layout, module: str, x: Tensor) -> Tensor:
-    """Activations as a module of the layout sees them, one token and group at a time."""
+    """Round activations as a module of the layout does, one token and group at a time."""
     if layout.activations == "none":
         return x
     flat = x.reshape(-1, x.shape[-1])

@@ -1,4 +1,4 @@
-"""GGUF files made of tiny folders, as llama.cpp names and orders their tensors."""
+"""Writes GGUF files from tiny folders, with llama.cpp's names and order of tensors."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def write_gguf(
     """Write the weights of a folder as a GGUF file.
 
     Args:
-        folder: with `config.json` and safetensors.
-        path: of the new file.
-        types: what a matrix is stored in, by its name in GGUF.
-        extra: string keys over those that the configuration gives.
+        folder: a folder with `config.json` and safetensors.
+        path: path of the new file.
+        types: the type of each matrix, by its name in GGUF.
+        extra: additional string keys, which replace those of the configuration.
 
     Returns:
-        What the file's numbers stand for, by the names of the folder, in float32.
+        The numbers that the file represents, by the names of the folder, in float32.
     """
     config = json.loads((folder / "config.json").read_text())
     weights: dict[str, Tensor] = {}
@@ -131,7 +131,7 @@ def _write(
     architecture: str,
     config: dict[str, Any],
 ) -> Tensor:
-    """Write one tensor; return what it stands for, in the folder's order."""
+    """Write one tensor; return the numbers that it represents, in the folder's order."""
     heads = _heads(name, architecture, config)
     stored = weight
     if heads:
@@ -151,7 +151,7 @@ def _write(
     data = blocks.view(*stored.shape[:-1], -1).numpy()
     stored_type = gguf.GGMLQuantizationType[kind]
     writer.add_tensor(name, data, raw_dtype=stored_type)
-    # The package's own, not ours.
+    # Quantized by the package `gguf`, not by our code.
     numbers = torch.from_numpy(gguf.dequantize(data, stored_type).copy()).view(stored.shape)
     if heads:
         numbers = numbers.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
@@ -198,7 +198,7 @@ def _write_keys(
 
 
 def _llama3_factors(config: dict[str, Any], rope: dict[str, Any]) -> np.ndarray[Any, Any]:
-    """As llama.cpp's converter works them out."""
+    """Compute the factors as llama.cpp's converter does."""
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     frequencies = 1.0 / (rope["rope_theta"] ** (np.arange(0, size, 2) / size))
     low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]

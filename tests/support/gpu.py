@@ -1,4 +1,4 @@
-"""What the tests under `tests/gpu` share: their device, a small engine, a load, its answers."""
+"""Shared by the tests under `tests/gpu`: device, a small engine, requests, and their answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOLERANCE = 1e-3
 
 Result = TypeVar("Result")
 
-# Enough rows that decoding rows beside a prompt have a graph, too; prompts are split.
+# There are enough rows that decoding rows beside a prompt have a graph too. Prompts are split.
 OPTIONS: dict[str, Any] = {
     "device": DEVICE,
     "overlap": True,
@@ -58,7 +58,7 @@ def prompt(length: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, 500, length).tolist()
 
 
-# The second one finds a prefix of the first in the cache; the last one is split twice.
+# The second prompt finds a prefix of the first in the cache. The last prompt is split twice.
 PROMPTS = [prompt(70, 0), prompt(70, 0)[:50] + prompt(9, 1), prompt(5, 2), prompt(33, 3)]
 PROMPTS += [prompt(16, 4), prompt(140, 5)]
 NUM_NEW = 20
@@ -71,7 +71,7 @@ def answers(engine: InProcessEngine) -> Answers:
     first = max(engine.tokens, default=0) + 1
     for i, ids in enumerate(PROMPTS):
         engine.add(first + i, ids, NUM_NEW, LogprobSpec() if i % 2 else None, ignore_eos=True)
-        # They join a running batch.
+        # These requests join a running batch.
         engine.scheduler.step()
     engine.run()
     numbers = range(first, first + len(PROMPTS))

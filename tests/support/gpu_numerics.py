@@ -1,4 +1,4 @@
-"""bf16 on a GPU: how near to float32, and the same tokens however a step is launched."""
+"""Checks of bfloat16 on a GPU: closeness to float32, and equal tokens for each way of launching."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "graphs, plain": {"disable_cuda_graph": False, "overlap": False},
     "graphs, overlapped": {"disable_cuda_graph": False, "overlap": True},
 }
-# Of each prompt, for the errors of decode steps: fewer would be mostly noise.
+# Tokens generated for each prompt, to measure errors of decode steps; with fewer the error is
+# mostly noise.
 NUM_DECODED = 64
 PROMPT_LENGTHS = (5, 40, 300, 301, 700, 900)
 OPTIONS: dict[str, Any] = {"context_len": 1024, "max_total_tokens": 8192}
@@ -56,13 +57,13 @@ def write_model(architecture: str, folder: Path, dtype: torch.dtype = torch.bflo
 def errors(
     architecture: str, backend: str, folder: Path, device: str = "cuda"
 ) -> Iterator[dict[str, Any]]:
-    """Yield, for prompts of three lengths, how far log-probabilities are from float32's.
+    """Yield, for prompts of three lengths, the distance of log-probabilities from float32's.
 
-    The norms of the differences over a hundred ids of every position: ours, and `transformers`'; of
-    the prompt's positions, and of the output's, which decode steps computed.
+    The distances are norms of differences over a hundred ids of every position, for our model and
+    for `transformers`, for positions of the prompt and for those computed by decode steps.
     """
     model_class = write_model(architecture, folder)
-    # Loaded, not cast: a cast takes the rotary frequencies along, which are wrong then.
+    # The model is loaded again, not cast: a cast would also round the rotary frequencies.
     theirs = model_class.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
     prompts = [
         np.random.default_rng(i).integers(3, 4000, n).tolist() for i, n in enumerate((9, 200, 900))
@@ -113,22 +114,22 @@ def same_tokens(
     lengths: Sequence[int] = PROMPT_LENGTHS,
     num_new: int = 40,
 ) -> dict[str, int]:
-    """Compare each of `ways` with the first, greedily.
+    """Compare the greedy tokens of each of `ways` with those of the first.
 
     Args:
         architecture: one of `SHAPES`.
         folder: the model is written there.
         ways: options of an engine each.
-        dtype: that of the weights, and computed in.
-        device: where.
+        dtype: the type of the weights and of the computation.
+        device: the device that computes.
         lengths: of the prompts.
-        num_new: tokens of each answer. With few of them most answers end before they come to a tie.
+        num_new: tokens of each answer. Short answers mostly end before tokens tie.
 
     Returns:
-        For each way but the first, requests that are equal to the end.
+        For each way except the first, the number of requests with equal tokens to the end.
 
     Raises:
-        AssertionError: requests part at a token that led by more than a tie of this type.
+        AssertionError: requests diverge at a token whose lead is larger than a tie of this dtype.
     """
     write_model(architecture, folder, getattr(torch, dtype))
     rng = np.random.default_rng(3)
@@ -136,7 +137,7 @@ def same_tokens(
     numbers = range(1, len(prompts) + 1)
     engines: dict[str, InProcessEngine] = {}
     for way, options in ways.items():
-        # Prompts are cut: later chunks have a prefix, and decoding rows beside them.
+        # Prompts are split, so later chunks have a prefix and run beside decoding rows.
         engine = engines[way] = InProcessEngine(
             folder, device=device, dtype=dtype, chunked_prefill_size=256, **OPTIONS, **options
         )

@@ -1,4 +1,4 @@
-"""Which libraries for structured output are installed; each is an optional part."""
+"""Tells which libraries for structured output are installed; each is optional."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""Grammars without processes: a compiler for the front, and outputs walked through a grammar."""
+"""Grammars without processes: a compiler for the front, and checks of outputs by a grammar."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tests.support.tiny_tokenizers import write_folder
 
 
 class InProcessCompiler:
-    """What a `GrammarCompiler` does, in this process.
+    """Compiles as a `GrammarCompiler` does, in this process.
 
     Attributes:
-        specs: what it was asked to compile.
+        specs: the constraints that were compiled.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class InProcessCompiler:
         """Ask the library `name` first, or `alone`.
 
         Args:
-            name: of the library.
-            folder: where the tokenizer is written.
-            tokenizer: of bytes.
+            name: name of the library.
+            folder: the folder into which the tokenizer is written.
+            tokenizer: a tokenizer of bytes.
             eos_token_ids: ids that end a text.
-            alone: whether no other is asked.
+            alone: whether only this library is asked.
         """
         write_folder(folder, tokenizer.backend)
         self.tokenizer = tokenizer
@@ -65,7 +65,7 @@ class InProcessCompiler:
         self.specs: list[GrammarSpec] = []
 
     def compile(self, spec: GrammarSpec) -> tuple[bytes, asyncio.Future[bytes]]:
-        """As `GrammarCompiler.compile`."""
+        """See `GrammarCompiler.compile`."""
         check_grammar(spec)
         self.specs.append(spec)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -77,10 +77,10 @@ class InProcessCompiler:
         return grammar_key(spec), future
 
     def takes(self, payload: bytes, text: str) -> bool:
-        """Whether a compiled grammar lets an output be `text`, and end there.
+        """Whether a compiled grammar allows the output `text`, and its end there.
 
-        Where the text of an added token may come and the token may not, it is spelled in bytes:
-        llguidance has the first bytes that two tags share written so.
+        If the text of an added token is allowed but the token is not, the text is spelled in bytes:
+        llguidance writes the first bytes that two tags share in this way.
         """
         ids = deque(
             [*self.tokenizer.encode(text, add_special_tokens=False), *self.eos_token_ids[:1]]
@@ -89,7 +89,7 @@ class InProcessCompiler:
         while ids and not matcher.is_terminated:
             token_id = ids.popleft()
             if token_id in allowed(self.backend, matcher, self.tokenizer.vocab_size):
-                # Else an output would end with an error.
+                # Otherwise an output would end with an error.
                 assert matcher.accept(token_id)
             elif token_id in self._spelled:
                 ids.extendleft(reversed(self._spelled[token_id]))
@@ -99,7 +99,7 @@ class InProcessCompiler:
 
 
 def allowed(backend: GrammarBackend[Any], matcher: Any, vocab_size: int) -> list[int]:
-    """Tokens that the mask offers."""
+    """Return the tokens that the mask allows."""
     words = np.zeros((1, num_words(vocab_size)), dtype=np.int32)
     backend.fill([matcher], words)
     bits = np.unpackbits(words[0].view(np.uint8), bitorder="little")[:vocab_size]
@@ -107,9 +107,10 @@ def allowed(backend: GrammarBackend[Any], matcher: Any, vocab_size: int) -> list
 
 
 def drawn(compiler: InProcessCompiler, payload: bytes, seed: int, heads: Sequence[str] = ()) -> str:
-    """An output of random tokens among those that a compiled grammar lets come.
+    """Draw an output of random tokens among those that a compiled grammar allows.
 
-    Where the output may end, the next of `heads` comes, and behind them the end.
+    When the output may end, the next of `heads` is appended, and after the last one the output
+    ends.
     """
     waiting = deque(heads)
     rng, tokenizer = random.Random(seed), compiler.tokenizer

@@ -1,7 +1,7 @@
 """Stand-ins for CUDA graphs on the CPU.
 
 `EagerPool` has the static buffers of graphs and runs the work by calling it. `RecordedGraph`
-behaves like a real graph: it repeats the recorded operations on the tensors of the recording, so
+behaves like a real graph: it repeats the recorded operations on the tensors of the recording. So
 values that were computed on the host, and tensors that have been replaced since, do not change.
 """
 
@@ -44,7 +44,7 @@ class EagerGraph:
 
 
 class EagerPool(GraphPool):
-    """Captures nothing."""
+    """Runs the work eagerly, without capturing."""
 
     def __init__(self) -> None: ...
 
@@ -106,7 +106,7 @@ class RecordedGraph:
 
     @property
     def made(self) -> list[Tensor]:
-        """The tensors that its operations write, instead of a graph's own memory."""
+        """The tensors that the operations write, in place of a graph's own memory."""
         return [tensor for *_, fresh in self._steps for _, tensor in fresh]
 
     @torch.inference_mode()
@@ -114,7 +114,7 @@ class RecordedGraph:
         RecordedGraph.num_replays += 1
         for func, args, kwargs, fresh in self._steps:
             made = func(*args, **kwargs)
-            # Into the memory of the recording, which later operations read.
+            # The result is written to the memory of the recording, which later operations read.
             leaves = [made] if _is_tensor(made) or not fresh else tree_leaves(made)
             for at, old in fresh:
                 old.copy_(leaves[at])
@@ -184,7 +184,7 @@ class TensorAttention:
             for each in (kv.k, kv.v)
         )
         at = torch.arange(key.shape[2])
-        # Not `positions`, which are for the rotation.
+        # `positions` are not used here; they are for the rotation.
         behind = batch.qo_indptr[1:].index_select(0, sequence) - torch.arange(num_tokens)
         place = (batch.seq_lens.index_select(0, sequence) - behind).unsqueeze(1)
         visible = at <= place if batch.key_ends is None else at < batch.key_ends.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""How time grows with the size of an input."""
+"""Checks how time grows with the size of an input."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable
 def assert_linear(
     work: Callable[[int], object], short: int, long: int, *, least_s: float = 0.002
 ) -> None:
-    """`work(long)` takes longer than `work(short)` as `long` is larger; at worst three times that.
+    """Check that the time of `work` grows linearly, within a factor of three.
 
-    The thread's own time, and against itself: neither a busy nor a slow machine makes an algorithm
-    quadratic. Nor does what the tests before it left to collect: one of three tries must do.
+    The thread's own CPU time is compared with itself, so a busy or slow machine does not matter.
+    Garbage of earlier tests may distort a measurement, so one of three tries must pass.
 
     Args:
-        work: does it with an input of the given size.
+        work: processes an input of the given size.
         short: a size.
         long: a larger one.
-        least_s: what the short one counts at least, as clocks are coarse.
+        least_s: the least time counted for the short input, because clocks are coarse.
     """
 
     def seconds(size: int) -> float:

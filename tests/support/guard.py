@@ -1,7 +1,8 @@
-"""Ends what the tests have started when their own process is gone, however it went.
+"""Ends the processes that tests started once the test process is gone, even if it was killed.
 
-A killed test run cannot clean up. One helper process a test run reads the ids of its servers from a
-pipe; at the pipe's end it kills those that are left, and their children leave with them.
+A killed test run cannot clean up. So each test run has one helper process, which reads the ids of
+the run's servers from a pipe. When the pipe ends, the helper kills the servers that are left, and
+their children exit with them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ for pid in left:
 
 @cache
 def _helper() -> IO[str]:
-    # Outside this process's group and session: what ends that group must leave it alive.
+    # The helper is outside this process's group and session, so that a signal to the group does not
+    # end it.
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", _HELPER],
         stdin=subprocess.PIPE,
@@ -44,5 +46,5 @@ def watch(pid: int) -> None:
 
 
 def unwatch(pid: int) -> None:
-    """Forget a process that has ended: its number may be another's soon."""
+    """Forget a process that has ended, because its id may soon belong to another process."""
     _helper().write(f"-{pid}\n")

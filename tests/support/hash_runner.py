@@ -10,7 +10,7 @@ from runtime.step.step_plan import MaskSource, StepPlan, StepResult
 
 
 def next_token(sequence: np.ndarray, vocab_size: int = 1000) -> int:
-    """The model: a hash of the whole sequence, never 0 (0 is the end of sequence in the tests)."""
+    """Return the next token: a hash of the whole sequence, but never 0, which ends sequences."""
     return (
         zlib.crc32(np.ascontiguousarray(sequence, dtype=np.int32).tobytes()) % (vocab_size - 1) + 1
     )
@@ -38,7 +38,7 @@ class HashRunner:
         self.num_steps = 0
         self.eos_at: dict[int, int] = {}
         self.fail_rows_with_token: int | None = None
-        # Raised by the next launch, or when it is waited for.
+        # An error that the next launch raises, or the wait for it.
         self.launch_error: BaseException | None = None
         self.wait_error: BaseException | None = None
 
@@ -83,7 +83,7 @@ class HashRunner:
         return _Pending(StepResult(np.array(tokens, dtype=np.int32), failed), self.wait_error)
 
     def sampled(self, sequence: np.ndarray) -> int:
-        """What follows `sequence`, as read back through its pages."""
+        """Return the token after `sequence`, as read back through its pages."""
         if len(sequence) == self.eos_at.get(int(sequence[0])):
             return 0
         return next_token(sequence)

@@ -2,7 +2,7 @@
 
 - It multiplies the bits of bfloat16 matrices like integers.
 - It truncates float32 to bfloat16 where a GPU rounds to nearest, ties to even.
-- It truncates float32 to E4M3 likewise.
+- It truncates float32 to E4M3 in the same way.
 - A scalar condition that joins a mask turns it into integers, which loads and stores refuse.
 - Up to Triton 3.6 a bound of a loop stays an array, which newer numpy does not accept as a number.
 - It patches its functions into the whole language at every call of a device function, which takes a

@@ -37,13 +37,13 @@ class Recorded:
 
 
 class LangServer:
-    """Serves `/generate` and what a `RuntimeEndpoint` asks for; a context manager.
+    """Serves `/generate` and the routes that a `RuntimeEndpoint` requests; a context manager.
 
     Attributes:
-        requests: those that came, in order.
-        answer: gives the text of a generation by its payload; or a list of texts; or a tuple of
-            status and body; an exception it raises breaks the connection.
-        delay_s: before each generation.
+        requests: the received requests, in order.
+        answer: function that returns the answer to a payload: a text, a list of texts, or a tuple
+        of status and body. An exception that it raises breaks the connection.
+        delay_s: seconds of delay before each generation.
         pieces: how many characters a streamed event adds.
     """
 

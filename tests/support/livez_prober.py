@@ -1,4 +1,4 @@
-"""How long `/livez` takes, requested every few milliseconds from a separate process.
+"""Measures how long `/livez` takes, from a separate process, every few milliseconds.
 
     python -m tests.support.livez_prober PORT PID < a pipe that is closed at the end
 
@@ -27,7 +27,7 @@ from pathlib import Path
 from tests.support.server import ROOT, ServerProcess, python_path
 
 INTERVAL_S = 0.005
-# Late effects of an attack are measured, too.
+# The measurement continues for a while, to include late effects of an attack.
 NUM_AFTER = 60
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -56,7 +56,7 @@ def ask(connection: socket.socket, pid: int) -> list[float]:
         answer += part
     assert answer.startswith(b"HTTP/1.1 200"), answer[:100]
     took_s = time.monotonic() - sent_at
-    # The thread that delayed the others: the loop's, or one that held the GIL.
+    # The thread that delayed the others is the loop's, or one that held the GIL.
     took_s -= max(now - before.get(task, 0.0) for task, now in waits_s(pid).items())
     instead = [took_s - INTERVAL_S * n for n in range(1, int(took_s / INTERVAL_S) + 1)]
     return [max(took_s, 0.0), *instead]
@@ -78,7 +78,7 @@ def main(port: int, pid: int) -> None:
 
 
 class LivezProber:
-    """A process that asks `/livez` during `times`."""
+    """A process that requests `/livez` during `times`."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._arguments = [str(server.port), str(server.process.pid)]

@@ -1,4 +1,4 @@
-"""The memory of loading a model: `python -m tests.support.load_memory FOLDER [IMPLEMENTATION]`.
+"""Measures the memory of loading: `python -m tests.support.load_memory FOLDER [IMPLEMENTATION]`.
 
 Prints the bytes of the loaded weights and the peak growth of the process. It runs in a separate
 process, because the memory that malloc keeps depends on all earlier work of a process.

@@ -1,4 +1,4 @@
-"""A server whose device fails on request, and what must follow."""
+"""A server whose device fails on request, with checks of the consequences."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class LostDeviceServer:
         return response.json()["output_ids"]
 
     def lose(self, kind: str, num_streams: int = 4) -> float:
-        """Break the device under streams; seconds until the worker had ended.
+        """Break the device while streams run; return the seconds until the worker had ended.
 
-        The streams must all end, those that the fault met with an error, and a new worker serve.
+        All streams must end, the affected ones with an error, and a new worker must serve.
         """
         before = self.answer()
         old = self.worker()

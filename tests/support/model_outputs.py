@@ -152,7 +152,7 @@ def _lines(write: Callable[[str, Any], str], between: str = "\n") -> Callable[[C
     return lambda calls: between.join(write(*each) for each in calls)
 
 
-# How a family writes several calls as all of its output.
+# How a family writes several calls as its whole output.
 CALL_WRITERS: dict[str, Callable[[Calls], str]] = {
     "hermes": _lines(_hermes),
     "llama3": _lines(_llama, "; "),
@@ -169,7 +169,7 @@ CALL_WRITERS: dict[str, Callable[[Calls], str]] = {
 
 _THREE: Calls = [("get_weather", WEATHER), ("write_file", FILE), ("search", SEARCH)]
 _NOW: Calls = [("now", {})]
-# What is written in tags cannot hold the tags themselves.
+# Values that are written in tags cannot contain the tags.
 _QUERY = {**SEARCH, "query": 'say "hi" \\ {brace] <tag'}
 _TAGGED: Calls = [
     ("get_weather", WEATHER),
@@ -260,7 +260,7 @@ TOOL_OUTPUTS: dict[str, list[Recorded]] = {
             "<|start|>assistant" + _harmony("search", SEARCH),
             [*_NOW, *_THREE[2:]],
         ),
-        # A message to the user before it, whose header is not that of a call.
+        # A message to the user comes first; its header is not that of a call.
         Recorded(
             "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
             + _harmony("search", SEARCH),
@@ -337,7 +337,7 @@ REASONING_OUTPUTS: dict[str, list[Recorded]] = {
     ],
 }
 
-# Thoughts, a call, text: by the two parsers that read them.
+# Thoughts, a call and text, by the two parsers that read them.
 BOTH: dict[tuple[str, str], Recorded] = {
     ("qwen3", "hermes"): Recorded(
         f"<think>\n{_THOUGHTS}\n</think>\n\n{_ANSWER}\n{_hermes('search', SEARCH)}",

@@ -46,7 +46,7 @@ def stream(server: ServerProcess, **body: Any) -> list[dict[str, Any]]:
 
 
 def tokenize(server: ServerProcess, text: str) -> list[int]:
-    """Token ids of a text."""
+    """Return the token ids of a text."""
     tokens: list[int] = server.client.post("/tokenize", json={"prompt": text}).json()["tokens"]
     return tokens
 
@@ -64,7 +64,7 @@ def queues(server: ServerProcess) -> dict[str, Any]:
 
 
 def until_running(server: ServerProcess, num: int = 1) -> None:
-    """Wait until `num` requests run; only inside `slowed` do they surely still run."""
+    """Wait until `num` requests run; without `slowed` they may already have ended."""
     until(lambda: load(server)["num_running_reqs"] >= num)
 
 
@@ -80,7 +80,7 @@ def slowed(server: ServerProcess, step_s: float = 0.05) -> Iterator[None]:
 
 
 def until_idle(server: ServerProcess) -> None:
-    """Wait until nothing runs, waits or holds pages."""
+    """Wait until no request runs, waits or holds pages."""
     until(lambda: not any(load(server)[key] for key in ("num_total_reqs", "num_used_tokens")))
 
 

@@ -13,10 +13,10 @@ from tests.support.livez_prober import LivezProber, longest_of_a_thousand
 from tests.support.server import ServerProcess
 
 NUM_NEIGHBOURS = 3
-# Between two streams of a thread: without it they would use the whole machine.
+# The pause between two streams of a thread: without it the streams would use the whole machine.
 PAUSE_S = 0.3
 MAX_LIVEZ_S = 0.05
-# Other load of the machine affects a calm run, too.
+# Other load of the machine also affects a run without an attack.
 MAX_TIMES_CALM = 5
 
 
@@ -58,7 +58,7 @@ def greedy(server: ServerProcess) -> str:
 
 
 def bearable_s(server: ServerProcess, prober: LivezProber) -> float:
-    """How long `/livez` may take: the promise, or a few times its duration without an attack."""
+    """Return how long `/livez` may take: the promise, or a few times its time without an attack."""
     with Neighbours(server), prober.times() as times:
         pass
     return max(MAX_LIVEZ_S, MAX_TIMES_CALM * longest_of_a_thousand(times))

@@ -35,7 +35,7 @@ _PICTURE = ROOT / "examples" / "vision" / "drawing.png"
 
 
 def read_cells(path: Path) -> list[str]:
-    """The cells of a file."""
+    """Return the cells of a file."""
     return [cell.strip() for cell in path.read_text().split(SEPARATOR) if cell.strip()]
 
 
@@ -79,7 +79,7 @@ def run_document(name: str, mode: str) -> tuple[str, str]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.notebook", path, mode],
         cwd=ROOT,
-        # No document downloads a model.
+        # Documents must not download models.
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -95,9 +95,9 @@ def run_document(name: str, mode: str) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    # Answers are drawn, the same ones each time.
+    # Answers are sampled with a fixed seed, so they are the same each time.
     secrets.randbits = random.Random(0).getrandbits  # type: ignore[assignment]
-    # Separates the output of the cells from that of a server.
+    # This mark separates the output of the cells from that of a server.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     found = read_cells(Path(sys.argv[1]))

@@ -16,7 +16,7 @@ from runtime.ipc.messages import SlowDown
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(MODEL_PATH)
-# Without grammars: their library takes a third of the work of a start.
+# Grammars are off: their library takes a third of the work of a start.
 PLAIN = {"model_path": MODEL, "grammar_backend": "none"}
 FRANCE = "The capital of France is"
 JAPAN = "The capital of Japan is"

@@ -1,4 +1,4 @@
-"""The OpenAPI document of a server, and answers held against it."""
+"""The OpenAPI document of a server, against which bodies and answers are checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINES = "application/x-ndjson"
 
 
 def closed(schema: Any) -> Any:
-    """The same, but that objects with known keys have no others: what is not described is found."""
+    """Return the schema with closed objects, so that keys that are not described are found."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -30,23 +30,23 @@ def closed(schema: Any) -> Any:
 
 
 class OpenAPIDocument:
-    """What a server says of itself."""
+    """The parsed document of a server."""
 
     def __init__(self, document: dict[str, Any]) -> None:
-        """Take the content of `/openapi.json`."""
+        """Read the content of `/openapi.json`."""
         self.document = document
         as_said = Resource(document, DRAFT202012)
         strict = Resource(closed(document), DRAFT202012)
         self._registry = Registry().with_resources([("urn:said", as_said), ("urn:strict", strict)])
 
     def operations(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Method, path and what is said of it."""
+        """Yield method, path and description of each operation."""
         for path, methods in self.document["paths"].items():
             for method, operation in methods.items():
                 yield method.upper(), path, operation
 
     def body_of(self, operation: dict[str, Any]) -> dict[str, Any] | None:
-        """The schema of a request's JSON, references followed at its top."""
+        """Return the schema of a request's JSON, with references at its top resolved."""
         if JSON not in operation.get("requestBody", {}).get("content", ()):
             return None
         schema = operation["requestBody"]["content"][JSON]["schema"]
@@ -54,17 +54,17 @@ class OpenAPIDocument:
         return found
 
     def resolve(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """What a reference leads to."""
+        """Return the target of a reference."""
         while "$ref" in schema:
             schema = self.document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
         return schema
 
     def check_body(self, method: str, path: str, body: Any) -> None:
-        """Hold a request's body against the document."""
+        """Check a request's body against the document."""
         self._validate(body, "urn:said", path, method.lower(), "requestBody", "content", JSON)
 
     def check(self, method: str, path: str, answer: httpx.Response) -> None:
-        """Hold an answer against the document: status, media type, content, nothing else in it."""
+        """Check an answer's status, media type and content against the document."""
         responses = self.document["paths"][path][method.lower()]["responses"]
         status = str(answer.status_code)
         where = f"{method} {path} {status}: {answer.text[:500]}"
@@ -103,7 +103,7 @@ class OpenAPIDocument:
 
 
 def numbers(document: OpenAPIDocument, schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The alternatives of a field that are numbers with bounds."""
+    """Return the alternatives of a field that are numbers with bounds."""
     schema = document.resolve(schema)
     for each in schema.get("anyOf", [schema]):
         bounds = {"minimum", "maximum", "exclusiveMinimum"} & each.keys()
@@ -131,7 +131,7 @@ def inside(schema: dict[str, Any]) -> Iterator[float]:
 def bounded(
     document: OpenAPIDocument, tags: set[str]
 ) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    """Path, place in the body (`outer.inner`), and bounds, of every field that has some."""
+    """Yield path, place in the body (`outer.inner`) and bounds of every field with bounds."""
     for method, path, operation in document.operations():
         body = document.body_of(operation)
         if body is None or method != "POST" or not tags & set(operation["tags"]):

@@ -1,7 +1,7 @@
 """A pytest plugin for bit-for-bit tests in Triton's interpreter, loaded after `interpreted_triton`.
 
-A product's elements are added column by column, as a GPU's matrix instructions keep to one order.
-numpy leaves the order to its BLAS library, which picks one by the shape of the block.
+A product's elements are added column by column, because a GPU's matrix instructions keep one order.
+numpy leaves the order to its BLAS library, which chooses it by the shape of the block.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Pictures for tests, and how small models take them."""
+"""Pictures for tests, in files, in base64 and as inputs of small models."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SQUARE = replace(
 
 
 def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Any:
-    """A picture of random pixels in any of Pillow's modes."""
+    """Make a picture of random pixels in any of Pillow's modes."""
     grain = np.random.default_rng(seed).integers(0, 256, (height, width, 4), np.uint8)
     if mode == "I;16":
         return Image.fromarray(grain[..., :2].copy().view("<u2")[..., 0])
@@ -57,24 +57,24 @@ def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Any:
 
 
 def encoded(image: Any, kind: str = "PNG", **options: Any) -> bytes:
-    """The file of a picture."""
+    """Encode a picture as a file."""
     target = io.BytesIO()
     image.save(target, kind, **options)
     return target.getvalue()
 
 
 def base64_of(content: bytes) -> str:
-    """As requests hold it."""
+    """Encode a picture in base64, as requests hold it."""
     return base64.b64encode(content).decode()
 
 
 def data_url(content: bytes, kind: str = "image/png") -> str:
-    """As OpenAI's clients send it."""
+    """Encode a picture as a data URL, as OpenAI's clients send it."""
     return f"data:{kind};base64,{base64_of(content)}"
 
 
 def normalised(image: PreparedImage, vision: VisionSpec) -> Any:
-    """float32 `[3, height, width]`: what a model makes of a prepared image's bytes."""
+    """Normalise a prepared image's bytes as a model does; float32 `[3, height, width]`."""
     pixels = np.frombuffer(image.pixels, np.uint8).reshape(image.size).astype(np.float32)
     mean, std = (np.array(each, np.float32)[:, None, None] for each in (vision.mean, vision.std))
     return (pixels * np.float32(vision.rescale_factor) - mean) / std

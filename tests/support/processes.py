@@ -1,4 +1,4 @@
-"""Reads `/proc` about processes that may end meanwhile; one that has ended counts as absent."""
+"""Reads `/proc` about processes that may end meanwhile; an ended process counts as absent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of the children of `pid`, whichever of its threads started them."""
+    """Return the process ids of the children of `pid`, started by any of its threads."""
     found: list[int] = []
     for path in glob.glob(f"/proc/{pid}/task/*/children"):
         # The thread, too, may have ended meanwhile.
@@ -29,14 +29,14 @@ def engine_processes(pid: int, besides: Collection[int] = ()) -> dict[str, int]:
 
 
 def command(pid: int) -> list[str]:
-    """Return the words of its command line; none if the process has ended."""
+    """Return the words of a process's command line; none if the process has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
     return []
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs: it exists and is not a zombie."""
+    """Whether a process runs: it exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except OSError:
@@ -44,5 +44,5 @@ def alive(pid: int) -> bool:
 
 
 def resident_kb(pid: int) -> int:
-    """Memory of a process that is in use, kB."""
+    """Return the resident memory of a process, in kB."""
     return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])

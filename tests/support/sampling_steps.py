@@ -23,7 +23,7 @@ _PENALTIES: dict[str, Any] = {
     "presence_penalty": 0.25,
     "repetition_penalty": 1.5,
 }
-# What a step's rows ask for, all of them or the last one only.
+# The requests of a step's rows: of all rows, or of the last row only.
 _WISHES: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {},
@@ -48,8 +48,8 @@ def sample_in_steps(batch: int, vocab_size: int, device: torch.device) -> None:
 
     Args:
         batch: rows of a step.
-        vocab_size: logits a row, all 0.
-        device: where it samples.
+        vocab_size: logits per row, all of which are 0.
+        device: the device that samples.
     """
     logits = torch.zeros(batch, vocab_size, device=device)
     for wish in _WISHES:

@@ -1,4 +1,4 @@
-"""A scheduler on a runner that notices any wrong page, with all that it sends collected."""
+"""A scheduler with a runner that notices any wrong page; collects the messages that it sends."""
 
 from __future__ import annotations
 

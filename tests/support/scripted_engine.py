@@ -1,7 +1,8 @@
 """A model that answers from a script, with the real scheduler, cache and detokenizer.
 
-All in one process and without torch: the cache holds exactly what the server would have cached,
-because the script's position is found from the tokens that are read back through the pages.
+All parts are in one process and need no torch. The cache holds exactly what a server would have
+cached, because the position in the script is found from tokens that are read back through the
+pages.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PAGE = 16
 
 
 class _ScriptRunner(HashRunner):
-    """Samples the next token of the script whose prompt the sequence begins with."""
+    """Samples the next token of the script whose prompt begins the sequence."""
 
     def __init__(self, num_pages: int, max_rows: int, max_len: int) -> None:
         super().__init__(num_pages, PAGE, max_rows, max_len)
@@ -108,7 +109,7 @@ class ScriptedEngine:
             self.prompts.append(prompt)
             said = self.tokenizer.encode(self.reply(prompt), add_special_tokens=False)
             self._runner.scripts[message.input_ids] = [*said, EOS_ID]
-        # Later, as from a socket: not while the sender is still sending.
+        # The message is handled later, as from a socket, not while the sender is still sending.
         asyncio.get_running_loop().call_soon(self._take, message)
 
     def _take(self, message: SchedulerInbound) -> None:

@@ -1,6 +1,6 @@
 """A small Qwen2.5-VL of random weights with a real tokenizer and chat template.
 
-The bundled demo model's tokenizer has the words, and the vision recipe the sizes and the template.
+The tokenizer is the bundled demo model's; sizes and template are those of the vision recipe.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUESTION = "What is in the image?"
 
 @cache
 def seeing_model() -> Path:
-    """The folder, made on first use; do not write into it.
+    """Return the folder, made on first use; do not write into it.
 
     A picture of 112 x 112 takes 16 tokens, one of 224 x 224 takes 64.
     """
@@ -56,7 +56,7 @@ def seeing_model() -> Path:
 
 
 def prompt_with(num_images: int, question: str = QUESTION) -> str:
-    """A prompt as the chat template writes it."""
+    """Return a prompt as the chat template writes it."""
     return (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         f"<|im_start|>user\n{PLACEHOLDER * num_images}{question}<|im_end|>\n"

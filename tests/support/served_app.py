@@ -19,10 +19,10 @@ from tests.support.waiting import until_in_loop
 
 @asynccontextmanager
 async def served(app: ASGIApp, **limits_s: float) -> AsyncGenerator[tuple[int, set[Any]], None]:
-    """Serve `app`; the port and the connections that are open.
+    """Serve `app`; yield the port and the open connections.
 
     Args:
-        app: what uvicorn calls.
+        app: the application that uvicorn calls.
         **limits_s: times of `GuardedProtocol`, shorter here than the server's.
     """
     protocol: Callable[..., Any] = partial(GuardedProtocol, limit=ConnectionLimit(100), **limits_s)

@@ -1,7 +1,7 @@
-"""A real server in a subprocess: started on a free port, its log collected, stopped in order.
+"""Runs a real server in a subprocess: starts it on a free port, collects its log, stops it.
 
-`running_server("qwen3")` is shared by tests that run one after the other in one process and ask
-with the same arguments.
+`running_server("qwen3")` is shared by tests that run one after the other in one process and request
+the same arguments.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tests.support.tiny_models import tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_LINE = "The server is fired up and ready to roll!"
-# Outside the system's range for outgoing connections, so that none is taken before a server
-# listens. Each worker of a run has its own ports.
+# The ports are outside the system's range for outgoing connections, so that no port is taken before
+# a server listens. Each worker of a run has its own ports.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PORTS = list(range(10_000 + _WORKER, 30_000, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))))
 # Tests draw the same numbers in every process; ports must differ.
@@ -38,7 +38,7 @@ random.SystemRandom().shuffle(_PORTS)
 
 
 def free_port() -> int:
-    """Return an unused port, another one each time."""
+    """Return an unused port, a different one each time."""
     while _PORTS:
         port = _PORTS.pop()
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -69,14 +69,14 @@ class ServerProcess:
         """
         self.port = int(args[args.index("--port") + 1]) if "--port" in args else free_port()
         if "--model-path" not in args:
-            # Its answers are known, and it is never fetched.
+            # The toy's answers are known, and it is never downloaded.
             args = (*args, "--model-path", TOY_NAME)
         if "--port" not in args:
             args = (*args, "--port", str(self.port))
         if "--grammar-backend" not in args and "llguidance" in BACKENDS:
             args = (*args, "--grammar-backend", "llguidance")
         if "--weights-root" not in args:
-            # Everything that a test makes is there.
+            # All files that a test creates are there.
             args = (*args, "--weights-root", tempfile.gettempdir(), str(ROOT / "headrace"))
         self.url = f"http://127.0.0.1:{self.port}"
         self.started_at = time.monotonic()
@@ -105,12 +105,12 @@ class ServerProcess:
             self._changed.notify_all()
 
     def __str__(self) -> str:
-        """The log, for messages of assertions."""
+        """Return the log, for messages of assertions."""
         return self.log
 
     @property
     def log(self) -> str:
-        """Everything it printed so far."""
+        """Everything that the server has printed so far."""
         return "\n".join(self.lines)
 
     def wait_for_line(self, text: str, timeout_s: float = 60.0) -> None:
@@ -128,7 +128,7 @@ class ServerProcess:
         return self
 
     def wait_exit(self, timeout_s: float = 60.0) -> int:
-        """Wait for its end; return the exit code."""
+        """Wait until the server exits; return the exit code."""
         code = self.process.wait(timeout_s)
         unwatch(self.process.pid)
         self._reader.join(5)
@@ -143,7 +143,7 @@ class ServerProcess:
         return children(self.process.pid)
 
     def stop(self) -> int:
-        """Terminate it, then kill it if needed; return the exit code."""
+        """Terminate the server, kill it if needed, and return the exit code."""
         self.client.close()
         if self.process.poll() is None:
             self.signal()
@@ -167,7 +167,7 @@ _running: dict[tuple[str, ...], ServerProcess] = {}
 
 
 def running_server(model: str = "qwen3", *args: str) -> ServerProcess:
-    """A ready server of a tiny model, one per set of arguments, until `stop_servers`.
+    """Return a ready server of a tiny model, one per set of arguments, until `stop_servers`.
 
     Args:
         model: a tiny model's name, or `DEMO`.
@@ -188,7 +188,7 @@ def common_server() -> ServerProcess:
 
 
 def demo_server() -> ServerProcess:
-    """A ready server of the demo model; see `running_server`."""
+    """Return a ready server of the demo model; see `running_server`."""
     return running_server(DEMO, "--enable-cache-report")
 
 

@@ -1,7 +1,7 @@
-"""A model that plays a given text: whatever token comes last, the next one is its successor.
+"""A model that plays a given text: the next token depends only on the last one.
 
-Its tokens cut the text at arbitrary bytes, so that characters, joined emoji and stop strings lie
-across tokens as they please, through the whole server and with exact answers.
+Its tokens cut the text at arbitrary bytes, so that characters, joined emoji and stop strings are
+split between tokens. So the whole server can be tested with exact answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HIDDEN_SIZE = 256
 
 @dataclass(frozen=True)
 class Tape:
-    """The folder of such a model, and what its tokens stand for.
+    """The folder of such a model, and the bytes of its tokens.
 
     Attributes:
         pieces: bytes of the tokens `first_id`, `first_id + 1`, ...
@@ -36,7 +36,7 @@ class Tape:
     first_id: int = NUM_BYTES
 
     def output(self, start: int, count: int) -> str:
-        """Text of the `count` tokens after piece `start`, without a last half character."""
+        """Return the text of `count` tokens after piece `start`, up to the last whole character."""
         data = b"".join(self.pieces[start + 1 : start + 1 + count])
         return codecs.getincrementaldecoder("utf-8")().decode(data)
 
@@ -69,7 +69,7 @@ def write_tape(folder: Path, text: str, seed: int = 0) -> Tape:
 
 
 def _cut(data: bytes, rng: random.Random) -> list[bytes]:
-    """Pieces of two bytes or more, no two alike: a vocabulary has each string once."""
+    """Cut into different pieces of two bytes or more: a vocabulary has each string once."""
     pieces: list[bytes] = []
     begin = 0
     while begin < len(data):
@@ -92,7 +92,7 @@ def _write_weights(folder: Path, vocab_size: int) -> None:
         elif name == "model.embed_tokens.weight":
             tensors[name] = embedding
         elif name == "lm_head.weight":
-            # Each token is the likeliest where its predecessor came last.
+            # Each token is the most probable one after its predecessor.
             tensors[name] = embedding.roll(1, dims=0).contiguous()
         else:
             tensors[name] = torch.zeros(shape)

@@ -47,7 +47,7 @@ texts = st.lists(
 
 
 def id_lists(vocab_size: int, special_ids: list[int]) -> st.SearchStrategy[list[int]]:
-    """Any ids at all: unknown ones, special ones, byte tokens without sense."""
+    """Draw any ids: unknown ones, special ones, meaningless byte tokens."""
     return st.lists(
         st.one_of(
             st.integers(0, vocab_size - 1),
@@ -59,7 +59,7 @@ def id_lists(vocab_size: int, special_ids: list[int]) -> st.SearchStrategy[list[
 
 
 def splits(data: Any, items: list[int]) -> list[list[int]]:
-    """`items` cut into steps, some of them empty."""
+    """Cut `items` into steps, some of them empty."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(items)), max_size=len(items) + 1)))
     bounds = [0, *cuts, len(items)]
     return [items[begin:end] for begin, end in itertools.pairwise(bounds)]

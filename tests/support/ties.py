@@ -25,7 +25,7 @@ def assert_same_but_for_ties(
 
     Args:
         reference: has run the requests with `LogprobSpec(-1, 2)`, greedily.
-        other: likewise.
+        other: has run the same requests in the same way.
         requests: their numbers.
         dtype: the type in which both compute.
         rounding: how much log-probabilities may differ, instead of `ROUNDING`.
@@ -46,5 +46,5 @@ def assert_same_but_for_ties(
             assert abs(best - also) < rounding, f"request {i}, token {n}: {best} {also}"
         if first is not None:
             (best, _), (second, _) = reference.outputs[i][first].top
-            assert best - second < tie, f"request {i} parts at token {first}: {best} {second}"
+            assert best - second < tie, f"request {i} diverges at token {first}: {best} {second}"
     return equal

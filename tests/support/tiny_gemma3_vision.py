@@ -23,7 +23,7 @@ from tests.support.tiny_models import (
 )
 from tests.support.tiny_vision import IMAGE_ID, Prompt, Reference, picture, prompt_of
 
-# Of a picture of 32 x 32 pixels, its patches pooled by twos.
+# Vectors of a picture of 32 x 32 pixels, whose patches are pooled in pairs.
 NUM_TOKENS = 16
 # Windows shorter than a picture; heads of 12 in the tower.
 TEXT: dict[str, Any] = {
@@ -70,7 +70,8 @@ PREPROCESSOR = {
 def tiny_gemma3_vision(*, tied: bool = False) -> Path:
     """Return the folder, made on first use; do not write into it.
 
-    With the embeddings as its head (`tied`) such a model repeats its last token, whatever it saw.
+    If its head is tied to the embeddings (`tied`), such a model repeats its last token for any
+    image.
     """
     return _made(tied)
 
@@ -94,7 +95,7 @@ def _made(tied: bool) -> Path:
 
 
 def square(seed: int) -> PreparedImage:
-    """Noise of the size that the tower takes."""
+    """Make noise of the size that the tower takes."""
     return picture(4, 4, seed)
 
 
@@ -111,7 +112,7 @@ PROMPTS = [
 
 
 class Gemma3Reference(Reference):
-    """In `transformers`, in float32."""
+    """The same model in `transformers`, in float32."""
 
     def inputs(self, prompt: Prompt, ids: list[int]) -> dict[str, Tensor]:
         tokens = torch.tensor([ids])
@@ -121,7 +122,7 @@ class Gemma3Reference(Reference):
         return inputs
 
     def pixels(self, images: list[PreparedImage]) -> dict[str, Tensor]:
-        """As its own processor prepares them, which does not scale what has the size."""
+        """Prepare pixels as its own processor does, which does not scale pictures of this size."""
         from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
         processor = Gemma3ImageProcessorPil(**PREPROCESSOR)
@@ -132,6 +133,6 @@ class Gemma3Reference(Reference):
 
     @torch.inference_mode()
     def features(self, images: list[PreparedImage]) -> list[Tensor]:
-        """`[1, num_tokens, hidden_size]` of each image."""
+        """Return `[1, num_tokens, hidden_size]` for each image."""
         found = self.model.model.get_image_features(**self.pixels(images)).pooler_output
         return list(found.unsqueeze(1))

@@ -1,8 +1,8 @@
-"""Tiny random Hugging Face folders, one a variant, written by `transformers` itself.
+"""Writes tiny random Hugging Face folders, one per variant, by `transformers` itself.
 
 `tiny_model("qwen3")` returns a folder with weights, `config.json`, `generation_config.json`, a
-byte-level BPE tokenizer and a ChatML template. Folders are made once a process, in a temporary
-folder that goes away with it.
+byte-level BPE tokenizer and a ChatML template. Each folder is made once per process, in a temporary
+folder that is removed when the process ends.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class TinyModel:
     """A variant.
 
     Attributes:
-        architecture: class in `transformers`.
-        options: of its configuration, over the common small sizes.
-        dtype: of the stored weights.
-        max_shard_size: such as `40KB`; `None` for a single file.
+        architecture: its class in `transformers`.
+        options: keys of its configuration, which replace the common small sizes.
+        dtype: the dtype of the stored weights.
+        max_shard_size: size of the files, such as `40KB`; `None` for a single file.
         generation: keys of `generation_config.json` besides the end of sequence.
     """
 
@@ -85,7 +85,7 @@ _YARN_ROPE = {
 }
 _UPPER_WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 
-# Its windows are shorter than most prompts; the scores' scale is that of other heads than its own.
+# Its windows are shorter than most prompts, and its score scale belongs to another head size.
 _GEMMA3 = {
     "head_dim": 32,
     "query_pre_attn_scalar": 24,
@@ -149,7 +149,7 @@ TINY_MODELS: dict[str, TinyModel] = {
             "attention_bias": True,
         },
     ),
-    # Of three layers the first is dense.
+    # The first of three layers is dense.
     "qwen2_moe": TinyModel(
         "Qwen2MoeForCausalLM",
         {
@@ -232,7 +232,7 @@ def _tiny_bert(name: str, pooling: str, normalize: bool) -> Path:
 
 
 def write_pooling(folder: Path, pooling: str, *, normalize: bool = True) -> None:
-    """Write the files with which sentence-transformers describes a folder of vectors of 32."""
+    """Write sentence-transformers' files for a folder that gives vectors of 32 numbers."""
     kinds = ["Transformer", "Pooling", "Normalize"] if normalize else ["Transformer", "Pooling"]
     modules = [
         {
@@ -302,10 +302,10 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def assert_version_is_safe() -> None:
-    """Check that `transformers` will not take our `kernels` package for the one on PyPI.
+    """Check that `transformers` does not mistake our `kernels` package for the one on PyPI.
 
-    It asks for the version of the distribution that owns `kernels`, and only 0.10 to 0.19 look
-    like theirs.
+    `transformers` checks the version of the distribution that owns `kernels`. Only versions 0.10 to
+    0.19 look like the package on PyPI.
     """
     try:
         major, minor = (int(part) for part in version("headrace").split(".")[:2])
@@ -340,11 +340,11 @@ def _tokenizer_json() -> str:
 
 
 def randomise(model: Any, seed: int, norm: float) -> None:
-    """Give every parameter values that matter, norms some around `norm`.
+    """Give every parameter random values that matter; norms get values around `norm`.
 
-    `transformers` starts with norms that change nothing, biases of zero and logits so small that
-    the largest two are nearly equal; here each matrix keeps the size of what it multiplies, and
-    the head spreads logits out, so that greedy tokens are not a matter of rounding.
+    `transformers` starts with norms that have no effect, biases of zero, and logits so small that
+    the largest two are nearly equal. Here each matrix keeps the size of its input, and the head
+    spreads the logits, so that greedy tokens do not depend on rounding.
     """
     import torch
 

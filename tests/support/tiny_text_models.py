@@ -1,4 +1,4 @@
-"""Tiny random models that give vectors or scores of texts, and the results of `transformers`."""
+"""Tiny random models for vectors or scores of texts, and the results of `transformers`."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class TextModel:
     """A variant.
 
     Attributes:
-        architecture: class in `transformers`.
-        options: of its configuration, over the common small sizes.
-        saved_as: architecture that the file names, where it is another one.
-        pooling: how a vector is made; empty for one that gives scores.
+        architecture: its class in `transformers`.
+        options: keys of its configuration, which replace the common small sizes.
+        saved_as: the architecture named in the file, if it differs.
+        pooling: how a vector is made; empty for a model that gives scores.
         is_embedding: whether the server needs the option for vectors.
     """
 
@@ -123,7 +123,7 @@ def text_model(name: str) -> Path:
 
 
 def add_dense(folder: Path, target: Path, sizes: list[int]) -> Path:
-    """Copy `folder` to `target`; behind the pooling a dense layer of tanh for each of `sizes`."""
+    """Copy `folder` to `target`; add a dense tanh layer after the pooling for each of `sizes`."""
     from safetensors.torch import save_file
 
     shutil.copytree(folder, target)

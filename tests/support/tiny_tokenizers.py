@@ -133,7 +133,7 @@ def llama2() -> Tokenizer:
 
 
 def mistral() -> Tokenizer:
-    """As Llama 2, with the later way of prepending (only before the first word)."""
+    """As Llama 2, but a space is prepended only before the first word."""
     tokenizer = llama2()
     tokenizer.normalizer = None
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)

@@ -1,4 +1,4 @@
-"""Tiny random models that take images, and prompts with images for them and for `transformers`."""
+"""Tiny random models that take images, prompts with images, and the same in `transformers`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _IDS = {
     "vision_start_token_id": 502,
     "vision_end_token_id": 503,
 }
-# Windows of 2 x 2 vectors, which most pictures are no multiple of; heads of 16 and of 12.
+# Windows have 2 x 2 vectors, and most pictures are not multiples of them; heads have 16 and 12.
 TINY_VISION: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl": (
         "Qwen2_5_VLForConditionalGeneration",
@@ -112,7 +112,7 @@ def copy_of(name: str, target: Path) -> Path:
 
 
 def pixels(image: PreparedImage) -> Tensor:
-    """`[3, height, width]` uint8, as a tower takes it."""
+    """Return `[3, height, width]` uint8, as a tower takes it."""
     return torch.from_numpy(np.frombuffer(image.pixels, np.uint8).reshape(image.size).copy())
 
 
@@ -125,7 +125,7 @@ class Prompt:
 
 
 def picture(rows: int, columns: int, seed: int, cell: int = 8) -> PreparedImage:
-    """Noise of so many vectors."""
+    """Make a picture of noise with the given numbers of vectors."""
     size = (3, rows * cell, columns * cell)
     pixels = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
     digest = blake2b(pixels.tobytes() + repr(size).encode(), digest_size=16).digest()
@@ -133,7 +133,7 @@ def picture(rows: int, columns: int, seed: int, cell: int = 8) -> PreparedImage:
 
 
 def prompt_of(*parts: int | PreparedImage, seed: int = 0) -> Prompt:
-    """Put a prompt together of numbers of text tokens and pictures."""
+    """Build a prompt from numbers of text tokens and pictures."""
     rng = np.random.default_rng(seed)
     ids: list[int] = []
     images: list[ImageInput] = []
@@ -150,7 +150,7 @@ def prompt_of(*parts: int | PreparedImage, seed: int = 0) -> Prompt:
 
 NUM_NEW = 24
 WIDE, DOT, TALL, SQUARE = picture(3, 5, 1), picture(1, 1, 2), picture(4, 2, 3), picture(4, 4, 4)
-# One picture, several of other sizes, one behind another without text, none.
+# One picture; several of other sizes; one after another without text; none.
 PROMPTS = [
     prompt_of(5, WIDE, 7, seed=1),
     prompt_of(2, TALL, 1, DOT, 4, WIDE, 3, seed=2),
@@ -178,7 +178,7 @@ class Reference:
         self.image_id = vision.image_token_id
 
     def inputs(self, prompt: Prompt, ids: list[int]) -> dict[str, Tensor]:
-        """What its `forward` takes: the images' pixels prepared as its processor does."""
+        """Return the inputs of `forward`: pixels prepared as by the model's processor."""
         tokens = torch.tensor([ids])
         inputs = {"input_ids": tokens, "mm_token_type_ids": (tokens == self.image_id).int()}
         if prompt.images:
@@ -186,7 +186,7 @@ class Reference:
         return inputs
 
     def pixels(self, images: list[PreparedImage]) -> dict[str, Tensor]:
-        """Patches in its order, and the grids."""
+        """Return patches in the processor's order, and the grids."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
             Qwen2VLImageProcessorPil,
         )
@@ -209,14 +209,14 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, prompt: Prompt, ids: list[int] | None = None) -> Tensor:
-        """Of every position; `ids` may be the prompt's and more."""
+        """Return the logits of every position; `ids` may be longer than the prompt."""
         inputs = self.inputs(prompt, ids or prompt.ids)
         logits: Tensor = self.model(**inputs, use_cache=False).logits[0]
         return logits
 
     @torch.inference_mode()
     def greedy(self, prompt: Prompt, count: int) -> list[int]:
-        """Tokens that it generates."""
+        """Return the tokens that the model generates."""
         made = self.model.generate(
             **self.inputs(prompt, prompt.ids),
             attention_mask=torch.ones(1, len(prompt.ids), dtype=torch.int64),
@@ -231,7 +231,7 @@ class Reference:
 
     @torch.inference_mode()
     def features(self, images: list[PreparedImage]) -> list[Tensor]:
-        """`[num_outputs, num_tokens, hidden_size]` of each image."""
+        """Return `[num_outputs, num_tokens, hidden_size]` for each image."""
         found = self.model.model.get_image_features(**self.pixels(images))
         deep = getattr(found, "deepstack_features", None) or []
         return [

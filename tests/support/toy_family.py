@@ -1,4 +1,4 @@
-"""The toy of docs/how-to/add-a-model-family.md: Llama that calls its layers' norms otherwise."""
+"""The toy of docs/how-to/add-a-model-family.md: a Llama with other names for its norms."""
 
 from __future__ import annotations
 

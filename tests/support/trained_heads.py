@@ -40,26 +40,26 @@ _SIZES: dict[str, Any] = {
 }
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _NUM_STEPS, _BATCH = 320, 32
-# Joins the two texts of a pair in one line, as a chat template.
+# A chat template that joins the two texts of a pair in one line.
 _TEMPLATE = "{% for message in messages %}{{ message['content'] }} [SEP] {% endfor %}"
 
 
 def text_of(topic: str, chance: random.Random) -> str:
-    """Two words of a topic, and a common one."""
+    """Draw two words of a topic and a common word."""
     words = chance.sample(TOPICS[topic], 2) + chance.sample(COMMON, 1)
     chance.shuffle(words)
     return " ".join(words)
 
 
 def pair_of(chance: random.Random, *, fits: bool) -> tuple[str, str]:
-    """Two texts of one topic, or of two."""
+    """Draw two texts of one topic, or of two topics."""
     first, other = chance.sample(list(TOPICS), 2)
     return text_of(first, chance), text_of(first if fits else other, chance)
 
 
 @cache
 def trained(kind: str) -> Path:
-    """The folder of the model of a kind, `rerank` or `reward`, trained on first use."""
+    """Return the folder of the model of a kind, `rerank` or `reward`, trained on first use."""
     folder = tiny_root() / f"trained-{kind}"
     train(kind, folder)
     return folder
@@ -71,7 +71,7 @@ def train(kind: str, folder: Path) -> None:
     # Products this small are slower on several threads.
     torch.set_num_threads(1)
     try:
-        # An engine in this process has turned gradients off.
+        # Gradients are switched on: an engine in this process may have switched them off.
         with torch.random.fork_rng(), torch.enable_grad():
             torch.manual_seed(5)
             _train(kind, folder)
@@ -102,7 +102,8 @@ def _train(kind: str, folder: Path) -> None:
         for fits in (True, False):
             pairs = [pair_of(chance, fits=fits) for _ in range(_BATCH)]
             scores.append(model(**_inputs(kind, pairs)).logits[:, 0])
-        # The better of two, as reward models learn it (Bradley and Terry), and each one alone.
+        # The loss compares two replies, as reward models do (Bradley and Terry), and scores each
+        # reply alone.
         good, bad = scores
         sign = torch.nn.functional.logsigmoid
         loss = -(sign(good - bad) + sign(good) + sign(-bad)).mean()
@@ -147,7 +148,7 @@ def _write_tokenizer(kind: str, folder: Path) -> None:
         "unk_token": "[UNK]",
     }
     if kind == "rerank":
-        # As BERT's own tokenizer has them.
+        # The special tokens are those of BERT's own tokenizer.
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     else:
         config["chat_template"] = _TEMPLATE

@@ -1,4 +1,4 @@
-"""Does what the job says, in a fork with little time: for tests of what becomes of it."""
+"""Runs each job in a fork with little time, for tests of how forks end."""
 
 from __future__ import annotations
 

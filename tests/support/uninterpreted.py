@@ -1,4 +1,4 @@
-"""Python in a process where Triton compiles, whatever the tests' own does."""
+"""Runs Python in a process in which Triton compiles, even if the tests interpret Triton."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_uninterpreted(*arguments: str, timeout: float) -> str:
-    """What `python` prints when it is run with `arguments` at the root of the project."""
+    """Run `python` with `arguments` at the root of the project and return its output."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, *arguments],

@@ -1,4 +1,4 @@
-"""`python -m tests.support.vision_ranks FOLDER`: what two ranks generate of text and images."""
+"""`python -m tests.support.vision_ranks FOLDER`: tokens of two ranks for text and images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main() -> None:
         engine.add(number, prompt.ids, NUM_NEW, ignore_eos=True, images=prompt.images)
     engine.run()
     print(json.dumps([engine.tokens[number] for number in range(1, len(PROMPTS) + 1)]), flush=True)
-    # As a worker does: threads of the ranks' group are still running.
+    # The process exits as a worker does, because threads of the ranks' group are still running.
     leave_at_once(0)
 
 

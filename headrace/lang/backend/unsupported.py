@@ -55,6 +55,6 @@ class UnsupportedArguments:
         if fresh:
             self._warned.update(fresh)
             warnings.warn(
-                f"{self._backend} does not support {', '.join(fresh)}; the request is sent without.",
+                f"{self._backend} does not support {', '.join(fresh)}; the request omits it.",
                 stacklevel=2,
             )

@@ -1,7 +1,7 @@
-"""OpenCode, as it asks `/v1/chat/completions` through the AI SDK for compatible servers.
+"""Simulates OpenCode, which uses `/v1/chat/completions` through the AI SDK for compatible servers.
 
-Source: `packages/openai-compatible` (vercel/ai) for the forms of messages and tools, and what
-`anomalyco/opencode` sets. All texts are our own.
+Source: `packages/openai-compatible` (vercel/ai) for the forms of messages and tools, and the
+settings of `anomalyco/opencode`. All texts are written for these tests.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class OpenCodeSession(AgentSession):
         self._messages.append({"role": "user", "content": task})
 
     def keep(self, answered: dict[str, Any]) -> None:
-        """`answered` is the message, as put together from its stream."""
+        """Keep `answered`, the message built from its stream."""
         message: dict[str, Any] = {"role": "assistant", "content": answered["content"] or ""}
         if answered.get("reasoning_content"):
             message["reasoning_content"] = answered["reasoning_content"]
@@ -89,7 +89,8 @@ class OpenCodeSession(AgentSession):
 
 
 def _again(call: dict[str, Any]) -> dict[str, Any]:
-    # The SDK has read the arguments, and writes them its own way; of what it cannot read, the text.
+    # The SDK parses the arguments and writes them in its own way. Arguments that it cannot parse
+    # stay text.
     arguments: Any = call["function"]["arguments"]
     with contextlib.suppress(json.JSONDecodeError):
         arguments = json.loads(arguments)

@@ -1,7 +1,7 @@
-"""What a coding agent lives through: four tasks of six answers each, most of which call tools.
+"""The script of a coding agent's session: four tasks of six answers each. Most answers call tools.
 
-The model's side is written as a model of the Hermes kind writes it; the agents' side, what each of
-them sends back, is in the file of each.
+The model's side is written in the Hermes form. The agents' side, the messages that each agent sends
+back, is in each agent's own file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPOSITORY = "\n".join(f"- src/part_{number}.py holds part {number}." for number
 
 @dataclass(frozen=True)
 class ToolUse:
-    """A call of the script, by what it does; each agent has its own tools for it.
+    """A call of the script, described by its effect; each agent has its own tools for it.
 
     Attributes:
         kind: `run` a command, `patch` a file, or look something up (`find`).
@@ -49,7 +49,7 @@ class Answer:
 
 
 def answers() -> list[list[Answer]]:
-    """The answers to each task; the last one of a task calls nothing."""
+    """Return the answers to each task; the last answer of a task has no call."""
     found = []
     for task in range(len(TASKS)):
         number = f"{task + 1}"
@@ -73,13 +73,13 @@ def answers() -> list[list[Answer]]:
 
 
 def result_of(use: ToolUse, turn: int) -> str:
-    """What the tool gives back."""
+    """Return the tool's result."""
     lines = [f"{use.kind} {turn}: {use.text.strip()}", "café 東京 <tag> {json: 1}"]
     return "\n".join([*lines, *(f"{line:3} | {use.text.strip()[:20]}" for line in range(10))])
 
 
 def written(answer: Answer, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """The answer as the model writes it; `calls` are names and arguments of the agent's tools."""
+    """Return the model's output for an answer; `calls`: names and arguments of tools."""
     text = f"<think>\n{answer.thought}\n</think>\n\n" if answer.thought else ""
     parts = [answer.text] if answer.text else []
     for name, arguments in calls:

@@ -1,4 +1,4 @@
-"""A session of an agent: what it would send next, from what it was answered."""
+"""A session of an agent: makes its next request from the answers so far."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class AgentSession:
     """The part that all agents share; a subclass knows the wire.
 
     Attributes:
-        path: of the requests.
-        headers: of each of them.
-        limit_field: of a request, the most tokens of its answer.
-        turn: requests so far.
-        cut_turn: the one whose answer is cut in the middle of its call.
+        path: path of the requests.
+        headers: headers of each request.
+        limit_field: the request's field for the most tokens of its answer.
+        turn: number of requests so far.
+        cut_turn: the turn whose answer is cut in the middle of its call.
     """
 
     path: str
@@ -41,14 +41,14 @@ class AgentSession:
         return self.turn == self.cut_turn
 
     def reply(self, prompt: str) -> str:
-        """What the model writes next, whatever the prompt is."""
+        """Return the model's next output, which does not depend on the prompt."""
         del prompt
         answer = self._tasks[0][0]
         text = written(answer, [self.call(use) for use in answer.calls])
         return text[: text.index(_ARGUMENTS) + len(_ARGUMENTS) + 12] if self.is_cut else text
 
     def take(self, answered: Any) -> None:
-        """Go on from a whole answer, in the form of the wire: results, or the next task."""
+        """Continue after a whole answer of the wire, with results or with the next task."""
         if self.is_cut:
             self._take_cut(answered)
             return
@@ -62,7 +62,7 @@ class AgentSession:
         self.turn += 1
 
     def _take_cut(self, answered: Any) -> None:
-        """The agent tells the model what is wrong with its call, and the model makes it again."""
+        """Let the agent report what is wrong with the call; the model then repeats the call."""
         self.keep(answered)
         use = self._tasks[0][0].calls[0]
         self.give_back(answered, [(use, "The call could not be read: it is cut off.")])
@@ -85,7 +85,7 @@ class AgentSession:
         raise NotImplementedError
 
     def ask(self, task: str) -> None:
-        """The user says something."""
+        """Add a message of the user."""
         raise NotImplementedError
 
     def keep(self, answered: Any) -> None:
@@ -93,5 +93,5 @@ class AgentSession:
         raise NotImplementedError
 
     def give_back(self, answered: Any, results: list[tuple[ToolUse, str]]) -> None:
-        """Note what the tools gave."""
+        """Note the results of the tools."""
         raise NotImplementedError

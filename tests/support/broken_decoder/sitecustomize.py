@@ -1,4 +1,4 @@
-"""In the process that decodes images: a PNG of one size breaks the decoder, as real ones did."""
+"""Breaks the process that decodes images for a PNG of one size, as real files have done."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A kernel that writes where no memory is."""
+"""A kernel that writes to an invalid address."""
 
 # mypy: ignore-errors
 

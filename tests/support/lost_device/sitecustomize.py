@@ -1,7 +1,7 @@
-"""On a server's PYTHONPATH: its worker's next step breaks the device once `PLANTED_FAULT` is there.
+"""On a server's PYTHONPATH, this breaks the device in a step once `PLANTED_FAULT` exists.
 
-The file's content says how: `raise` for an error as CUDA words it, for a machine without a GPU;
-`assert` and `access` break a GPU's context in truth.
+The content of `PLANTED_FAULT` says how: `raise` raises an error with CUDA's words, for a machine
+without a GPU; `assert` and `access` really break a GPU's context.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _break(kind: str) -> None:
     if kind == "raise":
         raise RuntimeError("CUDA error: device-side assert triggered")
     if kind == "assert":
-        # Noticed by the device later than by the host.
+        # The device notices the fault later than the host.
         torch._assert_async(torch.zeros(1, device="cuda"))
     if kind == "access":
         numbers = torch.zeros(4, device="cuda")

@@ -1,4 +1,4 @@
-"""On a server's PYTHONPATH: a line in the file `PICKLE_AUDIT` for each class pickle looks up."""
+"""On a server's PYTHONPATH, this writes each class that pickle looks up to `PICKLE_AUDIT`."""
 
 from __future__ import annotations
 

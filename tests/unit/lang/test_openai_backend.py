@@ -172,7 +172,7 @@ def test_what_the_api_cannot_do_is_said_once() -> None:
             for _ in range(2):
                 assert ask.run("?", backend=backend, top_k=3, regex="a+")["answer"] == "x"
     words = [str(each.message) for each in caught if each.category is UserWarning]
-    assert words == ["OpenAI does not support top_k, regex; the request is sent without."]
+    assert words == ["OpenAI does not support top_k, regex; the request omits it."]
 
 
 def test_a_generation_inside_an_answer_is_refused_with_advice() -> None:
