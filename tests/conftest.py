@@ -1,8 +1,8 @@
-"""How tests share the machine when `make test` runs several at a time.
+"""Decides how tests share the machine when `make test` runs several at a time.
 
-The tests of a file go to one worker, one after the other, so that what they share is made once. A
-test marked `alone` measures time or memory: while it runs, no other does, and those that follow one
-another wait for the others once.
+The tests of a file run in one worker, one after the other, so that their shared fixtures are made
+once. A test marked `alone` measures time or memory: no other test runs beside it. Consecutive
+`alone` tests wait for the others only once.
 """
 
 from __future__ import annotations

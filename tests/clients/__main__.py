@@ -1,4 +1,4 @@
-"""Every client in its environment, against one server of the demo model: `make test-clients`.
+"""Runs every client in its environment against one demo server: `make test-clients`.
 
 python -m tests.clients [CLIENT ...] [--server "ARGUMENTS"] [--pytest "ARGUMENTS"]
 """

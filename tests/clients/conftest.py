@@ -1,4 +1,4 @@
-"""The server that all clients talk to: the demo model, started without a flag."""
+"""The server for all clients: the demo model, started without options."""
 
 from __future__ import annotations
 

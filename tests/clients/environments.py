@@ -1,8 +1,9 @@
-"""An environment for each client: the newest versions exclude one another's dependencies.
+"""Makes an environment for each client, because their newest versions' dependencies conflict.
 
-Each is a virtual environment that sees the packages of the one that makes it, torch among them, and
-holds only what `requirements/CLIENT.txt` adds or replaces. `CLIENT.no-deps.txt` names packages that
-are installed as they are, because what they ask for would replace half of the rest.
+Each is a virtual environment that sees the packages of the environment that makes it, including
+torch. It holds only the packages that `requirements/CLIENT.txt` adds or replaces.
+`CLIENT.no-deps.txt` names packages that are installed without dependencies, because their
+dependencies would replace half of the rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every client asks, and what the demo model answers to it."""
+"""The questions that every client asks, and the demo model's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ollama`: chat, generate and what it asks about models."""
+"""`ollama`: chat, generate, and its questions about models."""
 
 from __future__ import annotations
 

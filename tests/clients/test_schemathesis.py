@@ -1,6 +1,7 @@
-"""Schemathesis: bodies made from the OpenAPI document, good and bad, while others are served.
+"""Schemathesis: good and bad bodies made from the OpenAPI document, beside other requests.
 
-It starts a server of its own: the routes that would change it have a key that is not told.
+The test starts its own server. Routes that would change it need a key that Schemathesis does not
+get.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks 36 to 48 of the API's contract, one test each, over HTTP.
 
-The decisions that stand above the list hold: ids have OpenAI's prefixes, errors both shapes. Check
-47, of images, belongs to a model that sees.
+The general decisions of the contract hold too: ids have OpenAI's prefixes, and errors have both
+shapes. Check 47 is about images and needs a vision model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The official `openai` client against our API: whatever it reads must be there."""
+"""The official `openai` client against our API: every field that it reads must exist."""
 
 from __future__ import annotations
 

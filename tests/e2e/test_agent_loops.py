@@ -1,4 +1,4 @@
-"""Agents on the demo model: it calls the weather tool, reads the result, answers; by every API."""
+"""Agents on every API: the demo model calls the weather tool, reads the result and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headrace batch`: answers of every kind of line, and a stop that costs nothing."""
+"""`headrace batch`: answers to every kind of line, and a stop that loses no answer."""
 
 import io
 import json

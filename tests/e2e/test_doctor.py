@@ -1,4 +1,4 @@
-"""`headrace doctor` says before a start what the start then does."""
+"""`headrace doctor` predicts what a start then does."""
 
 from __future__ import annotations
 

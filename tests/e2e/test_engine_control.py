@@ -1,4 +1,4 @@
-"""What the offline engine does besides generating: scores, profiles, changes while it runs."""
+"""The offline engine besides generation: scores, profiles, changes while it runs."""
 
 from __future__ import annotations
 

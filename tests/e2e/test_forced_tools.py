@@ -1,4 +1,4 @@
-"""A forced call is a call, whatever the model would rather say."""
+"""With a forced call, the answer is a call, for any model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One question about one picture, on every way in; each must have the same answer."""
+"""One question about one picture through every API; the answers must be the same."""
 
 from __future__ import annotations
 

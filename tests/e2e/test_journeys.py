@@ -1,4 +1,4 @@
-"""`docs/where-am-i.md` lists the way of a prompt and of a token, and a real request takes it."""
+"""A real request passes through the functions that `docs/where-am-i.md` lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs of `examples/lang/`, each as a reader starts it, against one demo server."""
+"""The programs of `examples/lang/`, started as a reader would, against one demo server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launch line as users meet it: faults in one line, progress, signals, restarts."""
+"""The launch command as users see it: one-line errors, progress, signals, restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `/metrics` of a real server says about where a request's time goes."""
+"""`/metrics` of a real server shows how a request's time is spent."""
 
 from concurrent.futures import ThreadPoolExecutor
 

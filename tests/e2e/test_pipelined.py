@@ -1,4 +1,4 @@
-"""Requests that follow one that is running on the same connection, and a client that leaves."""
+"""Pipelined requests behind a running one, and a client that disconnects."""
 
 from __future__ import annotations
 

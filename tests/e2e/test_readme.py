@@ -1,6 +1,6 @@
 """Every command of the README and the quick start, run as it stands there.
 
-Only what must differ does: the port, the interpreter's folder, the place of a user's own model.
+Only the port, the interpreter's folder and the path of a user's own model are changed.
 """
 
 from __future__ import annotations

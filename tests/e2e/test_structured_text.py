@@ -1,4 +1,4 @@
-"""Structured output over HTTP where the text is that of added tokens, and where limits are met."""
+"""Structured output over HTTP: texts of added tokens, and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streamed text is the whole text, whatever the tokens cut apart: exact, over HTTP."""
+"""Streamed text equals the whole text over HTTP, however tokens cut it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sentence-transformers folder says of prompts and lengths, and vectors of tokens."""
+"""Prompts and lengths of sentence-transformers folders, and vectors of tokens."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""What arrives on the socket before HTTP is understood: odd, huge, slow, or another protocol."""
+"""Bytes on the socket before HTTP is parsed: odd, huge, slow, or another protocol."""
 
 import select
 import socket

@@ -1,4 +1,4 @@
-"""Bytes that are no message, at every socket of a running server, while streams run beside."""
+"""Invalid messages at every socket of a running server, beside streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard error that takes nothing: the server starts, answers and ends as if it did."""
+"""Standard error that accepts no bytes: the server starts, answers and ends as usual."""
 
 from __future__ import annotations
 

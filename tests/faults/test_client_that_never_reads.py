@@ -1,6 +1,6 @@
-"""A client that never reads, over a socket of the system: its stream ends, what waits is bounded.
+"""A client that never reads its socket: its stream ends, and the data that waits is bounded.
 
-Only the time that it has is shorter here than the server's minute.
+The client's time is shorter here than the server's minute.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clients that vanish by the hundred, at whatever moment: nothing is kept for them.
+"""Hundreds of clients vanish at any moment: the server keeps no resources for them.
 
 HEADRACE_FAULT_ROUNDS=20 gives the long form.
 """

@@ -1,6 +1,6 @@
-"""The folders for temporary files and shared memory are full: a server that serves goes on.
+"""The folders for temporary files and shared memory are full: a running server continues.
 
-They are file systems of this test's own, in a name space of its own, where that is allowed.
+The folders are file systems that the test mounts in its own namespace, if the system allows that.
 """
 
 from __future__ import annotations

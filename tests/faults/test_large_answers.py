@@ -1,4 +1,4 @@
-"""Answers of a hundred megabytes: refused where they are too large, given back where not."""
+"""Answers of a hundred megabytes: too large ones are refused, and memory of others is freed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Requests that are much work: the event loop goes on meanwhile, and streams keep their text.
+"""Expensive requests: the event loop continues meanwhile, and streams keep their text.
 
-`/livez` is asked every few milliseconds from a process of its own, beside greedy streams; see
-`livez_prober`. Each attack is refused by a count, or done in slices.
+A separate process requests `/livez` every few milliseconds, beside greedy streams; see
+`livez_prober`. Each attack is refused by a count, or processed in slices.
 """
 
 from __future__ import annotations

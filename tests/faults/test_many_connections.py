@@ -1,4 +1,4 @@
-"""More connections than are served, or than files may be open: probes are answered all the same."""
+"""More connections than are served, or than files may be open: probes are still answered."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Hostile images and addresses beside running streams: each is refused, and nobody notices.
+"""Hostile images and addresses beside running streams: each is refused, and streams are unaffected.
 
-The numbers are those of `docs/reliability.md`; what a text model says to them is in
-`test_probes.py`, and each rule alone in `tests/unit/media`.
+The numbers are those of `docs/reliability.md`. `test_probes.py` has a text model's answers, and
+`tests/unit/media` tests each rule alone.
 """
 
 from __future__ import annotations

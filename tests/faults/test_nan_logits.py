@@ -1,4 +1,4 @@
-"""NaN in one sequence ends its request, says so, and is nowhere else."""
+"""NaN in one sequence ends its request with a clear error and affects no other request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No process of a serving server looks up a class for pickle; the interpreter itself tells."""
+"""No process of a serving server looks up a class for pickle, according to an audit hook."""
 
 from __future__ import annotations
 

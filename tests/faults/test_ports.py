@@ -1,4 +1,4 @@
-"""What listens: of all processes of a server with two ranks, one port that others reach."""
+"""Of all processes of a server with two ranks, only one port is reachable from other machines."""
 
 from __future__ import annotations
 

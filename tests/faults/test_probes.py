@@ -1,4 +1,4 @@
-"""Hostile requests that need no time to measure: each is refused, and nobody beside it notices.
+"""Hostile requests: each is refused, and other requests are unaffected.
 
 The numbers are those of `docs/reliability.md`.
 """

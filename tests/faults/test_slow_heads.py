@@ -1,6 +1,6 @@
-"""Clients that send their head a byte at a time lose their connection; nobody waits for them.
+"""Clients that send their head a byte at a time are disconnected, without delaying others.
 
-Only the time that a head has is shorter here than the server's half a minute.
+The time for a head is shorter here than the server's half minute.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stuck process is ended in time, and the log says first where each of its threads stood."""
+"""A stuck process is ended in time; before that, the log shows the stack of each thread."""
 
 from __future__ import annotations
 

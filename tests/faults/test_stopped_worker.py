@@ -1,4 +1,4 @@
-"""A worker that the system holds for a while: unready meanwhile, then its streams go on."""
+"""A stopped worker (SIGSTOP): the server is not ready meanwhile, then the streams continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders that make their reader wait: refused at once, chat goes on, the server can be ended."""
+"""Folders whose files block their reader: refused at once, while chat and shutdown still work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hostile chat template costs its own request: not the loop, nor memory, nor other streams."""
+"""A hostile chat template affects only its own request, not the loop, memory or other streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile requests to a server of vectors: clear answers, right neighbours, idle gauges after."""
+"""Hostile requests to a server of vectors: clear errors, unaffected neighbours, idle gauges."""
 
 import asyncio
 import json

@@ -1,8 +1,8 @@
 """Tests of what runs on an NVIDIA GPU: `python3 -m pytest tests/gpu` on a machine with one, or two.
 
-Elsewhere they are skipped, except those marked `also_cpu`: these run with recorded operations in
-the place of CUDA graphs (`tests/support/graphs.py`), or, where a CPU test shows the same, when
-`HEADRACE_TEST_DEVICE=cpu` asks for it.
+On other machines they are skipped, except those marked `also_cpu`. These run with recorded
+operations in place of CUDA graphs (`tests/support/graphs.py`). Those for which a CPU test shows the
+same run only if `HEADRACE_TEST_DEVICE=cpu` is set.
 """
 
 from __future__ import annotations

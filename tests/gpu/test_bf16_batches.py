@@ -1,7 +1,7 @@
-"""The kernels that serve in bf16, in batches of the sizes that have tiles of their own.
+"""The bf16 kernels in batches of each size that has its own tiles.
 
-Their results depend on the batch's size by roundings, so tokens may part where two of them tie;
-nowhere else, and what they are told apart by is compared up to there.
+Rounding depends on the batch's size, so tokens may diverge where two of them tie, and only there.
+Log-probabilities are compared up to that token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Python does meanwhile spoils no capture."""
+"""Other Python work does not spoil the capture of a graph."""
 
 from __future__ import annotations
 

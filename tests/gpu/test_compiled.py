@@ -1,4 +1,4 @@
-"""What a step needs is compiled when the engine starts: no stream waits for a compiler later."""
+"""All kernels of a step are compiled at start, so streams never wait for a compiler."""
 
 from __future__ import annotations
 

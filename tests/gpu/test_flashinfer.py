@@ -1,4 +1,4 @@
-"""The FlashInfer back end beside the Triton one: the same tokens, but for ties of their dtype."""
+"""FlashInfer gives the same tokens as the Triton back end, except for ties of the dtype."""
 
 from __future__ import annotations
 

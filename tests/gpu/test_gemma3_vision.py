@@ -1,4 +1,4 @@
-"""Gemma 3 with its tower on a GPU: tokens that see beyond themselves, beside steps in graphs."""
+"""Gemma 3 with its tower on a GPU: image tokens that attend forward, beside steps in graphs."""
 
 from __future__ import annotations
 

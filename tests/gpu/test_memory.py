@@ -1,4 +1,4 @@
-"""Memory goes back to the device and comes again: graphs are captured anew, answers stay."""
+"""Memory is released and allocated again: graphs are captured again, and answers stay the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs that are larger than their step: what padding holds reaches nobody."""
+"""Graphs that are larger than their step: values in padding do not reach any request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bf16 on the GPU beside float32: as near as `transformers` in bf16 is."""
+"""bf16 on the GPU is as close to float32 as `transformers` in bf16."""
 
 from __future__ import annotations
 

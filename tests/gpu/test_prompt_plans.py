@@ -1,4 +1,4 @@
-"""Long prompts of any length beside rows that decode: no wait for a plan, none for memory."""
+"""Long prompts of any length beside decoding rows do not wait for a plan or for memory."""
 
 from __future__ import annotations
 

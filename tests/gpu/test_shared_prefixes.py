@@ -1,4 +1,4 @@
-"""Decode steps that read the keys of a common beginning once for all who share it."""
+"""Decode steps read the keys of a shared prefix once for all rows that share it."""
 
 from __future__ import annotations
 

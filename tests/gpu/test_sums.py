@@ -1,4 +1,4 @@
-"""Sums of several GPUs' parts through shared memory: exact, whoever comes late."""
+"""Sums of several GPUs' parts through shared memory are exact, even if one GPU is late."""
 
 from __future__ import annotations
 

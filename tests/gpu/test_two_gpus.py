@@ -1,6 +1,6 @@
 """Two GPUs: a copy of the model on each, or each layer shared by both, under updates and releases.
 
-With one process for each GPU, as many as on the CPU, where the same is shown on request.
+Each GPU has one process. The same tests run on the CPU on request, with as many processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights change under captured graphs: what follows is what a fresh engine computes with them."""
+"""Weights change under captured graphs: results equal a fresh engine with the new weights."""
 
 from __future__ import annotations
 

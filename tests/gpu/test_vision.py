@@ -1,4 +1,4 @@
-"""Requests with images where steps are graphs: rows whose positions are not their lengths."""
+"""Requests with images beside steps in graphs: positions of their rows differ from lengths."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the compiler makes of kernels for five kinds of GPUs; no GPU is needed.
+"""Checks the compiled code of kernels for five kinds of GPUs, without a GPU.
 
-A program may have only so much shared memory, by the device. And what a kernel reads before its
-wait for the kernels ahead (`kernels.triton_support.launch`) must be weights.
+The device limits a program's shared memory. A kernel may read only weights before it waits for
+earlier kernels (`kernels.triton_support.launch`).
 """
 
 from __future__ import annotations

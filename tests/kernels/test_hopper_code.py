@@ -1,8 +1,8 @@
-"""What the compiler makes of kernels for a Hopper GPU; no GPU is needed.
+"""Checks the compiled code of kernels for a Hopper GPU, without a GPU.
 
-The promise of the batch-invariant ones rests on one kind of matrix instruction for every number of
-tokens. The gated product's speed rests on one that multiplies gate and up together, on TMA, and on
-room for the blocks in flight.
+Batch-invariant kernels rely on one kind of matrix instruction for every number of tokens. The gated
+product's speed relies on an instruction that multiplies gate and up together, on TMA, and on shared
+memory for the blocks in flight.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""Packed linear layers: products, the way back to the plain weight, replacement."""
+"""Packed linear layers: products, conversion back to the plain weight, replacement."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""What changes or reads logits around sampling: penalties, biases, masks, log-probabilities."""
+"""Operations on logits around sampling: penalties, biases, masks, log-probabilities."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A table says why it chose what it chose."""
+"""A kernel table gives the reason for its choice."""
 
 import pytest
 

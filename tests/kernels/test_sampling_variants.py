@@ -1,7 +1,7 @@
-"""Nothing that samples is compiled after the warm-up, by the rules of Triton's own binder.
+"""Sampling kernels are not compiled after the warm-up, according to Triton's own binder.
 
-No kernel runs: it is noted what Triton would look up a compiled kernel by. On a GPU
-`tests/gpu/test_compiled.py` counts what was compiled.
+No kernel runs: the test records the keys by which Triton would look up compiled kernels. On a GPU
+`tests/gpu/test_compiled.py` counts the compiled kernels.py` counts what was compiled.
 """
 
 from __future__ import annotations

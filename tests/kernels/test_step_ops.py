@@ -1,4 +1,4 @@
-"""What stands before and behind the layers of a decode step: inputs gathered, tokens chosen."""
+"""Operations before and after the layers of a decode step: gathering inputs, choosing tokens."""
 
 import math
 import os

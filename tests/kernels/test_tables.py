@@ -1,4 +1,4 @@
-"""Which implementation a device gets, whatever else this machine could run."""
+"""Which implementation a device gets, independent of this machine."""
 
 import pytest
 

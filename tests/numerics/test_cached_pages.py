@@ -1,4 +1,4 @@
-"""What lies in the pages of the prefix cache is what computing the prompt whole would put there."""
+"""Pages of the prefix cache hold the same values as computing the whole prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tool that compares layers: it finds nothing where nothing is, and what was planted."""
+"""The tool that compares layers reports planted differences and no others."""
 
 from __future__ import annotations
 

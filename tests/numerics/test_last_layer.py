@@ -1,4 +1,4 @@
-"""Of the last layer, what lies behind attention is computed for tokens whose output is read."""
+"""The last layer computes its part after attention only for tokens whose output is read."""
 
 from __future__ import annotations
 

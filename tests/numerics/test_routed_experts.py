@@ -1,4 +1,4 @@
-"""Experts that tokens passed, by request and in records, against a hook under every scheduling."""
+"""Chosen experts, by request and in records, against hooks, under every way of scheduling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads of models whose `config.json` ties them, as the files have them, against `transformers`."""
+"""Heads that `config.json` ties to the embeddings but files store, against `transformers`."""
 
 from __future__ import annotations
 

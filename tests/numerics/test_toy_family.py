@@ -1,4 +1,4 @@
-"""docs/how-to/add-a-model-family.md, followed: a spec and a line are a family that is served."""
+"""Follows docs/how-to/add-a-model-family.md: with a spec and a line a family is served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that see, against `transformers` on the same weights and pixels, in every schedule."""
+"""Vision models against `transformers` on the same weights and pixels, in every schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where no query sees all keys, pages behind the window serve others, and no token changes."""
+"""If every layer has a window, pages behind it are reused, and no token changes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a new user sees: the fetched demo model, served, answers in sentences."""
+"""The downloaded demo model, served, answers in sentences, as a new user sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The image's recipe: what can be known of it without building it."""
+"""Checks of the Dockerfile that need no build."""
 
 from __future__ import annotations
 

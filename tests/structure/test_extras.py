@@ -1,4 +1,4 @@
-"""An extra is one folder: the table names it, both halves load, nobody on the way knows it."""
+"""An extra is one folder: the table names it, both halves load, and no other code knows it."""
 
 import subprocess
 import sys

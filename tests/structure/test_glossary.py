@@ -1,4 +1,4 @@
-"""The glossary names files and words that are there."""
+"""The glossary names files and words that exist."""
 
 import re
 from pathlib import Path

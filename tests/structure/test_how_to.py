@@ -1,4 +1,4 @@
-"""Each page of `docs/how-to` is followed: its files are made, its lines are added, and it works."""
+"""Follows each page of `docs/how-to`: creates its files, adds its lines, and checks the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No module needs one that needs it, and each file of `runtime/` is in a room."""
+"""Modules do not import in circles, and each file of `runtime/` is in a package of the layers."""
 
 from pathlib import PurePosixPath
 from textwrap import dedent

@@ -1,4 +1,4 @@
-"""A file's name alone tells it: no basename twice in a package, but where files are one kind."""
+"""A file's name identifies it: basenames are unique in a package, except files of one kind."""
 
 from collections import defaultdict
 from pathlib import Path

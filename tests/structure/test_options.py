@@ -1,4 +1,4 @@
-"""The command line is a promise: an option comes, goes or changes its default in plain sight."""
+"""The command line is a promise: a change of options or defaults must be explicit here."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Every line of every registry loads: a table of strings must not rot."""
+"""Every line of every registry loads."""
 
 import dataclasses
 import importlib

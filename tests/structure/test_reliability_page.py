@@ -1,4 +1,4 @@
-"""The pages that name tests have every number, and each test that they name is there."""
+"""Pages that name tests have every number, and each test that they name exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured figures say where they come from."""
+"""Every measured figure names its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests drive what is public and wait for what happens; where they do not, no place is added."""
+"""The number of private names, patched modules and sleeps in tests may only fall."""
 
 from tests.support.waiting import until
 from tools.code_lines import files_here

@@ -1,4 +1,4 @@
-"""The wheel holds the product and what it needs at run time, and nothing that lies beside it."""
+"""The wheel holds the product and its run-time files, and no other folders."""
 
 import json
 import subprocess

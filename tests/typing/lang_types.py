@@ -1,4 +1,4 @@
-"""What a type checker knows of programs; `make check` runs mypy over this file."""
+"""Types of language programs; `make check` runs mypy over this file."""
 
 from typing import Any, assert_type
 

@@ -1,4 +1,4 @@
-"""What the answer to a request may weigh: all its samples together."""
+"""The bound on the size of an answer, over all samples of the request."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tasks that nobody awaits: kept running, and told of when they cannot be."""
+"""Background tasks: they are kept running, and their failures are reported."""
 
 from __future__ import annotations
 

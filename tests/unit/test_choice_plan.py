@@ -1,4 +1,4 @@
-"""Which prompts score several continuations, and that what is read is each token's own."""
+"""Which prompts score several continuations, and that each token's own number is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client's books: what is in flight, and nothing else, counts as in flight."""
+"""The client's accounting: exactly the requests in flight are counted."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The client over two replicas: control goes to both, a death hurts one."""
+"""The client over two replicas: control messages go to both, and a death affects one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an error of a body says beyond msgspec: the values that would have been right."""
+"""Errors of a body also name the accepted values, which msgspec's messages omit."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What a killed test run leaves behind."""
+"""A killed test run leaves no servers behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heavy work: what is light, where it runs, and how what a request was made of is freed."""
+"""Heavy work: what counts as light, where it runs, and how a request's objects are freed."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""A key that appears twice in one object is refused, however it is written."""
+"""A key that occurs twice in one object is refused in every spelling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON in pieces says what JSON at once says, and each piece is small."""
+"""JSON encoded in pieces equals JSON encoded at once, and each piece is small."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Large bodies: decoded in pieces they say the same, and what is too much is refused by a count."""
+"""Large bodies decode in pieces to the same values; excessive ones are refused by a count."""
 
 import json
 from functools import partial

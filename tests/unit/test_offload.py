@@ -1,4 +1,4 @@
-"""Pools of threads for work that would keep the event loop from its turn."""
+"""Pools of threads for work that would block the event loop."""
 
 import asyncio
 import subprocess

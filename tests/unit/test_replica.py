@@ -1,4 +1,4 @@
-"""One replica's children: who is started again, and who is not."""
+"""One replica's children: which are restarted, and which are not."""
 
 from __future__ import annotations
 

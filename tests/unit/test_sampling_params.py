@@ -1,4 +1,4 @@
-"""What passes the border fits the worker: any number is refused or can be computed with."""
+"""Every number in a sampling field is either refused or usable by the worker."""
 
 import msgspec
 import numpy as np

@@ -1,4 +1,4 @@
-"""Sessions: what a request goes on from, and what keeps the store small."""
+"""Sessions: where a request continues, and how the store stays small."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is logged reaches standard error, and never waits for it."""
+"""Log lines reach standard error, and processes never wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that do not decode are dropped and counted, whatever they are and whoever reads."""
+"""Bytes that do not decode are dropped and counted by every receiver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of newer clients: what is text in them is shown, and none locks a conversation."""
+"""Blocks of newer clients: their text is shown, and none makes a conversation fail."""
 
 from __future__ import annotations
 

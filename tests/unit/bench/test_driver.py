@@ -1,4 +1,4 @@
-"""What every benchmark has in common, shown by a toy one."""
+"""The behaviour that all benchmarks share, tested with a toy benchmark."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""A load generator must not take the memory and the start-up time of what it measures."""
+"""A load generator must not import the large packages of the server that it measures."""
 
 import subprocess
 import sys

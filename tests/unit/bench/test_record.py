@@ -1,4 +1,4 @@
-"""Latencies of records with known times, and what is computed of many."""
+"""Latencies of records with known times, and statistics over many."""
 
 import math
 

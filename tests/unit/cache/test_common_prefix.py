@@ -1,4 +1,4 @@
-"""What a prompt has in common with the most similar cached one, by the token."""
+"""The common prefix of a prompt and the most similar cached one, to the token."""
 
 import os
 

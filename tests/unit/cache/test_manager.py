@@ -1,4 +1,4 @@
-"""Pages are never lost or doubled, whatever order requests come, share, grow and go in."""
+"""Pages are never lost or doubled, in any order of requests that come, share, grow and go."""
 
 import numpy as np
 import pytest

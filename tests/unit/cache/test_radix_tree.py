@@ -1,4 +1,4 @@
-"""What is evicted of a tree, in which order, and what finding it costs."""
+"""Eviction from the radix tree: which pages, in which order, and at what cost."""
 
 import random
 import sys

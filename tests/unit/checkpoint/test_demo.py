@@ -1,4 +1,4 @@
-"""Which model `demo` and its like are, and how the fetched one comes."""
+"""Which model `demo` and similar names mean, and how the demo model is downloaded."""
 
 from __future__ import annotations
 

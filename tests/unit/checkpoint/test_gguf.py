@@ -1,4 +1,4 @@
-"""The header of GGUF files: what is read, what is refused, and what hostile files cost."""
+"""The header of GGUF files: accepted fields, refusals, and the cost of hostile files."""
 
 from __future__ import annotations
 

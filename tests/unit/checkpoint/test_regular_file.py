@@ -1,4 +1,4 @@
-"""What is no regular file is refused at once: nothing in a model folder makes its reader wait."""
+"""Irregular files are refused at once, so that a model folder cannot block its reader."""
 
 from __future__ import annotations
 

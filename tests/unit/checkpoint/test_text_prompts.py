@@ -1,4 +1,4 @@
-"""What a sentence-transformers folder says of its texts, in its old words and its new."""
+"""Prompts and lengths in sentence-transformers folders, in the old and the new format."""
 
 import json
 from pathlib import Path

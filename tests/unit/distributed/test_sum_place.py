@@ -1,4 +1,4 @@
-"""Products that are summed over ranks: written where the sum looks for them."""
+"""Products that are summed over ranks are written to the memory that the sum reads."""
 
 from __future__ import annotations
 

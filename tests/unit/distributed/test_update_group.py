@@ -1,4 +1,4 @@
-"""Groups with a trainer: they end without anybody waiting, and may be met again by their name."""
+"""Groups with a trainer end without a wait, and their names can be used again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders of dead servers go; those of others stay, also while many servers start at once."""
+"""Run folders of dead servers are removed; others stay, even while many servers start at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Added tokens are text to a grammar, but for the special ones."""
+"""Grammars treat added tokens as text, except special ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blanks between two tokens of JSON are bounded, and nowhere else."""
+"""Blanks are bounded between two tokens of JSON, but not in other places."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A grammar that the machine had no time for is not refused for good; one that takes long is."""
+"""A grammar that failed on a busy machine is tried again; one that takes too long is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas that clients make of classes: what is only a remark keeps none from being followed."""
+"""Schemas that clients make from classes: their annotations do not prevent enforcement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A library is imported without the large packages that it is not used with."""
+"""A library is imported without large packages that it does not need here."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What is refused before a grammar library sees it, and what is not."""
+"""Which grammars are refused before a library sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels to the worker is followed there as it was compiled, whichever form it takes."""
+"""A compiled grammar works in the worker in every form in which it is sent."""
 
 import math
 from importlib.util import find_spec

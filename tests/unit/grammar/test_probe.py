@@ -1,4 +1,4 @@
-"""The walk through a fresh grammar finds out what would fail, or cost, while it is followed."""
+"""The probe of a new grammar finds grammars that would fail or be slow during generation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fork does to itself, nobody else feels."""
+"""A fork that fails does not affect other forks."""
 
 from __future__ import annotations
 

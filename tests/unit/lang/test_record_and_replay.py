@@ -1,4 +1,4 @@
-"""What a back end answered is written down, and answered again without it."""
+"""A back end's answers are recorded, and replayed without it."""
 
 import json
 import threading

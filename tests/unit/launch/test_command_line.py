@@ -1,4 +1,4 @@
-"""The command line is the configuration's fields, and forgives what it may."""
+"""The command line has the configuration's fields, and tolerates SGLang's other options."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Automatic choices: what is chosen where, and that it is said."""
+"""Automatic choices: which value is chosen, and that it is logged."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The process that decodes: bombs, damage, crashes, limits, what is known already."""
+"""The process that decodes images: bombs, damaged files, crashes, limits, cached files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request's words for an image mean."""
+"""How a request's forms of an image are read."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""Files: only regular ones, only under the roots, wherever links lead."""
+"""Local images: only regular files under the roots are read, also through links."""
 
 from __future__ import annotations
 

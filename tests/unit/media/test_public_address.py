@@ -1,4 +1,4 @@
-"""Nobody gets a connection to what is not on the open network, however it is written."""
+"""Addresses outside the public network are refused, in every spelling."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Fetching: which addresses are connected to, how often, and how much is read."""
+"""Fetching images: which addresses are connected to, how often, and how much is read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Sessions of coding agents, replayed: nothing refused, events complete, prompts cached.
 
-The scheduler and the prefix cache are the real ones; what the model says is written down.
+Scheduler and prefix cache are real; the model's output is scripted.
 """
 
 from __future__ import annotations

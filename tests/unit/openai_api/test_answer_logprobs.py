@@ -1,4 +1,4 @@
-"""`logprobs.content` spells `message.content`: whatever the tokens, the parsers and the cuts."""
+"""`logprobs.content` spells `message.content` for any tokens, parsers and cuts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments as JSON: what the scanner takes for it, and what texts of an argument become."""
+"""Arguments as JSON: which text the scanner accepts, and how argument texts are converted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tenant may keep: as much room as it leaves free, and so many unfinished batches."""
+"""Bounds of a tenant: as much space as it leaves free, and a number of unfinished batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The database of files and batches: what runs on it, and its end."""
+"""The database of files and batches: its thread, and its closing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches over a fake engine: how many lines at once, who goes first, whose they are, their end."""
+"""Batches over a fake engine: concurrency, priority, owners, endings."""
 
 from __future__ import annotations
 

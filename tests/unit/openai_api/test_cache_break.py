@@ -1,4 +1,4 @@
-"""Where the prefix cache breaks: told with an answer, or asked for; never another tenant's."""
+"""Reports of where a prompt leaves the prefix cache; they never show another tenant's text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rendering equals `transformers`; and no template, however hostile, hangs or floods."""
+"""Rendering equals `transformers`, and hostile templates cannot hang or flood the server."""
 
 from __future__ import annotations
 

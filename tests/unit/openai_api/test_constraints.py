@@ -1,4 +1,4 @@
-"""What an answer must look like: the fields of every server, one constraint, nothing ignored."""
+"""Constraints on an answer: fields of every server, one per request, none ignored."""
 
 from __future__ import annotations
 

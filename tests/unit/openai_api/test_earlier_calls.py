@@ -1,4 +1,4 @@
-"""Calls that a model made come back in the next turn, whatever it wrote, on every wire."""
+"""Earlier calls are rendered in the next turn on every wire, whatever their arguments are."""
 
 from __future__ import annotations
 

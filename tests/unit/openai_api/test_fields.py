@@ -1,4 +1,4 @@
-"""No silent no-op: each field of OpenAI's routes does what its page says, alone or not."""
+"""Each field of OpenAI's routes does what its page says, alone and combined with others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forced calls with every parser: what a random model writes by their grammar is a valid call."""
+"""Forced calls with every parser: a random model's output under their grammar is a valid call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a chat template's work is done on the event loop, and what in a thread."""
+"""Which renders of chat templates run on the event loop, and which in a thread."""
 
 from __future__ import annotations
 

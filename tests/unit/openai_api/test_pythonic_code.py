@@ -1,4 +1,4 @@
-"""Code in a pythonic tool call: it is read and never run, and it is no argument."""
+"""Code in a pythonic tool call is read, never run, and not an argument."""
 
 from __future__ import annotations
 

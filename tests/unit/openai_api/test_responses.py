@@ -1,4 +1,4 @@
-"""`/v1/responses` over a fake engine: items in and out, events, what is kept, refusals."""
+"""`/v1/responses` over a fake engine: items in and out, events, storage, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reaches the chat template beside roles and texts: parts, switches, documents."""
+"""Inputs of the chat template besides roles and texts: parts, switches, documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thoughts as requests ask for them: budgets, grammars behind them, and their tokens counted."""
+"""Thoughts: budgets, grammars that begin after them, and counts of their tokens."""
 
 from __future__ import annotations
 

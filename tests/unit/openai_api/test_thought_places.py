@@ -1,4 +1,4 @@
-"""Where thoughts stand in a text, against what the reasoning parsers make of it."""
+"""Positions of thoughts in a text, compared with the reasoning parsers."""
 
 from __future__ import annotations
 

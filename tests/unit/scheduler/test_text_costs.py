@@ -1,4 +1,4 @@
-"""What texts take of a step's budget."""
+"""How much of a step's budget texts use."""
 
 from types import SimpleNamespace
 from typing import Any

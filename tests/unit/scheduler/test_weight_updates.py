@@ -1,4 +1,4 @@
-"""What rank 0 makes all ranks do if one of them fails: no rank waits forever, all agree."""
+"""Updates that fail on one rank: no rank waits for ever, and all ranks agree."""
 
 from __future__ import annotations
 

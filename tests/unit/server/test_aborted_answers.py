@@ -1,4 +1,4 @@
-"""An answer that is aborted ends, on every wire, in words that its clients know."""
+"""An aborted answer ends on every wire with an error that its clients know."""
 
 from __future__ import annotations
 

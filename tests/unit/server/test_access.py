@@ -1,4 +1,4 @@
-"""Every route of the application, asked with every form of key under every form of its path."""
+"""Every route of the application, with every form of key and every spelling of its path."""
 
 import itertools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Keys: the table of levels, closed unless opened, whatever the header looks like."""
+"""Keys: the table of access levels, for any form of the header."""
 
 import sys
 from types import FrameType, SimpleNamespace

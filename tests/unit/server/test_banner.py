@@ -1,4 +1,4 @@
-"""What the terminal says of speed and memory when the server is ready."""
+"""Speed and memory in the terminal when the server is ready."""
 
 from __future__ import annotations
 

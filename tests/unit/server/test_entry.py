@@ -1,4 +1,4 @@
-"""Bodies, request ids, errors that nobody caught."""
+"""Bodies, request ids, uncaught errors."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Work that ends with its client, and streams whose client takes nothing."""
+"""Work ends when its client disconnects, and streams end whose client does not read."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Collections of garbage leave what runs alone and find what is left."""
+"""Garbage collection does not touch running requests and frees finished ones."""
 
 from __future__ import annotations
 

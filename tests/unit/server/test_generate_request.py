@@ -1,4 +1,4 @@
-"""The rules of shape of /generate, without an engine."""
+"""The rules for the shape of `/generate` bodies, without an engine."""
 
 from array import array
 

@@ -1,4 +1,4 @@
-"""A loop that stood still shows, for as many turns as it missed."""
+"""A stalled loop is reported once for each interval that it missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `/metrics` counts, and under which names."""
+"""The values of `/metrics` and their names."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Null is absent: in each field of each body that a route takes, however deep it stands."""
+"""Null means absent, in each field of each body of each route, at any depth."""
 
 from __future__ import annotations
 

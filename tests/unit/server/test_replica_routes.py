@@ -1,4 +1,4 @@
-"""What the routes tell of two replicas, and when the server counts as ready."""
+"""What the routes report about two replicas, and when the server is ready."""
 
 import time
 from pathlib import Path

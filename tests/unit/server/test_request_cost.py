@@ -1,4 +1,4 @@
-"""What one request may have computed is counted before it is done."""
+"""The cost of a request is counted and bounded before it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals end the process whatever hangs in it: a thread, or the event loop itself."""
+"""Signals end the process even if a thread or the event loop itself hangs."""
 
 from __future__ import annotations
 

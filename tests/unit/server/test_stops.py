@@ -1,4 +1,4 @@
-"""Stops end the answer and not the thoughts, on every wire, behind the real scheduler."""
+"""Stop strings end the answer but not the thoughts, on every wire, with the real scheduler."""
 
 from __future__ import annotations
 

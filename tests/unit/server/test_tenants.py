@@ -1,4 +1,4 @@
-"""Keys of `--api-keys-file` are apart: each has its own sessions, names of requests and bounds."""
+"""Keys of `--api-keys-file` are separate: each has its own sessions, `rid`s and bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fields of sampling mean on every wire."""
+"""The meaning of sampling fields on every wire."""
 
 from __future__ import annotations
 

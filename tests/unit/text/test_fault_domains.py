@@ -1,4 +1,4 @@
-"""What raises for one stream ends that stream; the others' text, and the process, go on."""
+"""An error in one stream ends only that stream; other streams and the process continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a reach past the public, and what does not."""
+"""Which uses in tests count as smells."""
 
 from collections import Counter
 from pathlib import PurePosixPath

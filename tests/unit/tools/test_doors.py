@@ -1,4 +1,4 @@
-"""What a reader has to open, counted."""
+"""Counts of files that a reader must open."""
 
 from pathlib import PurePosixPath
 

@@ -1,4 +1,4 @@
-"""Weights of experts: filled, replaced one by one, read back, whole or shared out among ranks."""
+"""Weights of experts: loaded, replaced one by one and read back, whole or divided among ranks."""
 
 from __future__ import annotations
 
