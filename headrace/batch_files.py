@@ -20,7 +20,7 @@ class BatchFileError(ValueError):
 
 @dataclass(frozen=True)
 class BatchLine:
-    """One request.
+    """One line of the input: a request, or the reason why the line is not one.
 
     Attributes:
         index: its line in the input, counted from 0; blank lines count.

@@ -52,7 +52,7 @@ class _Pattern:
 
 
 def described_tools(fields: Iterable[Mapping[str, Any]]) -> type[ToolParser] | None:
-    """The tool-call parser that the first supported field describes."""
+    """Make the tool-call parser of the first supported field of a `response_template`."""
     for described in fields:
         found = _json_calls(described) or _tagged_calls(described)
         if found is not None:
@@ -61,7 +61,7 @@ def described_tools(fields: Iterable[Mapping[str, Any]]) -> type[ToolParser] | N
 
 
 def described_reasoning(fields: Iterable[Mapping[str, Any]]) -> type[ReasoningParser] | None:
-    """The reasoning parser that the first supported field describes."""
+    """Make the reasoning parser of the first supported field of a `response_template`."""
     for described in fields:
         opens, closes = _texts(described.get("open")), _texts(described.get("close"))
         if described.get("content", "text") != "text" or not closes or "open_pattern" in described:

@@ -61,7 +61,7 @@ Handler = Callable[[Call, OpenAIContext], Awaitable[Reply]]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One route.
+    """One route of the API, with its handler and its description.
 
     Attributes:
         handler: string path of a `Handler`.

@@ -106,7 +106,7 @@ class Server:
 
 @dataclass
 class Rollout:
-    """One sample.
+    """One generated sample of a prompt.
 
     Attributes:
         version: version of the weights that generated its last token.

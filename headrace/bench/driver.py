@@ -75,7 +75,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark.
+    """The definition of a benchmark.
 
     Attributes:
         name: the word after `headrace bench`.

@@ -23,7 +23,7 @@ class BadLine(ValueError):
     """
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        """Say what is wrong."""
+        """Store the error's code, message and field."""
         super().__init__(message)
         self.code = code
         self.param = param

@@ -30,7 +30,7 @@ _TABLES = (
 
 
 class Database:
-    """The SQLite file and the contents, held by one server at a time.
+    """The folder's SQLite file and file contents, used by one server at a time.
 
     Attributes:
         contents: folder of the files' contents, named by file id.

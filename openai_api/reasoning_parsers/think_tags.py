@@ -32,7 +32,7 @@ class ThinkTags:
     signs = Signs(template=(CLOSE_TAG,), response={"open": OPEN_TAG, "content": "text"})
 
     def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:
-        """Say whether the prompt itself ends inside reasoning, and whether calls may come."""
+        """Begin inside or outside reasoning, as the prompt ends, with or without calls."""
         self.has_reasoned = prompt_is_open
         self.is_reasoning = prompt_is_open
         self._start: str | None = ""

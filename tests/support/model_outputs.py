@@ -61,7 +61,7 @@ def dumps(value: Any, **how: Any) -> str:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One output.
+    """A recorded output of a model, and the expected result of parsing it.
 
     Attributes:
         content: text around the calls, without the whitespace at its ends.
