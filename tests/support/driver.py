@@ -55,8 +55,8 @@ class Driver:
         dtype = form.dtype or model.context.dtype
         row_bytes = form.row_elements(config.head_dim) * dtype.itemsize
         shape = (num_pages, config.num_kv_heads, page_size, row_bytes)
-        # Unwritten slots hold NaN, which reveals any read beyond a sequence's end. All bits are one,
-        # which is NaN in every form of numbers and scales.
+        # Unwritten slots hold NaN, which reveals any read beyond a sequence's end. In every form of
+        # numbers and scales NaN is all ones.
         self.kv = [
             KVCache(*(torch.full(shape, 255, dtype=torch.uint8).view(dtype) for _ in "kv"))
             for _ in range(config.num_layers)
