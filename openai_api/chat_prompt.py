@@ -240,9 +240,12 @@ def _is_open(text: str, request: ChatCompletionRequest, context: OpenAIContext) 
 
 
 def _may_think(text: str, request: ChatCompletionRequest, context: OpenAIContext) -> bool:
+    parser = context.parsers.reasoning
+    if parser is None:
+        # Nothing is told apart as reasoning.
+        return False
     variables = template_variables(request)
     if variables.get("enable_thinking") is False or variables.get("thinking") is False:
         return False
-    parser = context.parsers.reasoning
-    has_thought = parser is not None and text.rstrip().endswith(parser.close_tag)
+    has_thought = text.rstrip().endswith(parser.close_tag)
     return not has_thought and not request.continue_final_message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,7 +18,7 @@ from openai_api.logprobs import chat_spec
 from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import OutputParser
 from openai_api.reasoning_parsers.reasoning_parser import thought_texts
-from openai_api.sampling import sampling_of, wire_names
+from openai_api.sampling import WireNames, sampling_of
 from openai_api.schemas.chat import (
     ChatCompletionRequest,
     check_chat_request,
@@ -40,6 +41,7 @@ from runtime.client.replica_router import wanted_rank
 from runtime.errors import InvalidRequest
 from runtime.eventloop.heavy_work import aside
 from runtime.extras.hidden_states.answer import HiddenAnswer
+from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import (
     SamplingParams,
@@ -92,22 +94,14 @@ async def open_chat(
     Raises:
         InvalidRequest: the first error found.
     """
-    forms = await aside(body, settled, body)
-    check_rid(body.rid)
-    refuse_adapter(body, context.service.served_model_name)
-    logprobs = chat_spec(body.logprobs, body.top_logprobs)
-    extras = [
-        *([] if logprobs is None else [logprobs.extra()]),
-        *hidden_extras(body, context.service.features.offered),
-    ]
-    max_tokens_name, max_tokens = _max_tokens(body)
-    with wire_names(max_tokens_name, "top_logprobs"):
-        sampling = await aside(body, _sampling, body, max_tokens, context)
-        sampling = await constrained(body, sampling, context)
+    checked = await aside(body, _checked, body, context)
+    with WireNames(checked.max_tokens_name, "top_logprobs"):
+        sampling = await constrained(body, checked.sampling, context)
         if prompt is None:
             prompt = await build_chat_prompt(body, context)
         sampling = with_thoughts(sampling, body, prompt, context)
-        thoughts = _thought_texts(body, sampling, prompt, context)
+        calls_freely = may_call(body, sampling)
+        thoughts = _thought_texts(body, prompt, context, calls_freely)
         if sampling.stop or sampling.stop_regex:
             sampling = msgspec.structs.replace(sampling, thought_texts=thoughts)
         session = session_of(body)
@@ -119,10 +113,10 @@ async def open_chat(
             GenerationInput(
                 prompt.input_ids,
                 RequestSpec(
-                    row=RowSpec(sampling=nth_sample(sampling, index), extras=extras),
+                    row=RowSpec(sampling=nth_sample(sampling, index), extras=checked.extras),
                     rid=rid,
                     stream=bool(body.stream),
-                    explicit_max_new_tokens=max_tokens is not None and not cuts_output,
+                    explicit_max_new_tokens=checked.has_max_tokens and not cuts_output,
                     cache_namespace=cache_namespace(body),
                     priority=check_priority(body.priority),
                     images=prompt.images,
@@ -131,16 +125,48 @@ async def open_chat(
             )
             for index, rid in enumerate(sample_rids(answer_id, sampling.n))
         ]
-        calls_freely = may_call(body, sampling)
         functions = offered_functions(body)
         choices = [
             _choice(index, body, prompt, context, calls_freely, functions, thoughts)
             for index in range(sampling.n)
         ]
         for choice in choices:
-            choice.count.cache_break, choice.calls = broken, forms.writer()
+            choice.count.cache_break, choice.calls = broken, checked.forms.writer()
         generation = await generate(context.service, inputs, session=session)
     return ChatRun(answer_id, choices, generation)
+
+
+class _Checked(NamedTuple):
+    """What a request's fields ask for, once each is checked.
+
+    Attributes:
+        forms: of its tools.
+        extras: what the engine reports besides tokens.
+        sampling: before grammars of tools and thoughts are known.
+        max_tokens_name: the field that sets the output limit, for errors.
+        has_max_tokens: whether that field is set.
+    """
+
+    forms: CallForms
+    extras: list[ExtraSpec]
+    sampling: SamplingParams
+    max_tokens_name: str
+    has_max_tokens: bool
+
+
+def _checked(body: ChatCompletionRequest, context: OpenAIContext) -> _Checked:
+    forms = settled(body)
+    check_rid(body.rid)
+    refuse_adapter(body, context.service.served_model_name)
+    logprobs = chat_spec(body.logprobs, body.top_logprobs)
+    extras = [
+        *([] if logprobs is None else [logprobs.extra()]),
+        *hidden_extras(body, context.service.features.offered),
+    ]
+    name, max_tokens = _max_tokens(body)
+    with WireNames(name, "top_logprobs"):
+        sampling = _sampling(body, max_tokens, context)
+    return _Checked(forms, extras, sampling, name, max_tokens is not None)
 
 
 def settled(body: ChatCompletionRequest) -> CallForms:
@@ -191,10 +217,7 @@ def _separates(body: ChatCompletionRequest) -> bool:
 
 
 def _thought_texts(
-    body: ChatCompletionRequest,
-    sampling: SamplingParams,
-    prompt: ChatPrompt,
-    context: OpenAIContext,
+    body: ChatCompletionRequest, prompt: ChatPrompt, context: OpenAIContext, calls_freely: bool
 ) -> ThoughtTexts | None:
     """Return the texts that mark the answer's thoughts; `None` if thoughts stay in the content."""
     kind = context.parsers.splitting(
@@ -202,7 +225,6 @@ def _thought_texts(
     )
     if kind is None:
         return None
-    calls_freely = may_call(body, sampling)
     return thought_texts(kind, prompt_is_open=prompt.is_open, may_call=calls_freely)
 
 
@@ -215,7 +237,10 @@ def _choice(
     functions: Functions,
     thoughts: ThoughtTexts | None,
 ) -> ChatChoice:
-    num_calls = sum(len(message.tool_calls or ()) for message in body.messages)
+    ids = None
+    if context.id_form is not None:
+        num_calls = sum(len(message.tool_calls or ()) for message in body.messages)
+        ids = AnswerIds(context.id_form, num_calls)
     parser: OutputParser = context.parsers.make(
         prompt_is_open=prompt.is_open,
         separate_reasoning=_separates(body),
@@ -224,7 +249,7 @@ def _choice(
         max_calls=1 if body.parallel_tool_calls is False else None,
         forces_call=forces_call(body),
         may_call=calls_freely,
-        ids=AnswerIds(context.id_form, num_calls),
+        ids=ids,
     )
     thinking = context.parsers.thinking if _separates(body) else None
     if thinking is not None:

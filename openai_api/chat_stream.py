@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 from openai_api.chat_choice import ChatChoice
@@ -63,14 +64,16 @@ async def chat_events(
     async with contextlib.aclosing(chunks):
         is_first = True
         async for index, chunk in chunks:
-            deltas = choices[index].feed(chunk)
+            choice = choices[index]
+            deltas = choice.feed(chunk)
             sent = []
             if is_first:
                 is_first = False
                 role = {"role": "assistant", "content": "", "reasoning_content": None}
                 sent = [chunk_event(choice.index, role, _OPEN) for choice in choices]
-            told = zip(deltas, _logprobs(choices[index], deltas), strict=True)
-            sent += [chunk_event(index, delta, _OPEN, logprobs) for delta, logprobs in told]
+            logprobs = repeat(None) if choice.logprobs is None else _logprobs(choice, deltas)
+            for delta, of_delta in zip(deltas, logprobs, strict=False):
+                sent.append(chunk_event(index, delta, _OPEN, of_delta))
             for ready in joined(sent):
                 yield ready
     empty = {"reasoning_content": None}

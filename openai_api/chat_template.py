@@ -323,18 +323,19 @@ def _tool_shapes(tools: list[dict[str, Any]] | None) -> list[list[dict[str, Any]
     return [tools, [tool.get("function", tool) for tool in tools]] if tools else [tools]
 
 
-def _is_small(value: object) -> bool:
+def _is_small(value: Any) -> bool:
     """Whether rendering `value` (dicts, lists and texts) takes a fraction of a millisecond."""
     num_chars = 0
-    stack = [value]
+    stack: list[Any] = [value]
     while stack:
         part = stack.pop()
-        num_chars += len(part) if isinstance(part, str) else _CHARS_PER_VALUE
+        kind = type(part)
+        num_chars += len(part) if kind is str else _CHARS_PER_VALUE
         if num_chars > _INLINE_CHARS:
             return False
-        if isinstance(part, dict):
+        if kind is dict:
             stack += part.values()
-        elif isinstance(part, list | tuple):
+        elif kind is list or kind is tuple:
             stack += part
     return True
 
@@ -345,6 +346,8 @@ def allowed_variables(given: Mapping[str, Any], read: set[str]) -> dict[str, Any
     Raises:
         InvalidRequest: a variable is reserved for the server, or documents are not objects.
     """
+    if not given:
+        return {}
     documents = given.get("documents") or []
     if not (isinstance(documents, list) and all(isinstance(each, dict) for each in documents)):
         raise InvalidRequest(

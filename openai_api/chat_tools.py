@@ -109,8 +109,10 @@ def _replace_functions(request: ChatCompletionRequest) -> None:
 
 
 def _replace_customs(request: ChatCompletionRequest) -> frozenset[str]:
+    if not request.tools:
+        return frozenset()
     names: set[str] = set()
-    tools = request.tools or []
+    tools = request.tools
     for index, tool in enumerate(tools):
         if tool.get("type") != "custom":
             continue

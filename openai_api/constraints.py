@@ -7,6 +7,7 @@ answer that ignores its constraint is worse than an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from openai_api.response_format import ANY_OBJECT, constraint_of, json_text
@@ -89,6 +90,7 @@ _FIELDS: dict[str, _Reader] = {
     "guided_whitespace_pattern": _not_done,
     "structured_outputs": _structured_outputs,
 }
+_values = attrgetter(*_FIELDS)
 _STRUCTURED_OUTPUTS: dict[str, _Reader] = {
     "json": _json_of("json_schema"),
     "regex": _text_of("regex"),
@@ -111,7 +113,10 @@ def requested_constraint(request: GenerationFields) -> GrammarSpec | None:
     Raises:
         InvalidRequest: there are several constraints, or one is malformed or unsupported.
     """
-    return _only_one({name: getattr(request, name) for name in _FIELDS}, _FIELDS, "")
+    values = _values(request)
+    if values.count(None) == len(values):
+        return None
+    return _only_one(dict(zip(_FIELDS, values, strict=True)), _FIELDS, "")
 
 
 def _only_one(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -38,6 +38,7 @@ _SAME_NAMES = (
     "spaces_between_special_tokens",
     "no_stop_trim",
 )
+_same = attrgetter(*_SAME_NAMES)
 
 
 def model_sampling_defaults(generation_defaults: Mapping[str, float | int]) -> dict[str, object]:
@@ -73,7 +74,7 @@ def sampling_of(
     constraint = requested_constraint(request)
     asked: dict[str, Any] = {} if constraint is None else {constraint.kind: constraint.text}
     fields = SamplingFields(
-        **{name: getattr(request, name) for name in _SAME_NAMES},
+        **dict(zip(_SAME_NAMES, _same(request), strict=True)),
         **asked,
         top_k=top_k,
         max_new_tokens=msgspec.UNSET if max_tokens is None else max_tokens,
@@ -83,24 +84,33 @@ def sampling_of(
     return resolve_sampling(fields, {"max_new_tokens": None, **defaults}, vocab_size)
 
 
-@contextmanager
-def wire_names(max_tokens: str, top: str) -> Iterator[None]:
-    """Rename the engine's fields to OpenAI's in the errors of the block.
+class WireNames:
+    """Renames the engine's fields to OpenAI's in the errors of a block."""
 
-    Args:
-        max_tokens: the endpoint's name for the output limit.
-        top: its name for the number of log-probabilities per token.
-    """
-    names = {
-        "max_new_tokens": max_tokens,
-        "top_logprobs_num": top,
-        "min_new_tokens": "min_tokens",
-        "sampling_seed": "seed",
-        "input_ids": "prompt",
-    }
-    try:
-        yield
-    except InvalidRequest as error:
+    def __init__(self, max_tokens: str, top: str) -> None:
+        """Rename two fields by endpoint, and the others as everywhere.
+
+        Args:
+            max_tokens: the endpoint's name for the output limit.
+            top: its name for the number of log-probabilities per token.
+        """
+        self._max_tokens = max_tokens
+        self._top = top
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Raise an `InvalidRequest` of the block again, renamed."""
+        if not isinstance(error, InvalidRequest):
+            return
+        names = {
+            "max_new_tokens": self._max_tokens,
+            "top_logprobs_num": self._top,
+            "min_new_tokens": "min_tokens",
+            "sampling_seed": "seed",
+            "input_ids": "prompt",
+        }
         message = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), error.message)
         param = names.get(error.param, error.param) if error.param else None
         raise type(error)(message, param=param) from None

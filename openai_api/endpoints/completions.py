@@ -18,7 +18,7 @@ from openai_api.logprobs import CompletionLogprobs, completion_spec
 from openai_api.obfuscation import obfuscation_of
 from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
-from openai_api.sampling import sampling_of, wire_names
+from openai_api.sampling import WireNames, sampling_of
 from openai_api.schemas.common import (
     StreamOptions,
     cache_namespace,
@@ -71,7 +71,7 @@ async def create_completion(call: Call, context: OpenAIContext) -> Reply:
 
 
 async def _answer(body: CompletionRequest, context: OpenAIContext) -> Reply:
-    with wire_names("max_tokens", "logprobs"):
+    with WireNames("max_tokens", "logprobs"):
         plan = await _plan(body, context)
         generation = await generate(context.service, plan.inputs, session=session_of(body))
     if body.stream:

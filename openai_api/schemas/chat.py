@@ -296,17 +296,24 @@ def callable_tools(request: ChatCompletionRequest) -> list[dict[str, Any]]:
 
 def tool_names(request: ChatCompletionRequest) -> list[str]:
     """Return the names of the functions that the model may call."""
+    if not request.tools:
+        return []
     return [tool["function"]["name"] for tool in callable_tools(request)]
 
 
 def offered_functions(request: ChatCompletionRequest) -> dict[str, dict[str, Any]]:
     """Return the functions that the model may call, with the schemas of their parameters."""
+    if not request.tools:
+        return {}
     functions = [tool["function"] for tool in callable_tools(request)]
     return {function["name"]: function.get("parameters") or {} for function in functions}
 
 
 def _check_tools(request: ChatCompletionRequest) -> None:
-    tools = _typed_tools(request.tools or [])
+    if not request.tools:
+        _check_tool_choice(request.tool_choice, set())
+        return
+    tools = _typed_tools(request.tools)
     for index, tool in enumerate(tools):
         if tool.type != "function" or not tool.function.name:
             raise InvalidRequest(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
@@ -116,12 +118,19 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     bootstrap_room: Any = None
 
 
-def refuse_unsupported(request: GenerationFields, names: Iterable[str]) -> None:
+@functools.cache
+def _getter(names: tuple[str, ...]) -> Callable[[GenerationFields], tuple[Any, ...]]:
+    return attrgetter(*names)
+
+
+def refuse_unsupported(request: GenerationFields, names: tuple[str, ...]) -> None:
     """Refuse unsupported fields, unless their value is empty.
 
     Raises:
         InvalidRequest: the first such field.
     """
+    if not any(_getter(names)(request)):
+        return
     for name in names:
         if getattr(request, name):
             raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)

@@ -62,7 +62,7 @@ async def aside(weighed: object, work: Callable[P, T], *args: P.args, **kwargs: 
     return await PREPARING.run(work, *args, **kwargs)
 
 
-def is_light(value: object, most: int = _LIGHT_VALUES) -> bool:
+def is_light(value: Any, most: int = _LIGHT_VALUES) -> bool:
     """Whether `value` consists of at most `most` values; counting stops there.
 
     Args:
@@ -70,19 +70,21 @@ def is_light(value: object, most: int = _LIGHT_VALUES) -> bool:
         most: number of values.
     """
     num_values = 0
-    stack = [value]
+    stack: list[Any] = [value]
     while stack:
         part = stack.pop()
         num_values += 1
-        if isinstance(part, str | bytes):
+        # Its type itself, and fields in one call: every chat is weighed, most have few values.
+        kind = type(part)
+        if kind is str or kind is bytes:
             num_values += len(part) // _CHARS_PER_VALUE
+        elif kind is dict or kind is list or kind is tuple:
+            if len(part) > most:
+                return False
+            stack += part.values() if kind is dict else part
         elif isinstance(part, msgspec.Struct):
-            # Absent fields do not count, and most fields of a request are absent.
-            stack += [each for each in _fields(part) if each is not None]
-        elif isinstance(part, dict | list | tuple):
-            num_values += len(part) if len(part) > most else 0
-            if num_values <= most:
-                stack += part.values() if isinstance(part, dict) else part
+            # Most fields of a request are absent, so they are not counted.
+            stack += filter(None, msgspec.structs.astuple(part))
         if num_values > most:
             return False
     return True
@@ -180,7 +182,3 @@ def _holds_leaves_only(info: msgspec.inspect.Type) -> bool:
 
 def _kind(value: object) -> Hashable:
     return cast("Hashable", type(value))
-
-
-def _fields(struct: msgspec.Struct) -> list[Any]:
-    return [getattr(struct, name) for name in struct.__struct_fields__]

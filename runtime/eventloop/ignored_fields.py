@@ -107,6 +107,21 @@ def note_ignored(names: Iterable[str]) -> None:
 
 
 @functools.cache
+def strict_decoder(decoder_type: Any) -> msgspec.json.Decoder[Any] | None:
+    """A decoder that refuses unknown keys of the struct `decoder_type`; `None` for other types.
+
+    It returns instances of a subclass, so that nothing is read twice to find those keys.
+    """
+    if _known_fields(decoder_type) is None:
+        return None
+    return msgspec.json.Decoder(
+        msgspec.defstruct(
+            decoder_type.__name__, [], bases=(decoder_type,), forbid_unknown_fields=True
+        )
+    )
+
+
+@functools.cache
 def _known_fields(decoder_type: Any) -> frozenset[str] | None:
     if not (isinstance(decoder_type, type) and issubclass(decoder_type, msgspec.Struct)):
         return None

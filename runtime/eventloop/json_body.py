@@ -7,7 +7,9 @@ may appear only once. So a proxy in front of the server reads the same request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -16,7 +18,7 @@ import msgspec
 from runtime.eventloop import absent_nulls
 from runtime.eventloop.body_errors import InvalidBody, explain, not_json
 from runtime.eventloop.heavy_work import PREPARING, free_politely
-from runtime.eventloop.ignored_fields import note_ignored, unknown_fields
+from runtime.eventloop.ignored_fields import note_ignored, strict_decoder, unknown_fields
 from runtime.eventloop.large_body import PIECE_BYTES, WINDOW, Body, split_lists
 
 P = ParamSpec("P")
@@ -36,6 +38,8 @@ _FREED_AFTER_S = 1.0
 DUPLICATE_CHECK_BYTES = 256 * 1024
 # A quick check comes first. It is quick only for bodies with few strings.
 _MAX_QUOTES = 256
+# The strings of JSON without escapes; a key has a second group.
+_STRINGS = re.compile(rb'"([^"]*)"(\s*:)?')
 
 
 async def read_json(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
@@ -46,11 +50,10 @@ async def read_json(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
             and objects than a request may have.
         Overloaded: too many large bodies wait.
     """
+    unknown: list[str] = []
     if len(body) <= INLINE_BYTES:
-        raw = bytes(body)
-        decoded, unknown = decode_body(raw, decoder), unknown_fields(raw, decoder.type)
+        decoded = decode_body(bytes(body), decoder, unknown)
     else:
-        unknown = []
         decoded = await PREPARING.run(decode_large, body, decoder, unknown=unknown)
         if len(body) > _FREED_POLITELY_BYTES:
             free_politely(decoded)
@@ -79,24 +82,28 @@ def decode_large(
         InvalidBody: see `read_json`.
     """
     rest, lists = split_lists(body, decoder.type, piece_bytes, window)
-    raw = bytes(rest)
-    decoded = decode_body(raw, decoder)
-    if unknown is not None:
-        unknown += unknown_fields(raw, decoder.type)
+    decoded = decode_body(bytes(rest), decoder, unknown)
     for attribute, items in lists.items():
         msgspec.structs.force_setattr(cast("msgspec.Struct", decoded), attribute, items)
     return decoded
 
 
-def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def decode_body(
+    body: bytes, decoder: msgspec.json.Decoder[T], unknown: list[str] | None = None
+) -> T:
     """Decode `body`.
+
+    Args:
+        body: the JSON.
+        decoder: decodes it.
+        unknown: the names of ignored fields are added to it.
 
     Raises:
         InvalidBody: not JSON, a value of the wrong type (the message has its JSON path), a repeated
             key, or too deep nesting.
     """
     try:
-        decoded = absent_nulls.decode(body, decoder)
+        decoded = _decode_noting(body, decoder, unknown)
         if len(body) <= DUPLICATE_CHECK_BYTES and not _all_keys_differ(body):
             json.loads(body, object_pairs_hook=_unique)
     except msgspec.ValidationError as error:
@@ -111,6 +118,17 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except (msgspec.DecodeError, ValueError) as error:
         raise not_json(str(error) if body else "the body is empty") from None
     return decoded
+
+
+def _decode_noting(body: bytes, decoder: msgspec.json.Decoder[T], unknown: list[str] | None) -> T:
+    if unknown is not None:
+        strict = strict_decoder(decoder.type)
+        if strict is not None:
+            # Most bodies have known fields only, and are read once.
+            with contextlib.suppress(msgspec.ValidationError):
+                return cast("T", strict.decode(body))
+        unknown += unknown_fields(body, decoder.type)
+    return absent_nulls.decode(body, decoder)
 
 
 async def work_out(body_size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -149,9 +167,7 @@ def _all_keys_differ(body: bytes) -> bool:
     """
     if b"\\" in body or not body.isascii() or body.count(b'"') > _MAX_QUOTES:
         return False
-    parts = body.split(b'"')
-    strings = zip(parts[1::2], parts[2::2], strict=True)
-    keys = [string for string, after in strings if after.lstrip().startswith(b":")]
+    keys = [string for string, colon in _STRINGS.findall(body) if colon]
     return len(set(keys)) == len(keys)
 
 

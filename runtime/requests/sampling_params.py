@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Literal
 
 import msgspec
@@ -152,8 +153,8 @@ class _Rule:
     is_open: bool = False
 
     def holds(self, value: float) -> bool:
-        above_low = self.low < value if self.is_open else self.low <= value
-        return math.isfinite(value) and above_low and value <= self.high
+        # The bounds are finite, and no comparison holds for NaN.
+        return (self.low < value if self.is_open else self.low <= value) and value <= self.high
 
     @property
     def meta(self) -> msgspec.Meta:
@@ -336,6 +337,7 @@ _SIMPLE = (
     "no_stop_trim",
     "stream_interval",
 )
+_simple = attrgetter(*_SIMPLE)
 _TOKEN_ID = re.compile(r"-?[0-9]{1,10}")
 
 
@@ -355,11 +357,11 @@ def resolve_sampling(
     for name in _UNSUPPORTED:
         if getattr(fields, name):
             raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
-    values: dict[str, object] = dict(defaults)
-    for name in _SIMPLE:
-        value = getattr(fields, name)
-        if value is not None:
-            values[name] = value
+    simple = zip(_SIMPLE, _simple(fields), strict=True)
+    values: dict[str, object] = {
+        **defaults,
+        **{name: value for name, value in simple if value is not None},
+    }
     if fields.top_k is not None and fields.top_k > vocab_size:
         # The vocabulary's size keeps all tokens, and it fits the worker's integer type.
         values["top_k"] = vocab_size

@@ -279,7 +279,8 @@ def _is_neutral(value: Any) -> bool:
 
 def _refuse_unsupported(body: GenerateBody) -> None:
     for name in UNSUPPORTED_FIELDS:
-        if not _is_neutral(getattr(body, name)):
+        value = getattr(body, name)
+        if value is not None and not _is_neutral(value):
             raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
     if body.session_id is not None and body.session_params is not None:
         raise InvalidRequest(
@@ -370,6 +371,8 @@ def _rids(rid: str | list[str] | None, num_prompts: int, is_one_prompt: bool, n:
 
 
 def _namespaces(body: GenerateBody, num_prompts: int) -> list[str]:
+    if body.extra_key is None and body.cache_salt is None:
+        return [""] * num_prompts
     columns = []
     for name, given in (("extra_key", body.extra_key), ("cache_salt", body.cache_salt)):
         values = given if isinstance(given, list) else [given] * num_prompts

@@ -475,8 +475,12 @@ def named_event(name: str, content: Mapping[str, object]) -> Chunk:
     return head + payload if isinstance(payload, bytes) else itertools.chain((head,), payload)
 
 
-def joined(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Yield the same chunks, and join consecutive chunks that are ready."""
+def joined(chunks: Sequence[Chunk]) -> Iterable[Chunk]:
+    """Return the same chunks, with consecutive chunks that are ready joined."""
+    return chunks if len(chunks) == 1 else _joined(chunks)
+
+
+def _joined(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     ready: list[bytes] = []
     for chunk in chunks:
         if isinstance(chunk, bytes):
