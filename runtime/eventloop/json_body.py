@@ -122,7 +122,7 @@ def decode_body(
 
 def _decode_noting(body: bytes, decoder: msgspec.json.Decoder[T], unknown: list[str] | None) -> T:
     if unknown is not None:
-        strict = strict_decoder(decoder.type)
+        strict = strict_decoder(cast("Any", decoder.type))
         if strict is not None:
             # Most bodies have known fields only, and are read once.
             with contextlib.suppress(msgspec.ValidationError):
