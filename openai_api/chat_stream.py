@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from itertools import repeat
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from typing import Any
 
 from openai_api.chat_choice import ChatChoice
@@ -71,9 +70,8 @@ async def chat_events(
                 is_first = False
                 role = {"role": "assistant", "content": "", "reasoning_content": None}
                 sent = [chunk_event(choice.index, role, _OPEN) for choice in choices]
-            logprobs = repeat(None) if choice.logprobs is None else _logprobs(choice, deltas)
-            for delta, of_delta in zip(deltas, logprobs, strict=False):
-                sent.append(chunk_event(index, delta, _OPEN, of_delta))
+            for delta, logprobs in zip(deltas, _logprobs(choice, deltas), strict=True):
+                sent.append(chunk_event(index, delta, _OPEN, logprobs))
             for ready in joined(sent):
                 yield ready
     empty = {"reasoning_content": None}
@@ -93,8 +91,16 @@ async def chat_events(
 
 def _logprobs(
     choice: ChatChoice, deltas: Sequence[dict[str, Any]]
-) -> Iterator[dict[str, Any] | None]:
+) -> Iterable[dict[str, Any] | None]:
     """Return the logprobs of each delta: the first delta with text gets all that are known."""
+    if choice.logprobs is None:
+        return (None,) * len(deltas)
+    return _placed(choice, deltas)
+
+
+def _placed(
+    choice: ChatChoice, deltas: Sequence[dict[str, Any]]
+) -> Iterator[dict[str, Any] | None]:
     is_told = False
     for delta in deltas:
         is_first = bool(delta.get("content")) and not is_told

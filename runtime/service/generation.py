@@ -183,8 +183,11 @@ class NativeGeneration(Generation):
         """Yield each chunk with the answer so far, or, if `incremental`, with its new part only."""
         async with contextlib.aclosing(self.chunks()) as chunks:
             async for index, chunk in chunks:
-                answer = self._outputs[index].answer(chunk, incremental=incremental)
-                yield chunk, answer if self._is_single else {**answer, "index": index}
+                yield chunk, self._answer(index, chunk, incremental=incremental)
+
+    def _answer(self, index: int, chunk: GenerationChunk, *, incremental: bool) -> dict[str, Any]:
+        answer = self._outputs[index].answer(chunk, incremental=incremental)
+        return answer if self._is_single else {**answer, "index": index}
 
     async def whole(self) -> list[dict[str, Any]]:
         """Return the last answer of each sample, once all have ended."""
@@ -204,9 +207,10 @@ class NativeGeneration(Generation):
         return await _first_then_rest(self._events(incremental))
 
     async def _events(self, incremental: bool) -> AsyncGenerator[Chunk, None]:
-        async with contextlib.aclosing(self.answers(incremental=incremental)) as answers:
-            async for _, answer in answers:
-                yield event(answer)
+        # Not from `answers`: a generator more would cost each token its step.
+        async with contextlib.aclosing(self.chunks()) as chunks:
+            async for index, chunk in chunks:
+                yield event(self._answer(index, chunk, incremental=incremental))
 
 
 async def _open_each(
