@@ -22,6 +22,7 @@ class AttentionSpec:
         has_sinks: whether each head has a score without a value.
         keys_of: index of the earlier layer whose keys and values it reads; `None` for its own.
         rope: rotation of queries and keys; `None` for none.
+        is_whole: whether every rank computes all heads.
     """
 
     num_heads: int
@@ -34,13 +35,14 @@ class AttentionSpec:
     has_sinks: bool = False
     keys_of: int | None = None
     rope: RopeConfig | None = None
+    is_whole: bool = False
 
     @property
     def state(self) -> LayerState:
         """The state that the layer keeps of a sequence; values have pages as wide as keys."""
         if self.keys_of is not None:
             return SharedState(self.keys_of)
-        return PagedState(self.num_kv_heads, self.head_dim, self.window)
+        return PagedState(self.num_kv_heads, self.head_dim, self.window, self.is_whole)
 
     @property
     def window_left(self) -> int:
@@ -49,6 +51,8 @@ class AttentionSpec:
 
     def uneven_parts(self, tp_size: int) -> list[str]:
         """Return what cannot be split evenly among ranks; see `ModelSpec.uneven_parts`."""
+        if self.is_whole:
+            return []
         heads = self.num_kv_heads
         # With fewer key/value heads than ranks, several ranks hold a copy of one.
         shared_unevenly = heads % tp_size if heads >= tp_size else tp_size % heads

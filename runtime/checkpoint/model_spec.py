@@ -21,8 +21,9 @@ from runtime.checkpoint.vision_spec import VisionSpec
 
 # A model's output: logits of the next token, a vector for a text, a score for each class.
 Gives = Literal["tokens", "vectors", "scores"]
-# The kind of a weight: norms multiply by it, zero-centered norms by 1 plus it, codes by their scale
-WeightKind = Literal["matrix", "bias", "norm", "zero_centered_norm", "scale"]
+# The kind of a weight: norms multiply by it, zero-centered norms by 1 plus it, codes by their
+# scale; others belong to modules that are not ours, and are never quantized.
+WeightKind = Literal["matrix", "bias", "norm", "zero_centered_norm", "scale", "other"]
 # The plain types in which every weight may be stored, with safetensors' names.
 FLOATS = ("F32", "F64", "F16", "BF16")
 
@@ -106,15 +107,19 @@ class PagedState:
         window: keys that a query sees, including its own; `None` for all. Keys that no later query
             sees need not be kept.
         form: how numbers are kept, a name of `kernels.kv_forms`: `auto` for the model's type.
+        is_whole: whether every rank keeps all heads.
     """
 
     num_kv_heads: int
     head_dim: int
     window: int | None = None
     form: str = "auto"
+    is_whole: bool = False
 
     def heads_of_rank(self, tp_size: int) -> int:
         """Key/value heads of one rank: with fewer heads than ranks, ranks hold copies."""
+        if self.is_whole:
+            return self.num_kv_heads
         return max(1, self.num_kv_heads // tp_size)
 
 
@@ -162,6 +167,7 @@ class ModelSpec(ABC):
         vision: how the model takes images; `None` if it takes none.
         quantization: how its matrices are stored; `None` for plain numbers.
         has_own_head: whether the files hold a separate head although `config.json` ties it.
+        impl: what serves it: a family of ours (`headrace`), or the adapter (`transformers`).
     """
 
     architecture: str
@@ -184,6 +190,7 @@ class ModelSpec(ABC):
     vision: VisionSpec | None = None
     quantization: Quantization | None = None
     has_own_head: bool = False
+    impl: Literal["headrace", "transformers"] = "headrace"
 
     @cached_property
     def logical_weights(self) -> Sequence[WeightSpec]:

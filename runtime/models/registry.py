@@ -28,6 +28,7 @@ from runtime.checkpoint.sentence_transformers import (
 from runtime.checkpoint.tied_head import with_head_of_files
 from runtime.config.registry import load_object
 from runtime.errors import StartupError
+from runtime.models.adapter.spec import known_architectures
 from runtime.models.quantization.registry import read_quantization
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ _DECODER = "runtime.models.decoder.model:DecoderForCausalLM"
 _DECODER_TEXTS = "runtime.models.decoder.text_encoder:DecoderTextEncoder"
 _BERT = "runtime.models.bert.model:BertModel"
 _MODERNBERT = "runtime.models.modernbert.model:ModernBertModel"
+
+# Key beside those of `config.json` for what `--model-impl` asks for.
+_IMPL = "model_impl"
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,16 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+ADAPTED = Family(
+    "runtime.models.adapter.spec:read", "runtime.models.adapter.model:AdaptedForCausalLM"
+)
+
+
+def impl_override(impl: str) -> dict[str, str]:
+    """What `--model-impl` adds to the keys of `config.json`."""
+    return {} if impl == "auto" else {_IMPL: impl}
+
+
 def read_model_spec(
     folder: Path, overrides: dict[str, Any] | None = None, *, is_embedding: bool = False
 ) -> ModelSpec:
@@ -123,7 +137,11 @@ def read_model_spec(
     number; one line that names the key.
     """
     config, generation = _read_words(folder, overrides)
-    family = _find(read_architecture(config), brings_code="auto_map" in config.values)
+    family = _find(
+        read_architecture(config),
+        str(config.values.get(_IMPL, "auto")),
+        brings_code="auto_map" in config.values,
+    )
     read = cast("Callable[[Keys, Keys], ModelSpec]", load_object(family.spec))
     spec = replace(read(config, generation), overrides=overrides or {})
     quantization = read_quantization(folder, config, spec)
@@ -159,14 +177,16 @@ def _read_words(folder: Path, overrides: dict[str, Any] | None) -> tuple[Keys, K
 
 def model_class(spec: ModelSpec) -> type[Model]:
     """Return the class that runs the model of `spec`."""
-    family = FAMILIES[spec.architecture]
+    family = ADAPTED if spec.impl == "transformers" else FAMILIES[spec.architecture]
     path = family.texts if spec.gives != "tokens" and family.texts else family.model
     return cast("type[Model]", load_object(path))
 
 
-def _find(architecture: str, *, brings_code: bool) -> Family:
-    if architecture in FAMILIES:
+def _find(architecture: str, impl: str, *, brings_code: bool) -> Family:
+    if impl != "transformers" and architecture in FAMILIES:
         return FAMILIES[architecture]
+    if impl != "headrace" and architecture in known_architectures():
+        return ADAPTED
     near = get_close_matches(architecture, FAMILIES, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     code = " Code that comes with a model is never run." if brings_code else ""

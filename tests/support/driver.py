@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.kv_forms import KV_FORMS
+from runtime.checkpoint.model_spec import PagedState
 from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
 from runtime.models.attention.forward_batch import ForwardBatch, KVCache
 from runtime.models.layers.build_context import BuildContext, parse_dtype
@@ -51,16 +52,17 @@ class Driver:
             "cpu", StepLimits(max_seqs=64, max_tokens=2048)
         )
         self.page_size = page_size
-        config, form = model.spec, KV_FORMS[kv_form]
+        form = KV_FORMS[kv_form]
         dtype = form.dtype or model.context.dtype
-        row_bytes = form.row_elements(config.head_dim) * dtype.itemsize
-        shape = (num_pages, config.num_kv_heads, page_size, row_bytes)
         # Unwritten slots hold NaN, which reveals any read beyond a sequence's end. In every form of
         # numbers and scales NaN is all ones.
-        self.kv = [
-            KVCache(*(torch.full(shape, 255, dtype=torch.uint8).view(dtype) for _ in "kv"))
-            for _ in range(config.num_layers)
-        ]
+        self.kv = []
+        for state in model.spec.layer_states:
+            assert isinstance(state, PagedState)
+            row_bytes = form.row_elements(state.head_dim) * dtype.itemsize
+            shape = (num_pages, state.num_kv_heads, page_size, row_bytes)
+            pages = (torch.full(shape, 255, dtype=torch.uint8).view(dtype) for _ in "kv")
+            self.kv.append(KVCache(*pages))
         self.free = list(range(1, num_pages))
         # The pages are out of order, so that no test passes because page i follows page i - 1.
         random.Random(0).shuffle(self.free)

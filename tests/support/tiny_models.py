@@ -179,11 +179,15 @@ TINY_MODELS: dict[str, TinyModel] = {
 @cache
 def tiny_model(name: str) -> Path:
     """Return the folder of the variant `name`, made on first use; do not write into it."""
+    return write_tiny(name, TINY_MODELS[name])
+
+
+def write_tiny(name: str, variant: TinyModel) -> Path:
+    """Make the folder of a variant."""
     import torch
     import transformers
 
     assert_version_is_safe()
-    variant = TINY_MODELS[name]
     folder = tiny_root() / name
     model_class = getattr(transformers, variant.architecture)
     options = {**_SMALL, **variant.options}

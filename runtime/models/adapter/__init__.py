@@ -1,0 +1,1 @@
+"""Decoders without a family here, built by `transformers` and computed with our kernels."""

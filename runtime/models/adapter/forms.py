@@ -1,0 +1,159 @@
+"""Recognises modules of `transformers` whose code is that of a known one, whatever their names.
+
+The models of `transformers` copy one another's code, so most decoders have the blocks of Llama,
+Qwen 3 or Gemma word for word. A block whose code differs in any way is not recognised, and runs as
+it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal
+
+from torch import nn
+
+from kernels.activation import Activation
+
+NormKind = Literal["rms", "zero_centered_rms", "layer"]
+MlpKind = Literal["gated", "packed"]
+
+_NORMS: Mapping[str, NormKind] = {
+    "llama:LlamaRMSNorm": "rms",
+    # It rounds once, after the weight.
+    "olmo2:Olmo2RMSNorm": "rms",
+    "gemma3:Gemma3RMSNorm": "zero_centered_rms",
+}
+_MLPS: Mapping[str, MlpKind] = {"llama:LlamaMLP": "gated", "phi3:Phi3MLP": "packed"}
+# Whether heads of queries and keys have norms.
+_ATTENTIONS: Mapping[str, bool] = {
+    "llama:LlamaAttention": False,
+    "qwen3:Qwen3Attention": True,
+}
+# Our place of each norm of a layer.
+_LAYERS: Mapping[str, Mapping[str, str]] = {
+    "llama:LlamaDecoderLayer": {
+        "input_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+    },
+    "olmo2:Olmo2DecoderLayer": {
+        "attention_output_norm": "post_attention_layernorm",
+        "mlp_output_norm": "post_feedforward_layernorm",
+    },
+    "gemma2:Gemma2DecoderLayer": {
+        "input_norm": "input_layernorm",
+        "attention_output_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_output_norm": "post_feedforward_layernorm",
+    },
+}
+# Calls whose arguments are known otherwise.
+_CALLS_OF_ATTENTION = {"attention_interface", "self_attn"}
+# Functions of a module's file that an attention block calls.
+_ROTATION = ("apply_rotary_pos_emb", "rotate_half")
+
+
+def norm_kind(module: nn.Module) -> NormKind | None:
+    """Return which norm a module is, if it is one of ours."""
+    if type(module) is nn.LayerNorm:
+        return "layer" if module.elementwise_affine else None
+    return _found(module, _NORMS)
+
+
+def mlp_kind(module: nn.Module) -> MlpKind | None:
+    """Return which gated feed-forward block a module is, if it is one of ours."""
+    return None if gate_activation(module) is None else _found(module, _MLPS)
+
+
+def gate_activation(module: nn.Module) -> Activation | None:
+    """Return the activation of a block's gate, if there is a kernel for it."""
+    from transformers.activations import ACT2FN
+
+    act: Any = getattr(module, "act_fn", getattr(module, "activation_fn", None))
+    known: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+    for name, ours in known.items():
+        if type(act) is type(ACT2FN[name]):
+            return ours
+    return None
+
+
+def has_head_norms(attention: nn.Module) -> bool | None:
+    """Return whether heads have norms, of a block whose heads rotate as Llama's; else `None`."""
+    found = _found(attention, _ATTENTIONS)
+    if found is None:
+        return None
+    mine, llama = sys.modules[type(attention).__module__], _module("llama")
+    for name in _ROTATION:
+        if _body(getattr(mine, name)) != _body(getattr(llama, name)):
+            return None
+    return found
+
+
+def layer_norms(layer: nn.Module) -> Mapping[str, str] | None:
+    """Return a layer's norms by our places, of a layer that adds to a stream as ours do."""
+    return _found(layer, _LAYERS)
+
+
+def has_plain_head(model: nn.Module) -> bool:
+    """Whether logits are the head's product and nothing else."""
+    return _same(type(model), "llama:LlamaForCausalLM")
+
+
+def _found(module: nn.Module, known: Mapping[str, Any]) -> Any:
+    for name, meaning in known.items():
+        if _same(type(module), name):
+            return meaning
+    return None
+
+
+@cache
+def _same(kind: type[nn.Module], known: str) -> bool:
+    family, _, name = known.partition(":")
+    return _forward(kind) == _forward(getattr(_module(family), name))
+
+
+def _module(family: str) -> Any:
+    return import_module(f"transformers.models.{family}.modeling_{family}")
+
+
+@cache
+def _forward(kind: type[nn.Module]) -> str:
+    """Return the code of a module's `forward`, and of its class's helper `_norm`."""
+    helper = getattr(kind, "_norm", None)
+    return _body(kind.forward) + ("" if helper is None else _body(helper))
+
+
+@cache
+def _body(function: Callable[..., Any]) -> str:
+    """Return a function's code without its documentation, types and names of parameters' types."""
+    source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.FunctionDef)
+    body = definition.body
+    first = body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        body = body[1:]
+    return "\n".join(ast.dump(_Plain().visit(each)) for each in body)
+
+
+class _Plain(ast.NodeTransformer):
+    """Drops what does not change a result here."""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        """Drop types."""
+        assert node.value is not None
+        return ast.Assign(targets=[node.target], value=self.visit(node.value))
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Drop arguments of calls of attention."""
+        self.generic_visit(node)
+        function = node.func
+        name = getattr(function, "attr", getattr(function, "id", ""))
+        if name in _CALLS_OF_ATTENTION:
+            return ast.Call(func=function, args=[], keywords=[])
+        return node

@@ -1,0 +1,307 @@
+"""Our layers in the place of modules of `transformers`, which call them with a batch of one.
+
+Their tensors are `[1, num_tokens, ...]`: the step's tokens of all sequences, flattened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernels.activation import Activation
+from runtime.models.attention.backend import AttentionLayer
+from runtime.models.attention.forward_batch import ForwardBatch
+from runtime.models.layers.embedding import Embedding
+from runtime.models.layers.linear import Linear
+from runtime.models.layers.norm import LayerNorm, RMSNorm
+from runtime.models.layers.parameter import Parameter, WeightHolder
+
+
+class Step:
+    """What the modules of a model share while a step is computed.
+
+    Attributes:
+        batch: the step.
+        pending: `[num_tokens, hidden_size]`, what the stream still lacks; see `add_normed`.
+    """
+
+    __slots__ = ("batch", "pending")
+
+    def __init__(self) -> None:
+        self.batch: ForwardBatch
+        self.pending: Tensor | None = None
+
+
+class Tensors(WeightHolder):
+    """The tensors of a module that stays as it is."""
+
+    def __init__(self, module: nn.Module, parameters: Mapping[str, Parameter]) -> None:
+        """Give the module the memory of `parameters`, by the names of its tensors."""
+        self._parameters = dict(parameters)
+        for name, parameter in self._parameters.items():
+            tensor = parameter.allocate()
+            if name in module._parameters:
+                module._parameters[name] = nn.Parameter(tensor, requires_grad=False)
+            else:
+                module._buffers[name] = tensor
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        yield from self._parameters.items()
+
+    def finalize(self, kept: list[tuple[str, str]]) -> None:
+        """Nothing to do: the module reads the tensors where they were filled."""
+
+    def discard(self) -> None:
+        """Nothing to do: each is filled at once."""
+
+    def plain(self, name: str) -> Tensor:
+        return self._parameters[name].allocate()
+
+    def release(self) -> None:
+        """Nothing to do: the module keeps its tensors."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.allocate().nbytes for each in self._parameters.values())
+
+
+class Product(nn.Module):
+    """A linear layer."""
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.linear.apply(x.reshape(-1, x.shape[-1]))
+        return flat.view(*x.shape[:-1], flat.shape[-1])
+
+
+class Lookup(nn.Module):
+    """The embedding of tokens."""
+
+    def __init__(self, embedding: Embedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.embedding.forward(ids.flatten()).view(*ids.shape, -1)
+
+
+class ScaledLookup(nn.Module):
+    """An embedding that does more than to look up: it reads our matrix."""
+
+    def __init__(self, embedding: Embedding, module: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.module = embedding, module
+        self._share()
+
+    def _share(self) -> None:
+        self.module._parameters["weight"] = nn.Parameter(self.embedding.weight, requires_grad=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        shared: Any = self.module.weight
+        if shared.data_ptr() != self.embedding.weight.data_ptr():
+            self._share()
+        result: Tensor = self.module(ids)
+        return result
+
+
+class Head(nn.Module):
+    """The product that scores the vocabulary; ranks may each have some rows."""
+
+    def __init__(
+        self, product: Callable[[], Callable[[Tensor], Tensor]], gather: Callable[..., Any] | None
+    ) -> None:
+        super().__init__()
+        self._product, self._gather = product, gather
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.score(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
+
+    def score(self, hidden: Tensor) -> Tensor:
+        """Return logits, `[n, vocab_size]`, for `[n, hidden_size]`."""
+        logits = self._product()(hidden)
+        gathered: Tensor = logits if self._gather is None else self._gather(logits)
+        return gathered
+
+
+class Normed(nn.Module):
+    """A norm of the last dimension."""
+
+    def __init__(self, norm: RMSNorm | LayerNorm) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm.forward(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+class GatedMlp(nn.Module):
+    """A feed-forward block whose gate and input are one product."""
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: Activation) -> None:
+        super().__init__()
+        self.gate_up, self.down, self.activation = gate_up, down, activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        return self.down.apply(self.gate_up.gated(flat, self.activation)).view(x.shape)
+
+
+class QuickAttention(nn.Module):
+    """Attention with one product for all heads, and our rotation."""
+
+    def __init__(self, qkv: Linear, output: Linear, layer: AttentionLayer, step: Step) -> None:
+        super().__init__()
+        self.qkv, self.output, self.layer, self.step = qkv, output, layer, step
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Map `[num_tokens, hidden_size]` to what the output's product takes."""
+        batch = self.step.batch
+        return batch.attention.run(self.layer, self.qkv.apply(x), batch)
+
+    def forward(self, hidden_states: Tensor, **_others: Any) -> tuple[Tensor, None]:
+        flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+        return self.output.apply(self.attend(flat)).view(hidden_states.shape), None
+
+
+class CalledAttention:
+    """What the attention interface of `transformers` calls for one layer."""
+
+    def __init__(self, layer: AttentionLayer, step: Step, sinks: Callable[[], Tensor | None]) -> None:
+        self.layer, self.step, self._sinks = layer, step, sinks
+
+    def __call__(
+        self, _module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *_options: Any
+    ) -> tuple[Tensor, None]:
+        """Write and attend.
+
+        Args:
+            q: `[1, num_heads, num_tokens, head_dim]`.
+            k: `[1, num_kv_heads, num_tokens, head_dim]`.
+            v: `[1, num_kv_heads, num_tokens, value_dim]`.
+
+        Returns:
+            `[1, num_tokens, num_heads, value_dim]`, and no weights.
+        """
+        layer, batch = self.layer, self.step.batch
+        by_token = [_rows(each[0].transpose(0, 1)) for each in (k, v)]
+        batch.attention.write(layer, by_token[0], by_token[1], batch)
+        layer.sinks = self._sinks()
+        q = q[0].transpose(0, 1)
+        if q.stride(1) != q.shape[2] or q.stride(2) != 1:
+            q = q.contiguous()
+        out = batch.attention.attend(layer, q, batch)
+        return out.view(1, len(out), layer.num_heads, -1), None
+
+
+class StreamLayer(nn.Module):
+    """A layer that adds to the stream: each norm takes the sum before it along.
+
+    Between layers the stream lacks the last block's output, `Step.pending`.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        mlp: nn.Module,
+        norms: Mapping[str, RMSNorm | LayerNorm],
+        step: Step,
+        *,
+        is_last: bool,
+    ) -> None:
+        super().__init__()
+        self.attention, self.mlp, self.step, self.is_last = attention, mlp, step, is_last
+        self.input_norm = norms.get("input_norm")
+        self.attention_output_norm = norms.get("attention_output_norm")
+        self.mlp_norm = norms.get("mlp_norm")
+        self.mlp_output_norm = norms.get("mlp_output_norm")
+
+    def forward(self, hidden_states: Tensor, *_args: Any, **kwargs: Any) -> Tensor:
+        step, residual = self.step, hidden_states[0]
+        normed = add_normed(step.pending, residual, self.input_norm)
+        # Only these tokens' outputs are read: of the others the last layer needs no more than keys.
+        wanted = step.batch.logits_indices if self.is_last else None
+        attention = self.attention
+        if isinstance(attention, QuickAttention):
+            attended = attention.attend(normed)
+            if wanted is not None:
+                attended = attended.index_select(0, wanted)
+            hidden = attention.output.apply(attended)
+        else:
+            hidden = attention(hidden_states=normed.unsqueeze(0), **kwargs)[0][0]
+            if wanted is not None:
+                hidden = hidden.index_select(0, wanted)
+        if wanted is not None:
+            residual = residual.index_select(0, wanted)
+        if len(residual):
+            if self.attention_output_norm is not None:
+                hidden = self.attention_output_norm.forward(hidden)
+            normed = add_normed(hidden, residual, self.mlp_norm)
+            hidden = self.mlp(normed.unsqueeze(0))[0]
+            if self.mlp_output_norm is not None:
+                hidden = self.mlp_output_norm.forward(hidden)
+        step.pending = hidden
+        return residual.unsqueeze(0)
+
+
+class StreamNorm(nn.Module):
+    """The norm after the last layer."""
+
+    def __init__(self, norm: RMSNorm | LayerNorm, step: Step) -> None:
+        super().__init__()
+        self.norm, self.step = norm, step
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        residual, hidden = hidden_states[0], self.step.pending
+        self.step.pending = None
+        if not len(residual):
+            return hidden_states
+        return add_normed(hidden, residual, self.norm).unsqueeze(0)
+
+
+class NoRotation(nn.Module):
+    """Stands for a rotary module whose result is unused."""
+
+    def forward(self, *_args: Any, **_kwargs: Any) -> tuple[None, None]:
+        return None, None
+
+
+class Given(nn.Module):
+    """Stands for the model without its head: returns what it was given."""
+
+    def forward(self, *_args: Any, inputs_embeds: Tensor, **_others: Any) -> Any:
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
+
+
+def add_normed(
+    hidden: Tensor | None, residual: Tensor, norm: RMSNorm | LayerNorm | None
+) -> Tensor:
+    """Add `hidden` to the stream in place and return the stream's norm.
+
+    Args:
+        hidden: `[num_tokens, hidden_size]`, what `residual` still lacks, if anything.
+        residual: the stream, `[num_tokens, hidden_size]`.
+        norm: `None` if the next block reads the stream itself.
+    """
+    if norm is None:
+        return residual if hidden is None else residual.add_(hidden)
+    if hidden is None:
+        return norm.forward(residual)
+    add = norm.add if isinstance(norm, LayerNorm) else norm.add_forward
+    return add(hidden, residual)
+
+
+def _rows(heads: Tensor) -> Tensor:
+    return heads if heads.stride(-1) == 1 else heads.contiguous()
+
+
+def is_on_meta(tensor: Tensor) -> bool:
+    """Whether a tensor has no memory."""
+    return tensor.device == torch.device("meta")

@@ -1,0 +1,83 @@
+"""Tiny random folders of architectures that have no family here; see `tests.support.tiny_models`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from tests.support.tiny_models import ENDOFTEXT_ID, TinyModel, write_tiny
+
+_WINDOWS = {
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+
+ADAPTED_MODELS: dict[str, TinyModel] = {
+    "arcee": TinyModel("ArceeForCausalLM"),
+    # One norm before both halves, which are added together; rotation of neighbours in pairs; some
+    # layers without a rotation; scaled logits.
+    "cohere2": TinyModel(
+        "Cohere2ForCausalLM", {**_WINDOWS, "logit_scale": 0.3, "tie_word_embeddings": True}
+    ),
+    "ernie4_5": TinyModel("Ernie4_5ForCausalLM", {"head_dim": 16, "use_bias": True}),
+    "exaone4": TinyModel("Exaone4ForCausalLM", {**_WINDOWS, "sliding_window_pattern": 3}),
+    # Caps of scores and logits, wide heads.
+    "gemma2": TinyModel(
+        "Gemma2ForCausalLM",
+        {
+            **_WINDOWS,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    # Half of each head rotates, in pairs of neighbours.
+    "glm": TinyModel("GlmForCausalLM", {"head_dim": 16, "attention_bias": True}),
+    "glm4": TinyModel("Glm4ForCausalLM", {"head_dim": 16}),
+    # Learned positions; matrices stored the other way round.
+    "gpt2": TinyModel("GPT2LMHeadModel", {"tie_word_embeddings": True}),
+    # Heads of q, k and v side by side, both halves of a layer at once.
+    "gpt_neox": TinyModel("GPTNeoXForCausalLM"),
+    "granite": TinyModel(
+        "GraniteForCausalLM",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 2.0,
+        },
+    ),
+    # Norms of all heads together, after each half of a layer.
+    "olmo2": TinyModel("Olmo2ForCausalLM"),
+    "olmo3": TinyModel("Olmo3ForCausalLM", _WINDOWS),
+    "opt": TinyModel("OPTForCausalLM", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "phi": TinyModel("PhiForCausalLM", {"num_key_value_heads": 4}),
+    # All of q, k and v in one matrix; three quarters of each head rotate.
+    "phi3": TinyModel(
+        "Phi3ForCausalLM",
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+            }
+        },
+    ),
+    "phi3_window": TinyModel("Phi3ForCausalLM", {"sliding_window": 8}),
+    "seed_oss": TinyModel("SeedOssForCausalLM", {"head_dim": 16}),
+    # The third layer has no positions.
+    "smollm3": TinyModel("SmolLM3ForCausalLM", {"no_rope_layers": [1, 1, 0]}),
+    "stablelm": TinyModel("StableLmForCausalLM", {"use_qkv_bias": True}),
+    "starcoder2": TinyModel("Starcoder2ForCausalLM", {"sliding_window": 8}),
+}
+
+
+@cache
+def adapted_model(name: str) -> Path:
+    """Return the folder of the variant `name`, made on first use; do not write into it."""
+    variant = ADAPTED_MODELS[name]
+    options = {"pad_token_id": ENDOFTEXT_ID, **variant.options}
+    return write_tiny(name, replace(variant, options=options))
