@@ -1,6 +1,10 @@
 """Our engine (real processes, tokens streamed) beside `transformers` generate, in one run on a CPU.
 
     python -m benchmarks.cpu_engine [--shape small 0.5b] [--batch 1 8 32] [--json out.json]
+    python -m benchmarks.cpu_engine --beside-adapter --shape 135m 0.6b
+
+The second line measures the same engine with `--model-impl transformers` instead of `generate`: the
+price of a model that has no family.
 
 Both sides get random weights of one shape, prompts of 128 random ids, greedy, end-of-sequence
 ignored. Output tokens per second: all tokens of the batch over the time from the last request's
@@ -13,10 +17,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import random
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +32,8 @@ from headrace.bench.environment import describe_environment, write_json
 from headrace.bench.load import run_at_once
 from headrace.bench.shapes import write_shape
 
-SHAPE_NAMES = ("small", "0.5b")
+SHAPE_NAMES = ("small", "0.5b", "135m", "0.6b")
+DEFAULT_SHAPES = ("small", "0.5b")
 PROMPT_LEN = 128
 PREFILL_LEN = 1024
 
@@ -75,7 +82,7 @@ class Transformers:
         self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
         self.torch = torch
 
-    def decode(self, batch: int, num_tokens: int) -> float:
+    async def decode(self, batch: int, num_tokens: int) -> float:
         torch = self.torch
         ids = torch.randint(1, self.model.config.vocab_size, (batch, PROMPT_LEN))
         times = []
@@ -92,7 +99,7 @@ class Transformers:
             times.append(time.perf_counter() - started)
         return batch * (num_tokens - 1) / (times[1] - times[0])
 
-    def prefill(self, length: int) -> float:
+    async def prefill(self, length: int) -> float:
         torch = self.torch
         ids = torch.randint(1, self.model.config.vocab_size, (1, length))
         with torch.inference_mode():
@@ -107,41 +114,61 @@ async def measure(shape: str, options: argparse.Namespace) -> dict[str, Any]:
         folder = write_shape(shape, Path(name) / shape)
         model = ["--model-path", str(folder), "--load-format", "dummy"]
         threads = ["--num-threads", str(options.threads)]
-        with engine_config(None, [*model, *SERVER_OPTIONS, *threads]) as config:
-            async with running_engine(config) as engine:
-                return await compare(shape, engine, folder, options)
+        line = [*model, *SERVER_OPTIONS, *threads]
+        async with contextlib.AsyncExitStack() as stack:
+            ours = await stack.enter_async_context(started(line))
+            theirs: Transformers | Ours | None = None
+            if options.beside_adapter:
+                adapted = await stack.enter_async_context(
+                    started([*line, "--model-impl", "transformers"])
+                )
+                theirs = Ours(adapted)
+            elif not options.ours_only:
+                theirs = Transformers(folder, options.threads)
+            return await compare(shape, ours, theirs, options)
+
+
+@contextlib.asynccontextmanager
+async def started(line: list[str]) -> AsyncIterator[EngineTarget]:
+    """An engine with these options."""
+    with engine_config(None, line) as config:
+        async with running_engine(config) as engine:
+            yield engine
 
 
 async def compare(
-    shape: str, engine: EngineTarget, folder: Path, options: argparse.Namespace
+    shape: str,
+    engine: EngineTarget,
+    theirs: Transformers | Ours | None,
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Both sides alternately, ours on `engine`, `transformers` on the shape in `folder`."""
+    """Both sides alternately, ours on `engine`."""
     ours = Ours(engine)
     result: dict[str, Any] = {"shape": shape, "ready_s": round(engine.start_s, 2)}
-    theirs = None if options.ours_only else Transformers(folder, options.threads)
+    other_name = "adapter" if options.beside_adapter else "transformers"
     num_tokens = options.tokens
     for batch in options.batch:
         mine, other = [], []
         for _ in range(options.repeat):
             mine.append(await ours.decode(batch, num_tokens))
             if theirs is not None:
-                other.append(theirs.decode(batch, num_tokens))
-        result[f"decode_b{batch}"] = pair(mine, other)
+                other.append(await theirs.decode(batch, num_tokens))
+        result[f"decode_b{batch}"] = pair(mine, other, other_name)
     mine, other = [], []
     for _ in range(options.repeat + 1):
         mine.append(await ours.prefill(PREFILL_LEN))
         if theirs is not None:
-            other.append(theirs.prefill(PREFILL_LEN))
-    result["prefill_1024"] = pair(mine, other)
+            other.append(await theirs.prefill(PREFILL_LEN))
+    result["prefill_1024"] = pair(mine, other, other_name)
     result["worker_rss_gb"] = round(engine.memory_mb()["scheduler"] / 1024, 2)
     return result
 
 
-def pair(mine: list[float], other: list[float]) -> dict[str, float]:
+def pair(mine: list[float], other: list[float], name: str) -> dict[str, float]:
     """The best of each side, and the factor by which ours is faster."""
     found = {"headrace": round(max(mine), 1)}
     if other:
-        found["transformers"] = round(max(other), 1)
+        found[name] = round(max(other), 1)
         found["ratio"] = round(max(mine) / max(other), 2)
     return found
 
@@ -149,12 +176,13 @@ def pair(mine: list[float], other: list[float]) -> dict[str, float]:
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", nargs="+", choices=SHAPE_NAMES, default=SHAPE_NAMES)
+    parser.add_argument("--shape", nargs="+", choices=SHAPE_NAMES, default=DEFAULT_SHAPES)
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--ours-only", action="store_true")
+    parser.add_argument("--beside-adapter", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = [asyncio.run(measure(shape, options)) for shape in options.shape]

@@ -61,8 +61,10 @@ async def compare(
             if theirs is not None:
                 for way, found in other.items():
                     theirs.model.set_experts_implementation(way)
-                    found.append(theirs.decode(batch, options.tokens))
-        result[f"decode_b{batch}"] = pair(mine, [each for way in other.values() for each in way])
+                    found.append(await theirs.decode(batch, options.tokens))
+        result[f"decode_b{batch}"] = pair(
+            mine, [each for way in other.values() for each in way], "transformers"
+        )
         if theirs is not None:
             result[f"decode_b{batch}"] |= {way: round(max(x), 1) for way, x in other.items()}
     result["worker_rss_gb"] = round(engine.memory_mb()["scheduler"] / 1024, 2)

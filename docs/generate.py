@@ -28,6 +28,7 @@ from runtime.models.registry import FAMILIES
 from runtime.processes.status import EngineStatus, ReplicaStatus
 from runtime.service.context import ServiceContext
 from server.metrics import Metrics
+from tests.support.adapted_models import ADAPTED_MODELS, ONE_RANK
 
 FOLDER = Path(__file__).resolve().parent
 NOTE = "<!-- Made by `python -m docs.generate`; do not edit. -->\n\n"
@@ -144,7 +145,7 @@ def models_page() -> str:
     head = [
         "# Models",
         "",
-        "The supported values of `architectures` in a folder's `config.json`. Weights are safetensors in float32,",
+        "The values of `architectures` in a folder's `config.json` that have a family here. Weights are safetensors in float32,",
         "bfloat16 or float16; code in a model's folder is never run. Vectors, scores: [texts.md](texts.md).",
         "",
         "| architecture | family | gives | `--tp-size` | `--ep-size` |",
@@ -159,7 +160,36 @@ def models_page() -> str:
         ranks = "1" if folder in _ONE_RANK else "1 and more"
         experts = "as `--tp-size`" if folder in _WITH_EXPERTS else ""
         rows.append(f"| `{name}` | {folder} | {_GIVES[gives]} | {ranks} | {experts} |")
-    return NOTE + "\n".join([*head, *rows]) + "\n"
+    return NOTE + "\n".join([*head, *rows, *_ADAPTER, *_adapted_rows()]) + "\n"
+
+
+_ADAPTER = """
+## Decoders without a family
+
+Any other text decoder that the installed `transformers` has runs by its own code there, with Headrace's attention,
+products, norms and embeddings in it: `--model-impl auto` chooses this where there is no family, `headrace` refuses it,
+and `transformers` takes it for any decoder. At the start the model is built without memory and one step is followed
+through it, so what its layers are is what its own code says. One line in the log names what stays as `transformers` has
+it, which is slower than a family; `/server_info` shows `model_impl`, and `headrace doctor` says it before a start.
+
+A line and exit code 1 refuse what cannot be served: no attention interface (Bloom, MPT, Falcon: positions as biases of
+scores), recurrent states, chunked attention, encoders, weights that `transformers` converts while it loads them (most
+mixtures of experts). Deterministic inference and `--is-embedding` need a family. Several ranks need the plan for ranks
+that a model has in `transformers`; `--dp-size` needs none. ([why so](decisions/0053-models-of-transformers.md))
+
+These are compared with `transformers` on the same random weights in CI: logits whole, in chunks and after a cached
+prefix, greedy tokens in batches with a recomputed sequence, weights read back, and two ranks.
+
+| architecture | `--tp-size` |
+|---|---|""".splitlines()
+
+
+def _adapted_rows() -> list[str]:
+    ranks = {
+        variant.architecture: "1" if name in ONE_RANK else "1 and more"
+        for name, variant in ADAPTED_MODELS.items()
+    }
+    return [f"| `{name}` | {size} |" for name, size in sorted(ranks.items())]
 
 
 # Families whose layers cannot be split over ranks.

@@ -50,9 +50,10 @@ _MOE = _shape(
     norm_topk_prob=False,
 )
 
-# "8b" is Llama-3.1-8B, "0.5b" Qwen2.5-0.5B, "moe-4" has four layers of "moe", "small" is for a
-# CPU, and "tiny" and "moe-tiny" are for tests. The last two return vectors (`--is-embedding`).
-# Sizes are vocabulary, hidden, intermediate, layers; heads are query heads and KV heads.
+# "8b" is Llama-3.1-8B, "0.5b" Qwen2.5-0.5B, "135m" SmolLM2-135M (Llama), "0.6b" Qwen3-0.6B,
+# "moe-4" has four layers of "moe", "small" is for a CPU, and "tiny" and "moe-tiny" are for tests.
+# The last two return vectors (`--is-embedding`). Sizes are vocabulary, hidden, intermediate,
+# layers; heads are query heads and KV heads.
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": _shape(
         "Llama",
@@ -63,6 +64,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         tie_word_embeddings=False,
     ),
     "0.5b": _shape("Qwen2", (151936, 896, 4864, 24), (14, 2)),
+    "0.6b": _shape("Qwen3", (151936, 1024, 3072, 28), (16, 8), head_dim=128),
+    "135m": _shape("Llama", (49152, 576, 1536, 30), (9, 3), rms_norm_eps=1e-5, rope_theta=1e5),
     "moe": _MOE,
     "moe-4": {**_MOE, "num_hidden_layers": 4},
     "moe-tiny": {

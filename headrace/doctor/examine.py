@@ -19,7 +19,7 @@ from runtime.launch.hardware import detect_hardware
 from runtime.launch.prepare import find_model
 from runtime.launch.resolve import Folders, Resolved, check_options, resolve
 from runtime.models.quantization.registry import as_override
-from runtime.models.registry import read_model_spec
+from runtime.models.registry import impl_override, read_model_spec
 from runtime.text.tokenizer import Tokenizer
 
 _WHOLE_FOLDER = "give --model-path a whole folder in Hugging Face format, or use --config"
@@ -53,7 +53,8 @@ def examine(config: ServerConfig, config_file: Path | None = None) -> Report:
             config, folder = find_model(config, only_config=True)
     if folder is not None:
         with _noting(report, "serve a model of a supported architecture, with a whole config.json"):
-            spec = read_model_spec(folder, as_override(config.model.quantization))
+            words = as_override(config.model.quantization) | impl_override(config.model.model_impl)
+            spec = read_model_spec(folder, words)
     if spec is not None and folder is not None and config_file is None:
         _check_files(report, config, folder, spec)
     if spec is not None and folder is not None and makes_sense:
@@ -88,6 +89,7 @@ def _describe(resolved: Resolved, spec: ModelSpec) -> Model:
     return Model(
         name=resolved.config.model.served_model_name,
         architecture=spec.architecture,
+        impl=spec.impl,
         gives=spec.gives,
         num_parameters=spec.num_parameters,
         stored_dtype=spec.dtype if spec.quantization is None else spec.quantization.description,

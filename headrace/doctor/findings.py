@@ -83,6 +83,7 @@ class Model:
 
     name: str | None
     architecture: str
+    impl: str
     gives: str
     num_parameters: int
     stored_dtype: str

@@ -54,7 +54,8 @@ def _libraries(report: Report) -> Iterator[tuple[str, str]]:
 def _model(model: Model) -> Iterator[tuple[str, str]]:
     if model.name:
         yield "name", model.name
-    yield "architecture", f"{model.architecture}, gives {model.gives}"
+    by = "" if model.impl == "headrace" else ", by its own code in transformers (--model-impl)"
+    yield "architecture", f"{model.architecture}, gives {model.gives}{by}"
     yield "parameters", f"{model.num_parameters:,} stored as {model.stored_dtype}"
     states = "; ".join(f"{count} layers with {what}" for what, count in model.layer_states.items())
     yield "kept between steps", states

@@ -42,7 +42,7 @@ class AttentionSpec:
         """The state that the layer keeps of a sequence; values have pages as wide as keys."""
         if self.keys_of is not None:
             return SharedState(self.keys_of)
-        return PagedState(self.num_kv_heads, self.head_dim, self.window, self.is_whole)
+        return PagedState(self.num_kv_heads, self.head_dim, self.window, is_whole=self.is_whole)
 
     @property
     def window_left(self) -> int:

@@ -255,6 +255,11 @@ class ModelSpec(ABC):
         return []
 
     @property
+    def splits_among_ranks(self) -> bool:
+        """Whether several ranks can share the layers."""
+        return True
+
+    @property
     def num_experts(self) -> int:
         """Experts of a layer; 0 if there are none."""
         return 0

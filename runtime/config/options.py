@@ -58,6 +58,13 @@ class ModelArgs:
         "Where weights come from: safetensors files (also auto) or random values (dummy).",
         choices=("auto", "safetensors", "dummy"),
     )
+    model_impl: str = option(
+        "auto",
+        "What computes the model: a family of Headrace (headrace), or the model's own code in "
+        "transformers with Headrace's layers in it (transformers); auto is the family if there is "
+        "one.",
+        choices=("auto", "headrace", "transformers"),
+    )
     dtype: str = option(
         "auto",
         "Type of weights and activations; auto is the checkpoint's where the device is fast at it.",

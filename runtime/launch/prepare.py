@@ -31,7 +31,7 @@ from runtime.launch.hardware import detect_hardware
 from runtime.launch.resolve import Folders, Resolved, check_options, resolve
 from runtime.media.media_policy import MediaPolicy, read_policy
 from runtime.models.quantization.registry import as_override
-from runtime.models.registry import read_model_spec
+from runtime.models.registry import impl_override, read_model_spec
 from runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
     if overrides:
         logger.info("--json-model-override-args replaces %s of config.json", ", ".join(overrides))
     overrides |= as_override(config.model.quantization)
+    overrides |= impl_override(config.model.model_impl)
     model = read_model_spec(model_folder, overrides, is_embedding=config.model.is_embedding)
     if config.model.load_format != "dummy":
         warn_of_files(model_folder, model, check_model_folder(model_folder, model))

@@ -39,7 +39,7 @@ _IGNORED_SWITCHES = """
 """
 
 _IGNORED_VALUES = """
-    --tokenizer-mode --model-loader-extra-config --download-dir --model-impl --warmups
+    --tokenizer-mode --model-loader-extra-config --download-dir --warmups
     --max-prefill-tokens --schedule-conservativeness --radix-eviction-policy
     --num-continuous-decode-steps --dist-timeout --nccl-port
     --prefill-attention-backend --decode-attention-backend --mm-attention-backend

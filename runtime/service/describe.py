@@ -133,6 +133,7 @@ def describe_args(
         flat[name] = _last_part(flat[name])
     flat["weight_version"] = context.weight_version
     flat["is_embedding"] = context.model.gives != "tokens"
+    flat["model_impl"] = context.model.impl
     worker = context.status.worker
     if worker is not None:
         flat.update(

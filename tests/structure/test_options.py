@@ -11,6 +11,7 @@ OPTIONS = """
 --skip-tokenizer-init = False
 --is-embedding = False
 --load-format = auto
+--model-impl = auto
 --dtype = auto
 --quantization = None
 --context-length = None

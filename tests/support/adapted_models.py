@@ -1,4 +1,4 @@
-"""Tiny random folders of architectures that have no family here; see `tests.support.tiny_models`."""
+"""Tiny random folders of architectures that have no family here; see `tiny_models`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,25 @@ _WINDOWS = {
 
 ADAPTED_MODELS: dict[str, TinyModel] = {
     "arcee": TinyModel("ArceeForCausalLM"),
+    # A latent of keys and values, expanded; values narrower than keys.
+    "deepseek_v3": TinyModel(
+        "DeepseekV3ForCausalLM",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 16,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 2,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
     # One norm before both halves, which are added together; rotation of neighbours in pairs; some
     # layers without a rotation; scaled logits.
     "cohere2": TinyModel(
@@ -50,9 +69,30 @@ ADAPTED_MODELS: dict[str, TinyModel] = {
             "logits_scaling": 2.0,
         },
     ),
+    # Experts chosen by sigmoids with a correction, in groups, beside a shared one; the first layer
+    # is dense.
+    "glm4_moe": TinyModel(
+        "Glm4MoeForCausalLM",
+        {
+            "head_dim": 16,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 2,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     # Norms of all heads together, after each half of a layer.
+    "minimax_m2": TinyModel(
+        "MiniMaxM2ForCausalLM",
+        {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
+    ),
     "olmo2": TinyModel("Olmo2ForCausalLM"),
     "olmo3": TinyModel("Olmo3ForCausalLM", _WINDOWS),
+    "olmoe": TinyModel("OlmoeForCausalLM", {"num_experts": 6, "num_experts_per_tok": 2}),
     "opt": TinyModel("OPTForCausalLM", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     "phi": TinyModel("PhiForCausalLM", {"num_key_value_heads": 4}),
     # All of q, k and v in one matrix; three quarters of each head rotate.
@@ -73,6 +113,9 @@ ADAPTED_MODELS: dict[str, TinyModel] = {
     "stablelm": TinyModel("StableLmForCausalLM", {"use_qkv_bias": True}),
     "starcoder2": TinyModel("Starcoder2ForCausalLM", {"sliding_window": 8}),
 }
+
+# Those without a plan for ranks in `transformers`.
+ONE_RANK = {"gpt2", "opt", "stablelm"}
 
 
 @cache

@@ -60,7 +60,8 @@ class Driver:
         for state in model.spec.layer_states:
             assert isinstance(state, PagedState)
             row_bytes = form.row_elements(state.head_dim) * dtype.itemsize
-            shape = (num_pages, state.num_kv_heads, page_size, row_bytes)
+            heads = state.heads_of_rank(model.context.tp_size)
+            shape = (num_pages, heads, page_size, row_bytes)
             pages = (torch.full(shape, 255, dtype=torch.uint8).view(dtype) for _ in "kv")
             self.kv.append(KVCache(*pages))
         self.free = list(range(1, num_pages))

@@ -61,7 +61,8 @@ def _described(architecture: str, values: bytes) -> Description:
         weights=list(layout.weights()),
         attention=layout.attention,
         prefix=f"{base}." if base else "",
-        renames=_renames(model, architecture),
+        renames=layout.conversions.renames,
+        num_idle=_num_idle(layout),
         aliases={f"{layout.head}.weight": f"{layout.embedding}.weight"} if layout.is_tied else {},
         ignored=_ignored(model),
         plan=bool(getattr(config, "base_model_tp_plan", None)),
@@ -70,37 +71,11 @@ def _described(architecture: str, values: bytes) -> Description:
     )
 
 
-def _renames(model: Any, architecture: str) -> list[tuple[str, str]]:
-    """Return what `transformers` calls the tensors of old files.
-
-    Raises:
-        StartupError: it converts tensors while it loads them.
-    """
-    try:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightRenaming
-    except ImportError:
-        # Versions before 5 rename nothing but prefixes.
-        return []
-    changes = get_model_conversion_mapping(model, add_legacy=False)
-    others = {type(each).__name__ for each in changes if type(each) is not WeightRenaming}
-    if others:
-        raise StartupError(
-            f"{architecture} has no family here, and cannot be served by --model-impl transformers: "
-            "its weights are converted while they load."
-        )
-    return [
-        (source, target)
-        for each in changes
-        for source, target in zip(each.source_patterns, each.target_patterns, strict=True)
-    ]
-
-
 def _ignored(model: Any) -> list[str]:
     patterns = list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
     # Buffers that old versions of transformers saved.
-    return [*patterns, r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$", r"\.attn\.(masked_)?bias$",
-            r"\.attention\.(masked_)?bias$"]  # fmt: skip
+    rotary = r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$"
+    return [*patterns, rotary, r"\.(attn|attention)\.(masked_)?bias$"]
 
 
 def _splits(layout: Layout) -> list[tuple[int, str]]:
@@ -115,9 +90,11 @@ def _splits(layout: Layout) -> list[tuple[int, str]]:
             half = product.out_features // 2
             sizes[half, f"{half} rows of each half of {_last(product.name)}"] = None
         elif product.style == "row":
-            sizes[product.in_features, f"{product.in_features} columns of {_last(product.name)}"] = (
-                None
-            )
+            sizes[
+                product.in_features, f"{product.in_features} columns of {_last(product.name)}"
+            ] = None
+    for experts in layout.experts.values():
+        sizes[experts.inner_size, f"{experts.inner_size} rows of an expert"] = None
     return list(sizes)
 
 
@@ -134,6 +111,17 @@ def _as_they_are(layout: Layout) -> list[str]:
     if layout.stream_norms is None:
         found[type(model.get_submodule(layout.traced.layers[0])).__name__] = None
     return list(found)
+
+
+def _num_idle(layout: Layout) -> int:
+    """Return the numbers of the experts that one token does not pass."""
+    chosen = getattr(layout.traced.model.config, "num_experts_per_tok", None)
+    if not isinstance(chosen, int):
+        return 0
+    return sum(
+        max(0, each.num_experts - chosen) * 3 * each.hidden_size * each.inner_size
+        for each in layout.experts.values()
+    )
 
 
 def _last(name: str) -> str:

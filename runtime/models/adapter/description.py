@@ -22,6 +22,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         renames: patterns of names in files, and what `transformers` makes of them.
         aliases: tensors that repeat another one: a tied head.
         ignored: patterns of tensors that files may have and the model does not need.
+        num_idle: numbers of weights that are not read for a token.
         plan: whether the model says how ranks share it.
         splits: sizes that ranks must divide.
         as_they_are: kinds of modules that run as `transformers` has them, which is slower than a
@@ -40,6 +41,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     renames: list[tuple[str, str]]
     aliases: dict[str, str]
     ignored: list[str]
+    num_idle: int
     plan: bool
     splits: list[tuple[int, str]]
     as_they_are: list[str]

@@ -82,6 +82,13 @@ def gate_activation(module: nn.Module) -> Activation | None:
     return None
 
 
+def has_plain_gate(experts: Any) -> bool:
+    """Whether experts multiply their input by the activation of a gate and do nothing else."""
+    from transformers.integrations.moe import _default_apply_gate
+
+    return type(experts)._apply_gate is _default_apply_gate and gate_activation(experts) is not None
+
+
 def has_head_norms(attention: nn.Module) -> bool | None:
     """Return whether heads have norms, of a block whose heads rotate as Llama's; else `None`."""
     found = _found(attention, _ATTENTIONS)
@@ -112,7 +119,7 @@ def _found(module: nn.Module, known: Mapping[str, Any]) -> Any:
 
 
 @cache
-def _same(kind: type[nn.Module], known: str) -> bool:
+def _same(kind: Any, known: str) -> bool:
     family, _, name = known.partition(":")
     return _forward(kind) == _forward(getattr(_module(family), name))
 
@@ -122,7 +129,7 @@ def _module(family: str) -> Any:
 
 
 @cache
-def _forward(kind: type[nn.Module]) -> str:
+def _forward(kind: Any) -> str:
     """Return the code of a module's `forward`, and of its class's helper `_norm`."""
     helper = getattr(kind, "_norm", None)
     return _body(kind.forward) + ("" if helper is None else _body(helper))

@@ -11,14 +11,16 @@ from torch import nn
 
 from runtime.checkpoint.attention_spec import AttentionSpec
 from runtime.checkpoint.model_spec import WeightKind, WeightSpec
+from runtime.models.adapter.conversions import Conversions, read_conversions
 from runtime.models.adapter.forms import (
     NormKind,
     has_head_norms,
+    has_plain_gate,
     layer_norms,
     mlp_kind,
     norm_kind,
 )
-from runtime.models.adapter.traced import AttentionCall, Traced
+from runtime.models.adapter.traced import AttentionCall, Traced, refused
 
 # How ranks share a product: all of it, rows of the weight, heads, columns, rows of two stacked
 # blocks, or rows that are gathered.
@@ -54,6 +56,33 @@ class Fused:
     name: str
     target: str
     parts: Mapping[str, Projection]
+
+
+@dataclass(frozen=True)
+class StackedExperts:
+    """The experts of a layer.
+
+    Attributes:
+        name: of the module.
+        gate, up, down: names of the tensors in files, with `{}` for the expert's number.
+    """
+
+    name: str
+    num_experts: int
+    hidden_size: int
+    inner_size: int
+    gate: str
+    up: str
+    down: str
+
+    def weights(self) -> Iterator[WeightSpec]:
+        """Yield the tensors of all experts."""
+        tall, wide = (self.inner_size, self.hidden_size), (self.hidden_size, self.inner_size)
+        for expert in range(self.num_experts):
+            for shard, source in (("gate", self.gate), ("up", self.up)):
+                target = f"{self.name}.gate_up"
+                yield WeightSpec(source.format(expert), tall, target, f"{expert}.{shard}")
+            yield WeightSpec(self.down.format(expert), wide, f"{self.name}.down", str(expert))
 
 
 @dataclass(frozen=True)
@@ -95,6 +124,8 @@ class Layout:
     projections: dict[str, Projection] = field(default_factory=dict)
     fused: list[Fused] = field(default_factory=list)
     norms: dict[str, Norm] = field(default_factory=dict)
+    experts: dict[str, StackedExperts] = field(default_factory=dict)
+    conversions: Conversions = field(default_factory=Conversions)
     stream_norms: Mapping[str, str] | None = None
     embedding: str = ""
     head: str = ""
@@ -111,6 +142,10 @@ class Layout:
         for name, parameter in _tensors(model):
             module, _, kind = name.rpartition(".")
             if self.is_tied and module == self.head and kind == "weight":
+                continue
+            if module in self.experts:
+                if kind == "gate_up_proj":
+                    yield from self.experts[module].weights()
                 continue
             target, shard = targets.get(module, (module, ""))
             shape = tuple(parameter.shape)
@@ -130,8 +165,9 @@ class Layout:
 
 def lay_out(traced: Traced) -> Layout:
     """Decide what of a model is computed by our layers."""
-    layout = Layout(traced)
     model = traced.model
+    architecture = type(model).__name__
+    layout = Layout(traced, conversions=read_conversions(architecture, model))
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     names = {module: name for name, module in model.named_modules()}
     layout.embedding, layout.head = names[embedding], names[head]
@@ -144,8 +180,10 @@ def lay_out(traced: Traced) -> Layout:
         _lay_out_attention(layout, plan, call)
     for name, module in model.named_modules():
         _lay_out_module(layout, plan, name, module)
+        if hasattr(module, "_is_expert_parallel"):
+            _lay_out_experts(layout, architecture, name, module)
     _lay_out_stream(layout)
-    covered = {layout.embedding, layout.head, *layout.projections, *layout.norms}
+    covered = {layout.embedding, layout.head, *layout.projections, *layout.norms, *layout.experts}
     for fused in layout.fused:
         covered.update(part.name for part in fused.parts.values())
     for name, tensor in _tensors(model):
@@ -237,9 +275,7 @@ def _lay_out_module(layout: Layout, plan: _Plan, name: str, module: nn.Module) -
         return
     if any(name == part.name for fused in layout.fused for part in fused.parts.values()):
         return
-    owner = next(
-        (call for call in layout.traced.calls if name.startswith(f"{call.module}.")), None
-    )
+    owner = next((call for call in layout.traced.calls if name.startswith(f"{call.module}.")), None)
     style, num_heads = _style(layout, plan, name, owner)
     if owner is not None and style == "heads":
         num_heads = owner.num_kv_heads
@@ -281,6 +317,28 @@ def _lay_out_mlp(layout: Layout, plan: _Plan, name: str, module: Any, packed: bo
         layout.fused.append(Fused(name, f"{name}.gate_up_proj", parts))
     layout.projections[down] = _projection(down, module.down_proj, both[1])
     layout.mlps[name] = packed
+
+
+def _lay_out_experts(layout: Layout, architecture: str, name: str, module: Any) -> None:
+    """Take over the experts of a layer.
+
+    Raises:
+        StartupError: they have something that our kernels have not.
+    """
+    is_plain = (
+        module.has_gate
+        and module.is_concatenated
+        and not (module.has_bias or module.is_transposed or module.has_post_expert_norm)
+        and has_plain_gate(module)
+    )
+    both = layout.conversions.sources(f"{name}.gate_up_proj")
+    down = layout.conversions.sources(f"{name}.down_proj")
+    if not is_plain or len(both) != 2 or len(down) != 1:
+        raise refused(architecture, "its experts are of a kind of their own")
+    num_experts, hidden_size, inner_size = module.down_proj.shape
+    layout.experts[name] = StackedExperts(
+        name, num_experts, hidden_size, inner_size, both[0], both[1], down[0]
+    )
 
 
 def _lay_out_stream(layout: Layout) -> None:

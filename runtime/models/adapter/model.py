@@ -14,15 +14,23 @@ from torch import Tensor, nn
 from runtime.checkpoint.attention_spec import AttentionSpec
 from runtime.errors import StartupError
 from runtime.models.adapter.forms import gate_activation, has_plain_head
-from runtime.models.adapter.layout import Fused, Layout, Norm, Projection, lay_out
+from runtime.models.adapter.layout import (
+    Fused,
+    Layout,
+    Norm,
+    Projection,
+    StackedExperts,
+    lay_out,
+)
 from runtime.models.adapter.modules import (
     CalledAttention,
+    ChosenExperts,
     GatedMlp,
     Given,
     Head,
     Lookup,
-    NoRotation,
     Normed,
+    NoRotation,
     Product,
     QuickAttention,
     ScaledLookup,
@@ -36,8 +44,10 @@ from runtime.models.adapter.spec import AdaptedSpec
 from runtime.models.adapter.traced import AttentionCall, Rotary, trace
 from runtime.models.attention.backend import AttentionLayer
 from runtime.models.attention.forward_batch import ForwardBatch
+from runtime.models.decoder.experts_spec import ExpertsSpec
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.embedding import Embedding
+from runtime.models.layers.experts import Experts
 from runtime.models.layers.linear import Linear, Output, column, heads
 from runtime.models.layers.norm import LayerNorm, RMSNorm
 from runtime.models.layers.parameter import Parameter, WeightHolder, whole
@@ -121,6 +131,8 @@ class _Assembly:
             self._place(product.name, Product(self._linear(product)))
         for fused in layout.fused:
             self.holders[fused.target] = self._fused(fused)
+        for experts in layout.experts.values():
+            self._place_experts(experts)
         self._place_ends()
         self._own_the_rest()
         self._place_mlps()
@@ -182,6 +194,21 @@ class _Assembly:
         rows = [self._rows(product, shard) for shard, product in parts]
         first = parts[0][1]
         return Linear.column_parallel(first.in_features, rows, first.bias, self.context)
+
+    def _place_experts(self, experts: StackedExperts) -> None:
+        activation = gate_activation(self.model.get_submodule(experts.name))
+        assert activation is not None
+        spec = ExpertsSpec(
+            num_experts=experts.num_experts,
+            num_chosen=1,
+            intermediate_size=experts.inner_size,
+            layers=frozenset(),
+            sums_to_one=False,
+        )
+        made = Experts(spec, experts.hidden_size, self.context)
+        self.holders[experts.name] = made
+        reduce = self.context.all_reduce if self.context.tp_size > 1 else None
+        self._place(experts.name, ChosenExperts(made, activation, reduce))
 
     def _place_ends(self) -> None:
         """Place the embedding and the head."""
@@ -312,25 +339,19 @@ class _Assembly:
                 module._buffers[each] = module._buffers[each].to(device)
 
     def _fix_rotation(self, module: Any) -> None:
-        """Keep frequencies from changing with a step's longest sequence.
+        """Choose the factors of frequencies by the longest sequence that is served.
 
-        Cached keys would go stale. Of two sets of factors, a context beyond the original one has
-        the long ones.
+        `transformers` chooses them by the step's longest sequence: cached keys would go stale.
         """
-        kind = getattr(module, "rope_type", None)
-        if kind not in ("dynamic", "longrope"):
+        if getattr(module, "rope_type", None) != "longrope":
             return
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-        if kind == "longrope":
-            longest = self.context.max_positions or self.owner.spec.context_len
-            frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS[kind](
-                module.config, torch.device("cpu"), seq_len=longest
-            )
-            module.inv_freq = frequencies
-        plain = getattr(type(module).forward, "__wrapped__", None)
-        if plain is not None:
-            module.forward = plain.__get__(module)
+        longest = self.context.max_positions or self.owner.spec.context_len
+        frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS["longrope"](
+            module.config, torch.device("cpu"), seq_len=longest
+        )
+        module.inv_freq = frequencies
 
     def _rotary_tables(self) -> dict[Rotary, Tensor]:
         """Return the cosines and sines of every position, as our kernels read them."""
@@ -369,9 +390,10 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def _report(spec: AdaptedSpec) -> None:
     slow = ", ".join(spec.described.as_they_are)
     logger.info(
-        "%s is built by transformers %s (--model-impl transformers): attention, products, norms and "
-        "embeddings are ours; %s",
+        "%s runs by its own code in transformers %s (--model-impl): %s",
         spec.architecture,
         spec.described.version,
-        f"its own code runs, slower than a family of ours, in {slow}" if slow else "nothing is left",
+        f"attention and products are ours; slower than a family of ours is {slow}"
+        if slow
+        else "all of its layers are ours",
     )

@@ -15,6 +15,7 @@ from kernels.activation import Activation
 from runtime.models.attention.backend import AttentionLayer
 from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.layers.embedding import Embedding
+from runtime.models.layers.experts import Experts
 from runtime.models.layers.linear import Linear
 from runtime.models.layers.norm import LayerNorm, RMSNorm
 from runtime.models.layers.parameter import Parameter, WeightHolder
@@ -152,6 +153,21 @@ class GatedMlp(nn.Module):
         return self.down.apply(self.gate_up.gated(flat, self.activation)).view(x.shape)
 
 
+class ChosenExperts(nn.Module):
+    """The experts of a layer; the model's own code chooses them."""
+
+    def __init__(
+        self, experts: Experts, activation: Activation, reduce: Callable[[Tensor], Tensor] | None
+    ) -> None:
+        super().__init__()
+        self.experts, self.activation, self._reduce = experts, activation, reduce
+
+    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        out = self.experts.apply(flat, expert_ids.long(), weights.float(), self.activation)
+        return (out if self._reduce is None else self._reduce(out)).view(x.shape)
+
+
 class QuickAttention(nn.Module):
     """Attention with one product for all heads, and our rotation."""
 
@@ -172,7 +188,9 @@ class QuickAttention(nn.Module):
 class CalledAttention:
     """What the attention interface of `transformers` calls for one layer."""
 
-    def __init__(self, layer: AttentionLayer, step: Step, sinks: Callable[[], Tensor | None]) -> None:
+    def __init__(
+        self, layer: AttentionLayer, step: Step, sinks: Callable[[], Tensor | None]
+    ) -> None:
         self.layer, self.step, self._sinks = layer, step, sinks
 
     def __call__(
@@ -271,18 +289,27 @@ class NoRotation(nn.Module):
         return None, None
 
 
+class _Vectors:
+    """An output of a model without its head that has nothing but vectors."""
+
+    def __init__(self, last_hidden_state: Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+    def __getattr__(self, _name: str) -> None:
+        return None
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+
 class Given(nn.Module):
     """Stands for the model without its head: returns what it was given."""
 
-    def forward(self, *_args: Any, inputs_embeds: Tensor, **_others: Any) -> Any:
-        from transformers.modeling_outputs import BaseModelOutputWithPast
-
-        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, *_args: Any, inputs_embeds: Tensor, **_others: Any) -> _Vectors:
+        return _Vectors(inputs_embeds)
 
 
-def add_normed(
-    hidden: Tensor | None, residual: Tensor, norm: RMSNorm | LayerNorm | None
-) -> Tensor:
+def add_normed(hidden: Tensor | None, residual: Tensor, norm: RMSNorm | LayerNorm | None) -> Tensor:
     """Add `hidden` to the stream in place and return the stream's norm.
 
     Args:

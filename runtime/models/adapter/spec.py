@@ -88,10 +88,18 @@ class AdaptedSpec(ModelSpec):
             return True
         return any(re.search(pattern, f".{name}") for pattern in self.described.ignored)
 
+    @property
+    def num_active_parameters(self) -> int:
+        """See `ModelSpec`."""
+        return self.num_parameters - self.described.num_idle
+
+    @property
+    def splits_among_ranks(self) -> bool:
+        """See `ModelSpec`."""
+        return self.described.plan
+
     def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:  # noqa: ARG002  # no experts
         """See `ModelSpec`."""
-        if tp_size > 1 and not self.described.plan:
-            return [f"the layers of {self.architecture}, which has no plan for ranks"]
         parts = [what for each in self.described.attention for what in each.uneven_parts(tp_size)]
         parts += [what for size, what in self.described.splits if size % tp_size]
         return list(dict.fromkeys(parts))
@@ -160,8 +168,7 @@ def _answer(architecture: str, values: bytes) -> Description:
             # -P keeps the current folder off the path: it may hold another `runtime`.
             [sys.executable, "-P", "-m", _MODULE],
             input=question,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             timeout=_TIMEOUT_S,
             check=False,
         )

@@ -20,6 +20,8 @@ from runtime.errors import StartupError
 # Names under which the attention interface knows us: in steps, and while a step is followed.
 SERVING, TRACING = "headrace", "headrace_trace"
 _NUM_TOKENS = 3
+# Rotations whose frequencies depend on the longest sequence of a step.
+CHANGING_ROTATIONS = ("dynamic", "longrope")
 # What calls of the interface may bring besides their tensors without a change of the result.
 _HARMLESS = {"dropout", "position_ids", "use_cache", "output_attentions", "is_causal"}
 _NO_INTERFACE = "it does not use the attention interface of transformers"
@@ -112,27 +114,42 @@ def build_on_meta(architecture: str, values: dict[str, Any]) -> Any:
 
     for name in (SERVING, TRACING):
         ALL_ATTENTION_FUNCTIONS.register(name, _attend)
+    options: dict[str, Any] = {}
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    except ImportError:
+        pass
+    else:
+        ALL_EXPERTS_FUNCTIONS.register(SERVING, _through_experts)
+        options["experts_implementation"] = SERVING
     ALL_MASK_ATTENTION_FUNCTIONS.register(TRACING, _mask)
     model_type = values.get("model_type")
     if model_type not in CONFIG_MAPPING or not hasattr(transformers, architecture):
-        raise _refused(architecture, f"transformers {transformers.__version__} does not know it")
+        raise refused(architecture, f"transformers {transformers.__version__} does not know it")
     try:
         config = CONFIG_MAPPING[model_type].from_dict(
             {key: value for key, value in values.items() if key != "quantization_config"}
         )
         with torch.device("meta"), initialization.no_init_weights():
             model = getattr(transformers, architecture)._from_config(
-                config, dtype=torch.get_default_dtype(), attn_implementation=TRACING, experts_implementation="eager"
+                config,
+                dtype=torch.get_default_dtype(),
+                attn_implementation=TRACING,
+                **options,
             )
     except KeyError as error:
         if error.args != (TRACING,):
-            raise _refused(architecture, f"transformers cannot build it: {error!r}") from error
-        raise _refused(architecture, _NO_INTERFACE) from error
+            raise refused(architecture, f"transformers cannot build it: {error!r}") from error
+        raise refused(architecture, _NO_INTERFACE) from error
     except Exception as error:
-        raise _refused(architecture, f"transformers cannot build it: {_first(error)}") from error
+        raise refused(architecture, f"transformers cannot build it: {_first(error)}") from error
     model.eval()
-    # It reads token ids on the host.
     for module in model.modules():
+        if getattr(module, "rope_type", None) in CHANGING_ROTATIONS:
+            # It would read the longest position of a step, and change frequencies by it.
+            plain: Any = getattr(type(module).forward, "__wrapped__", type(module).forward)
+            module.forward = plain.__get__(module)
+        # It reads token ids on the host.
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
             module.warn_if_padding_and_no_attention_mask = _nothing
     return model
@@ -144,7 +161,8 @@ class _Watched(Tensor):
     num_uses = 0
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG003  # torch's signature
+    def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count a use; the result is a plain tensor."""
         cls.num_uses += 1
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
@@ -194,7 +212,7 @@ class _Trace:
         return self.found
 
     def refused(self, why: str) -> StartupError:
-        return _refused(self.architecture, why)
+        return refused(self.architecture, why)
 
     def _check_kind(self) -> None:
         model, config = self.found.model, self.found.model.config
@@ -363,6 +381,11 @@ def _attend(
     return result
 
 
+def _through_experts(_experts: nn.Module, hidden: Tensor, *_chosen: Any, **_kwargs: Any) -> Tensor:
+    """The function in the experts interface, while a step is followed; then they are replaced."""
+    return torch.empty_like(hidden)
+
+
 def _mask(
     batch_size: int, q_length: int, kv_length: int, local_size: int | None = None, **_others: Any
 ) -> Tensor:
@@ -389,10 +412,9 @@ def _parameter_name(module: nn.Module, tensor: Tensor | None) -> str:
     return names[0]
 
 
-def _refused(architecture: str, why: str) -> StartupError:
-    return StartupError(
-        f"{architecture} has no family here, and cannot be served by --model-impl transformers: {why}."
-    )
+def refused(architecture: str, why: str) -> StartupError:
+    """Return the line that refuses a model."""
+    return StartupError(f"{architecture} cannot be served by --model-impl transformers: {why}.")
 
 
 def _first(error: Exception) -> str:

@@ -1,0 +1,65 @@
+"""How `transformers` names and joins the tensors of files: what of it our layers follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.models.adapter.traced import refused
+
+
+@dataclass(frozen=True)
+class Conversions:
+    """Changes between the tensors of files and those of a model.
+
+    Attributes:
+        renames: patterns of names, and what they become.
+        experts: by the end of a stacked tensor's name, the ends of the names that are stacked, with
+            `{}` for the expert's number: one, or gate and input.
+    """
+
+    renames: list[tuple[str, str]] = field(default_factory=list)
+    experts: dict[str, list[str]] = field(default_factory=dict)
+
+    def sources(self, name: str) -> list[str]:
+        """Return the names of which a stacked tensor is made; empty if files have it as it is."""
+        for target, sources in self.experts.items():
+            if name.endswith(target):
+                stem = name.removesuffix(target)
+                return [stem + source for source in sources]
+        return []
+
+
+def read_conversions(architecture: str, model: Any) -> Conversions:
+    """Return what `transformers` does with the files of a model.
+
+    Raises:
+        StartupError: it does more than to rename, and to stack experts.
+    """
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
+    except ImportError:
+        # Versions before 5 rename nothing but prefixes.
+        return Conversions()
+    names = [name for name, _ in model.named_parameters()]
+    found = Conversions()
+    for change in get_model_conversion_mapping(model, add_legacy=False):
+        targets = [_plain(each) for each in change.target_patterns]
+        if type(change) is WeightRenaming:
+            found.renames.extend(zip(change.source_patterns, change.target_patterns, strict=True))
+            continue
+        if not any(name.endswith(tuple(targets)) for name in names):
+            continue
+        steps = [type(step).__name__ for step in getattr(change, "operations", ())]
+        stacks = steps in (["MergeModulelist"], ["MergeModulelist", "Concatenate"])
+        if type(change) is not WeightConverter or not stacks or len(targets) != 1:
+            raise refused(architecture, "its weights are converted while they load")
+        found.experts[targets[0]] = [
+            _plain(source).replace("*", "{}", 1) for source in change.source_patterns
+        ]
+    return found
+
+
+def _plain(pattern: str) -> str:
+    return pattern.removeprefix("^").replace("\\.", ".")
