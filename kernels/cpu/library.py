@@ -49,6 +49,10 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "hr_stored_unpack": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
     "hr_stored_rows": (_SIZE, *[_POINTER] * 4, *[_SIZE] * 3),
     "hr_stored_linear": (_SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, *[_SIZE] * 4),
+    "hr_lora_add": (
+        *(_SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER),
+        *[_SIZE] * 6,
+    ),
     "hr_token_bitmask": (*[_POINTER] * 3, *[_SIZE] * 5),
     "hr_best_tokens": (*[_POINTER] * 4, *[_SIZE] * 6),
 }

@@ -387,6 +387,21 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraLimits:
+    """Room for adapters (LoRA).
+
+    Attributes:
+        max_per_batch: different adapters of one step, which is also how many the device holds.
+        max_rank: of any adapter.
+        target_modules: kinds of modules that adapters may change, such as `q_proj`.
+    """
+
+    max_per_batch: int
+    max_rank: int
+    target_modules: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
     """The configuration that the worker process reads from its stdin.
 
@@ -404,6 +419,7 @@ class WorkerConfig:
         dp_size: replicas like this one on this machine.
         dp_rank: which of them this is.
         gpu_ids: the visible GPUs, as `CUDA_VISIBLE_DEVICES` names them; empty for all.
+        lora: room for adapters; `None` for none.
     """
 
     run_folder: str
@@ -449,6 +465,7 @@ class WorkerConfig:
     tokenizer_folder: str = ""
     grammar_backend: str = "none"
     image_cache_mb: int = 256
+    lora: LoraLimits | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 from runtime.executor.rope_rows import RopeRows
 from runtime.executor.row_extras import RowExtras
 from runtime.executor.staging import to_device
+from runtime.models.layers.adapter_slots import AdapterSlots
 from runtime.requests.sampling_params import SamplingParams
 from runtime.step.step_plan import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
 
@@ -49,6 +50,7 @@ class BatchRows:
             early end.
         extras: extras that rows request.
         rope: positions for RoPE, if they can differ from the index in the sequence.
+        adapters: where layers read the adapters of a step's tokens; `None` without adapters.
     """
 
     TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(_NUM_PARAMS)
@@ -63,6 +65,7 @@ class BatchRows:
         *,
         image_cell: int = 0,
         eos_token_ids: Sequence[int] = (),
+        adapters: AdapterSlots | None = None,
     ) -> None:
         """Allocate for `max_rows` requests of up to `max_len` tokens.
 
@@ -98,6 +101,11 @@ class BatchRows:
         self.rope = RopeRows(rows, image_cell, self.device) if image_cell else None
         self.has_grammar = np.zeros(rows, dtype=bool)
         self.has_token_rules = np.zeros(rows, dtype=bool)
+        self.adapters = adapters
+        # The slot of each row's adapter, -1 for none, on the host and on the device.
+        self._slots_host: Int32Array = np.full(rows, -1, dtype=np.int32)
+        self._slots = torch.full((rows,), -1, dtype=torch.int32, device=self.device)
+        self._slots_changed = False
         self._history: Tensor | None = None
         # Entries of the page table that the device lacks. Their values are read from the host's
         # table, because a failed step may have left entries that belong to another request by now.
@@ -127,6 +135,11 @@ class BatchRows:
         self.num_changes += bool(joins or updates)
         for join in joins:
             self._join(join)
+        if self._slots_changed:
+            # A copy: the next change must not reach a step that is in flight.
+            (slots,) = to_device(self.device, self._slots_host.copy())
+            self._slots.copy_(slots)
+            self._slots_changed = False
         if updates:
             self._update_pages(updates)
 
@@ -161,10 +174,30 @@ class BatchRows:
         self.extras.join(row, join.spec.extras)
         if self.rope is not None:
             self.rope.join(row, join.images)
+        if join.adapter_slot != self._slots_host[row]:
+            self._slots_host[row] = join.adapter_slot
+            self._slots_changed = True
         self.page_table_host[row] = 0
         if sampling.has_penalties and len(join.output_ids):
             (output_ids,) = to_device(self.device, join.output_ids.astype(np.int64))
             self.history()[row, : len(join.output_ids)] = output_ids
+
+    def choose_adapters(self, rows: Int64Array) -> Int32Array:
+        """Tell the layers whether a step of these rows uses adapters; return the rows' slots."""
+        slots = self._slots_host[rows]
+        if self.adapters is not None:
+            self.adapters.is_on = bool((slots >= 0).any())
+        return slots
+
+    def begin_adapters(self, token_rows: Tensor) -> AdapterSlots | None:
+        """Set the adapters of a step's tokens, if it uses any, and return `adapters`.
+
+        Args:
+            token_rows: `[num_tokens]` int64 on the device, the row of each.
+        """
+        if self.adapters is not None and self.adapters.is_on:
+            self.adapters.begin(self._slots.index_select(0, token_rows))
+        return self.adapters
 
     def grow(self, plan: StepPlan, page_size: int, *, is_sent: bool = False) -> None:
         """Write the pages that the plan's decoding rows begin; `is_sent` if the step sends them."""

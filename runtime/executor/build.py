@@ -14,6 +14,7 @@ from kernels.prompt_attention.cudnn import MIN_LENGTH
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
+from runtime.executor.adapter_pool import AdapterPool
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.graph_buckets import GraphLimits, graph_token_sizes
 from runtime.executor.image_store import see_the_largest
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 # Which options to change when memory is short at start-up.
 _OF_STEPS = "--chunked-prefill-size or --max-running-requests"
 _OF_POOL = "--mem-fraction-static or --max-total-tokens"
+_OF_ADAPTERS = "--max-loras-per-batch or --max-lora-rank"
 _OF_GRAPHS = (
     "--mem-fraction-static or --max-running-requests, or turn them off with --disable-cuda-graph"
 )
@@ -61,6 +63,7 @@ class Executor:
     Attributes:
         allocate_kv: allocates the pool's tensors again after they were released.
         load_seconds: time to read the weights; set by the code that reads them.
+        adapters: `None` if the server takes none.
     """
 
     runner: StepRunner
@@ -71,6 +74,7 @@ class Executor:
     weight_bytes: int
     allocate_kv: Callable[[], list[KVCache]]
     load_seconds: float = 0.0
+    adapters: AdapterPool | None = None
 
 
 def build_executor(
@@ -103,7 +107,11 @@ def build_executor(
         # Ranks' weights may differ in size by a bias, but decisions based on the size must not
         # differ.
         (weight_bytes,) = group.minimum(weight_bytes)
-    parts = _Parts(config, model, attention, group, weight_bytes)
+    adapters = None
+    if config.lora is not None and model.context.adapters is not None:
+        with memory_for("adapters", f"lower {_OF_ADAPTERS}", device):
+            adapters = AdapterPool(model, model.context.adapters, config.lora)
+    parts = _Parts(config, model, attention, group, weight_bytes, adapters)
     with memory_for("the largest step", f"lower {_OF_STEPS}", device):
         size = _size_pool(parts)
     with memory_for("the KV pool", f"lower {_OF_POOL}", device):
@@ -124,6 +132,7 @@ def build_executor(
         attention_backend=backend,
         weight_bytes=weight_bytes,
         allocate_kv=lambda: _allocate(parts, size),
+        adapters=adapters,
     )
 
 
@@ -184,6 +193,7 @@ class _Parts:
     attention: AttentionBackend
     group: TensorGroup | None
     weight_bytes: int
+    adapters: AdapterPool | None
 
 
 def _warm_up(
@@ -215,6 +225,9 @@ def _size_pool(parts: _Parts) -> PoolSize:
         budget = cpu_budget(
             config.mem_fraction_static, parts.weight_bytes, config.tp_size * config.dp_size
         )
+        if parts.adapters is not None:
+            # Allocated, but the system counts memory only once it is written.
+            budget = budget.without(parts.adapters.size_bytes, "adapters")
     else:
         budget = cuda_budget(
             config.mem_fraction_static, parts.weight_bytes, _activation_bytes(parts)
@@ -271,6 +284,7 @@ def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> M
         model.context.device,
         image_cell=model.spec.image_cell,
         eos_token_ids=config.eos_token_ids,
+        adapters=model.context.adapters,
     )
     runner = ModelRunner(
         model,
@@ -280,6 +294,7 @@ def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> M
         config.page_size,
         share=None if parts.group is None else parts.group.share,
         sees_alone=config.deterministic,
+        adapters=parts.adapters,
     )
     limits = _graph_limits(parts) if graphs else None
     if limits is not None:

@@ -132,6 +132,7 @@ def as_batch(
         logits_indices=step.last,
         kv=kv,
         attention=attention,
+        adapters=rows.begin_adapters(step.token_rows),
     )
 
 

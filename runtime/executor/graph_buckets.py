@@ -53,11 +53,13 @@ class Bucket(NamedTuple):
         num_seqs: most sequences; equal to `num_tokens` if all decode.
         kind: rows that decode one token each; such rows with shared prefixes; only prompts; or
             prompts beside decoding rows. Attention needs different kernels for each kind.
+        adapted: whether rows use adapters (LoRA); other steps do not pay for them.
     """
 
     num_tokens: int
     num_seqs: int
     kind: Literal["decode", "shared", "prompts", "mixed"]
+    adapted: bool = False
 
     @property
     def shares_prefixes(self) -> bool:

@@ -152,6 +152,7 @@ class DecodeGraphInputs(GraphInputs):
             kv=kv,
             attention=attention,
             shares_prefixes=self._bucket.shares_prefixes,
+            adapters=state.begin_adapters(rows),
         )
 
 

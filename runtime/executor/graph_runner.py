@@ -78,6 +78,9 @@ class GraphRunner:
             large = [bucket for bucket in self.buckets.decode if bucket.num_seqs >= MIN_BATCH]
             self._sharing = {bucket: bucket._replace(kind="shared") for bucket in large}
         known = [*self.buckets.decode, *self._sharing.values(), *self.buckets.prompts]
+        if rows.adapters is not None:
+            self._sharing |= {_adapted(one): _adapted(two) for one, two in self._sharing.items()}
+            known += [_adapted(bucket) for bucket in known]
         self._inputs: dict[Bucket, GraphInputs] = {
             bucket: inputs_of(bucket, rows, page_size) for bucket in known
         }
@@ -191,10 +194,17 @@ class GraphRunner:
             return None
         if plan.num_tokens == plan.num_decodes:
             bucket = self.buckets.of_decodes(len(plan.rows))
+            bucket = self._with_adapters(bucket)
             if bucket is not None and self._has(bucket):
                 return self._with_prefixes(bucket, plan)
-        bucket = self.buckets.of_prompts(plan)
+        bucket = self._with_adapters(self.buckets.of_prompts(plan))
         return bucket if bucket in self._graphs else None
+
+    def _with_adapters(self, bucket: Bucket | None) -> Bucket | None:
+        adapters = self._rows.adapters
+        if bucket is None or adapters is None or not adapters.is_on:
+            return bucket
+        return _adapted(bucket)
 
     def _with_prefixes(self, bucket: Bucket, plan: StepPlan) -> Bucket:
         """The shared-prefix bucket that replaces `bucket`, if the step has shared prefixes."""
@@ -237,6 +247,8 @@ class GraphRunner:
     @torch.inference_mode()
     def _work(self, bucket: Bucket) -> None:
         inputs, state = self._inputs[bucket], self._rows
+        if state.adapters is not None:
+            state.adapters.is_on = bucket.adapted
         numbers = self._numbers[: len(inputs.padding)]
         fetch_inputs(self._host.buffers, self._turn, numbers)
         batch = inputs.batch(numbers, self._kv, self._attention)
@@ -256,3 +268,7 @@ class GraphRunner:
             token_ids = self._share(token_ids)
         rows = numbers[inputs.parts["rows"]]
         decode_outputs(token_ids, rows, self._turn, state.last_token, self._kept)
+
+
+def _adapted(bucket: Bucket) -> Bucket:
+    return bucket._replace(adapted=True)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.greedy import NAN_TOKEN
+from runtime.executor.adapter_pool import AdapterPool
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.build_batch import build_batch
 from runtime.executor.device_errors import losing_device, raise_if_lost
@@ -284,6 +285,7 @@ class ModelRunner(StepRunner):
         *,
         share: Callable[[Tensor], Tensor] | None = None,
         sees_alone: bool = False,
+        adapters: AdapterPool | None = None,
     ) -> None:
         """Store the parts.
 
@@ -297,6 +299,7 @@ class ModelRunner(StepRunner):
                 Then a failing step is not retried, because the ranks would no longer agree.
             sees_alone: whether the tower computes each image separately, so that none depends on
                 another.
+            adapters: copied to the device before the steps that use them; `None` for none.
         """
         self._model = model
         self._attention = attention
@@ -310,6 +313,7 @@ class ModelRunner(StepRunner):
         vision = model.spec.vision
         if isinstance(model, SeeingDecoder) and vision is not None:
             self._images = ImageStore(model.visual, vision, rows.device, alone=sees_alone)
+        self._adapters = adapters
         self._graphs: GraphRunner | None = None
 
     def add_graphs(self, limits: GraphLimits) -> None:
@@ -358,6 +362,8 @@ class ModelRunner(StepRunner):
         watches = self._watch_experts(plan)
         if self._images is not None:
             self._images.update(plan)
+        if self._adapters is not None:
+            self._adapters.prepare(plan.adapter_copies, self._rows.choose_adapters(plan.rows))
         graphs = self._graphs if with_graphs else None
         bucket = None if graphs is None else graphs.find(plan)
         # A graph of prompts drops most tokens after the last layer's attention.

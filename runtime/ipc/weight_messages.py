@@ -152,6 +152,24 @@ class LoadReceived(_Message, frozen=True):
     group_name: str
 
 
+class LoadAdapter(_Message, frozen=True):
+    """Read an adapter (LoRA), which the front has checked, into host memory.
+
+    Attributes:
+        adapter_id: a number that no other adapter ever gets.
+        folder: as PEFT writes it, on this machine.
+    """
+
+    adapter_id: int
+    folder: str
+
+
+class UnloadAdapter(_Message, frozen=True):
+    """Forget an adapter; no request uses it."""
+
+    adapter_id: int
+
+
 class KeepUpdate(_Message, frozen=True):
     """Free the copies for undoing the update, because every rank has loaded it."""
 
@@ -193,10 +211,12 @@ class RestoreGraphs(_Message, frozen=True):
 
 
 WeightUpdate = LoadFolder | LoadDummy | LoadTensors | LoadSharedMemory | LoadCuda | LoadReceived
+AdapterOp = LoadAdapter | UnloadAdapter
 GroupOp = JoinGroup | LeaveGroup | GroupStatus | ReceiveTensors | ReceiveStatus
 WeightOp = (
     WeightUpdate
     | GroupOp
+    | AdapterOp
     | KeepUpdate
     | UndoUpdate
     | ReadWeight

@@ -19,10 +19,13 @@ class RowSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
         sampling: checked parameters (`n` is unrolled by the service: one spec per sample). The
             client fits `max_new_tokens` into the context and sets the seed.
         extras: the requested extras, each name once.
+        adapter_id: the adapter (LoRA) that changes its weights, as the front numbers them; 0 for
+            none.
     """
 
     sampling: SamplingParams
     extras: list[ExtraSpec] = []
+    adapter_id: int = 0
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

@@ -11,6 +11,7 @@ import numpy as np
 
 from runtime.cache.manager import CacheManager
 from runtime.requests.fault_domain import FaultDomains
+from runtime.scheduler.adapter_places import AdapterPlaces
 from runtime.scheduler.budget import StepBudget, TokenBudget
 from runtime.scheduler.grammars import StepMasks
 from runtime.scheduler.image_cache import ImageCache
@@ -91,11 +92,13 @@ class Planner:
         *,
         token_budget: TokenBudget,
         images: ImageCache | None = None,
+        adapters: AdapterPlaces | None = None,
     ) -> None:
         """Plan over `table`, at most `token_budget` prompt tokens a step.
 
         Without `images`, prompts have no images.
         """
+        self._adapters = adapters or AdapterPlaces(0)
         self._images = images
         self._table = table
         self._waiting = waiting
@@ -125,6 +128,7 @@ class Planner:
         may_admit = self.num_retractions == retracted_before
         budget = self._token_budget.of_step(len(decode_rows), self._images)
         chunks = self._plan_chunks(budget, may_admit=may_admit)
+        self._bring_adapters()
         if self._faults.num_faults != faults_before:
             # A request that failed meanwhile has lost its row, so it leaves the step.
             goes_on = self._table.is_decoding[decode_rows]
@@ -156,6 +160,7 @@ class Planner:
             joins=self._joins,
             page_updates=self._page_updates,
             new_pages=new_pages,
+            adapter_copies=self._adapters.take_copies(),
         )
         self._joins, self._page_updates = [], []
         span_owners = _add_spans(plan, chunks)
@@ -272,6 +277,7 @@ class Planner:
         self._joins = [join for join in self._joins if join.row != row]
         self._page_updates = [update for update in self._page_updates if update.row != row]
         self._table.leave(request)
+        self._adapters.leave(request)
 
     def catch_up(self, request: Request) -> None:
         """Compute several known tokens of a decoding request in its next step.
@@ -304,13 +310,18 @@ class Planner:
             if budget.is_spent or not self._table.has_free_row or not budget.admits(request):
                 break
             with self._faults.of(request):
-                if self._waits_for_prefix(request):
+                if not self._adapters.admits(request) or self._waits_for_prefix(request):
                     continue
                 if not self._admit(request):
                     self._held_up = request, self._order_key()
                     break
                 self._add_chunk(request, budget, chunks)
         return chunks
+
+    def _bring_adapters(self) -> None:
+        """Have adapters of waiting requests come to the device while others compute."""
+        if self._adapters.num_slots and len(self._waiting):
+            self._adapters.bring_ahead(self._waiting)
 
     def _in_order(self) -> Iterator[Request]:
         """Yield the queue as its policy orders it.
@@ -380,6 +391,7 @@ class Planner:
             self.num_cached_tokens += matched
         self._waiting.remove(request)
         row = self._table.join(request)
+        self._adapters.take(request)
         self._joins.append(
             RowJoin(
                 row=row,
@@ -391,6 +403,7 @@ class Planner:
                     RowImage(each.start, each.image.num_tokens, each.image.size)
                     for each in request.images
                 ],
+                adapter_slot=request.adapter_slot,
             )
         )
         self._page_updates.append(PageUpdate(row, 0, block_table.held().copy()))

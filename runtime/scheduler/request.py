@@ -107,10 +107,14 @@ class Request:
         embeds: float32 bytes, one row instead of each prompt token; empty if the prompt is tokens.
         images: images of the prompt, with their positions, in order.
         grammar: state of the output's grammar and thoughts; `None` for free text.
+        adapter_id: its adapter (LoRA), 0 for none.
+        adapter_slot: the adapter's slot on the device while the request runs; else -1.
     """
 
     __slots__ = (
         "_prompt_keys",
+        "adapter_id",
+        "adapter_slot",
         "admitted_at",
         "arrival",
         "block_table",
@@ -142,11 +146,16 @@ class Request:
         self.num_prompt = len(self.tokens)
         spec = message.spec
         self.row_spec = spec.row
+        self.adapter_id = spec.row.adapter_id
+        self.adapter_slot = -1
         self.sampling: SamplingParams = spec.sampling
         assert spec.sampling.max_new_tokens is not None, "the client fills it in"
         self.max_new_tokens: int = spec.sampling.max_new_tokens
         self.stream = spec.stream
         self.namespace = spec.cache_namespace
+        if self.adapter_id:
+            # Keys and values depend on the adapter. No other one ever gets this id.
+            self.namespace = f"lora {self.adapter_id}:{self.namespace}"
         self.priority = spec.priority
         self.arrival = message.arrival
         self.block_table = BlockTable()

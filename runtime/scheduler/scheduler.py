@@ -29,6 +29,7 @@ from runtime.ipc.messages import (
 )
 from runtime.ipc.transport import Inbox
 from runtime.ipc.weight_messages import (
+    AdapterOp,
     ContinueGeneration,
     GroupStatus,
     InvalidateCache,
@@ -38,6 +39,7 @@ from runtime.ipc.weight_messages import (
     WeightCall,
 )
 from runtime.requests.fault_domain import FaultDomains, log_failure
+from runtime.scheduler.adapter_places import AdapterPlaces
 from runtime.scheduler.grammars import Grammars, StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.output import OutputBuffer, OutputProcessor
@@ -107,6 +109,7 @@ class Scheduler:
         # One token more than the context: with overlap a last token is still written, then dropped.
         self._table = RequestTable(options.max_running_requests, options.context_len + 1)
         self._waiting = WaitingQueue(options.policy, cache)
+        self._adapters = AdapterPlaces(options.num_adapter_slots)
         self._planner = Planner(
             self._table,
             self._waiting,
@@ -114,6 +117,7 @@ class Scheduler:
             self._faults,
             token_budget=options.token_budget,
             images=images,
+            adapters=self._adapters,
         )
         self._grammars = grammars or Grammars(None, 0, [])
         self._buffer = OutputBuffer(options.stream_interval)
@@ -213,6 +217,8 @@ class Scheduler:
                 "context and KV pool hold.",
                 400,
             )
+        elif not self._adapters.has(request.adapter_id):
+            self._refuse(request, "The request's adapter is not loaded.", 400)
         elif (wrong := why_not_seen(request, self._images)) is not None:
             self._refuse(request, wrong, 400)
         elif self._max_queued is not None and len(self._waiting) >= self._max_queued:
@@ -302,6 +308,8 @@ class Scheduler:
     # ---- weights and pauses ----
 
     def _change_weights(self, call: WeightCall) -> ControlReply:
+        if isinstance(call.op, AdapterOp) and self._weights is not None:
+            return self._adapters.change(call, self._weights, self._requests.values())
         if not isinstance(call.op, GroupStatus | ReceiveStatus):
             self._drain()
             if self._images is not None:
@@ -427,6 +435,7 @@ class Scheduler:
                 with self._faults.of(request):
                     self._buffer.end(request, reason)
                     self._remove(request.request_id)
+        self._adapters.distrust()
         # The failure may have left pages without an owner.
         self._recover_cache()
         self.check_invariants()

@@ -20,6 +20,7 @@ class SchedulerOptions:
         eos_token_ids: ids that end a text.
         stream_interval: tokens between two events of a stream.
         overlap: launch a step before the last one's tokens are read.
+        num_adapter_slots: different adapters (LoRA) of one step; 0 if the server takes none.
     """
 
     max_running_requests: int
@@ -30,3 +31,4 @@ class SchedulerOptions:
     eos_token_ids: list[int]
     stream_interval: int = 1
     overlap: bool = False
+    num_adapter_slots: int = 0

@@ -48,6 +48,7 @@ class RowJoin(_Part):
         output_ids: tokens generated before a retraction, for the penalties.
         has_grammar: whether steps may send masks for the row.
         images: images of the prompt, in order.
+        adapter_slot: slot of its adapter, -1 for none.
     """
 
     row: int
@@ -56,6 +57,18 @@ class RowJoin(_Part):
     output_ids: Int32Array
     has_grammar: bool = False
     images: list[RowImage] = []
+    adapter_slot: int = -1
+
+
+class AdapterCopy(_Part):
+    """An adapter that is copied into a slot of the device.
+
+    Attributes:
+        adapter_id: of a loaded adapter.
+    """
+
+    slot: int
+    adapter_id: int
 
 
 class PageUpdate(_Part):
@@ -169,6 +182,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
         image_spans: parts of `chunk_tokens` that stand for images, ascending.
         image_drops: digests of images whose vectors are dropped before this step.
         image_loads: images whose vectors this step computes, each once; they are kept afterwards.
+        adapter_copies: adapters that come to the device, for this step or a later one.
     """
 
     rows: Int64Array
@@ -185,6 +199,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
     image_spans: list[ImageSpan] = []
     image_drops: list[bytes] = []
     image_loads: list[PreparedImage] = []
+    adapter_copies: list[AdapterCopy] = []
 
     @property
     def num_tokens(self) -> int:
@@ -249,6 +264,8 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
             # them already.
             image_drops=[digest for digest in self.image_drops if digest not in loaded],
             image_loads=[image for image in self.image_loads if image.digest in wanted],
+            # As for images; what came to the device is not copied again.
+            adapter_copies=self.adapter_copies,
         )
 
 

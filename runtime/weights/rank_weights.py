@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
@@ -15,17 +16,23 @@ import msgspec
 import torch
 
 from runtime.checkpoint.check import describe
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.checkpoint.peft_adapter import read_adapter
+from runtime.config.options import LoraLimits
 from runtime.errors import HeadraceError, InvalidRequest, StartupError
+from runtime.executor.adapter_pool import AdapterPool
 from runtime.executor.device_errors import raise_if_lost
 from runtime.executor.device_memory import DeviceMemory, give_back
 from runtime.ipc.weight_messages import (
     MEMORY_TAGS,
+    AdapterOp,
     CheckWeights,
     GroupOp,
     GroupStatus,
     JoinGroup,
     KeepUpdate,
     LeaveGroup,
+    LoadAdapter,
     LoadCuda,
     LoadDummy,
     LoadFolder,
@@ -41,6 +48,7 @@ from runtime.ipc.weight_messages import (
     RestoreGraphs,
     ResumeMemory,
     UndoUpdate,
+    UnloadAdapter,
     WeightOp,
     WeightPart,
     WeightUpdate,
@@ -54,6 +62,25 @@ logger = logging.getLogger(__name__)
 JOINED, RECEIVED = "joined", "received"
 
 
+@dataclass(frozen=True)
+class RankAdapters:
+    """A rank's adapters, and what they must fit."""
+
+    pool: AdapterPool
+    model: ModelSpec
+    limits: LoraLimits
+
+    def load(self, op: LoadAdapter) -> None:
+        """Read an adapter; the front has checked it, and reads no tensors.
+
+        Raises:
+            InvalidRequest, StartupError: it cannot be read.
+        """
+        limits = self.limits
+        spec = read_adapter(Path(op.folder), self.model, limits.max_rank, limits.target_modules)
+        self.pool.load(op.adapter_id, spec)
+
+
 class RankWeights:
     """Executes weight operations on one rank."""
 
@@ -64,8 +91,13 @@ class RankWeights:
         weights: LiveWeights,
         memory: DeviceMemory,
         beat: Callable[[], None],
+        adapters: RankAdapters | None = None,
     ) -> None:
-        """Act on `weights` and `memory` of `rank`; `beat` is called often meanwhile."""
+        """Act on `weights` and `memory` of `rank`; `beat` is called often meanwhile.
+
+        Without `adapters`, none can be loaded.
+        """
+        self._adapters = adapters
         self._rank = rank
         self._device = device
         self._weights = weights
@@ -109,6 +141,8 @@ class RankWeights:
                 return self._check(op), b""
             case JoinGroup() | LeaveGroup() | GroupStatus() | ReceiveTensors() | ReceiveStatus():
                 return self._in_group(op), b""
+            case LoadAdapter() | UnloadAdapter():
+                self._change_adapters(op)
             case ReleaseMemory():
                 self._release(op.tags)
             case ResumeMemory():
@@ -118,6 +152,14 @@ class RankWeights:
             case _:
                 self._update(op)
         return "", b""
+
+    def _change_adapters(self, op: AdapterOp) -> None:
+        if self._adapters is None:
+            raise InvalidRequest("This server was started without --enable-lora.")
+        if isinstance(op, LoadAdapter):
+            self._adapters.load(op)
+        else:
+            self._adapters.pool.unload(op.adapter_id)
 
     def _in_group(self, op: GroupOp) -> str:
         match op:

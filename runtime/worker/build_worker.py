@@ -43,6 +43,7 @@ from runtime.ipc.messages import (
     WorkerReady,
 )
 from runtime.ipc.shared_state import SharedState
+from runtime.models.layers.adapter_slots import AdapterSlots
 from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.layers.expert_counts import ExpertCounts
 from runtime.models.model import CausalLM, Model, TextEncoder
@@ -56,7 +57,7 @@ from runtime.scheduler.stats import SchedulerStats
 from runtime.step.executor import Runner
 from runtime.weights.live_weights import LiveWeights
 from runtime.weights.load_model import load_model, parameter_bytes
-from runtime.weights.rank_weights import RankWeights
+from runtime.weights.rank_weights import RankAdapters, RankWeights
 from runtime.weights.weight_files import WeightFiles
 from runtime.weights.weight_updates import WeightUpdates
 from runtime.worker.commands import Commands
@@ -128,6 +129,7 @@ def build_scheduler(
             eos_token_ids=config.eos_token_ids,
             stream_interval=config.stream_interval,
             overlap=config.overlap,
+            num_adapter_slots=0 if config.lora is None else config.lora.max_per_batch,
         ),
         send_tokens=send_tokens,
         send_front=send_front,
@@ -243,6 +245,7 @@ def _build_context(
         linear=linear,
         experts=choose_experts(config, device.type) if spec.num_experts else None,
         expert_counts=_expert_counts(config, spec, device),
+        adapters=None if config.lora is None else AdapterSlots(config.lora.max_per_batch),
     )
     if group is None:
         return context
@@ -265,12 +268,16 @@ def build_rank_weights(
     source: WeightFiles | None = None
     if config.load_format != "dummy":
         source = WeightFiles.open(Path(config.weights_folder or config.model_folder), model.spec)
+    adapters = None
+    if executor.adapters is not None and config.lora is not None:
+        adapters = RankAdapters(executor.adapters, model.spec, config.lora)
     return RankWeights(
         rank,
         model.context.device,
         LiveWeights(model, source, beat, Path(config.run_folder) / f"weights-{rank}"),
         DeviceMemory(executor.runner, executor.kv, executor.allocate_kv),
         beat,
+        adapters,
     )
 
 

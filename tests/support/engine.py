@@ -199,7 +199,7 @@ class InProcessEngine:
         **sampling: Any,
     ) -> None:
         values = {"temperature": 0.0, "seed": 1} | sampling
-        images = values.pop("images", [])
+        images, adapter_id = values.pop("images", []), values.pop("adapter_id", 0)
         spec, is_cached = values.pop("grammar", None), values.pop("grammar_is_cached", False)
         key, payload = (b"", b"") if spec is None else self.compile(spec)
         if is_cached:
@@ -217,6 +217,7 @@ class InProcessEngine:
                         row=RowSpec(
                             sampling=SamplingParams(max_new_tokens=max_new_tokens, **values),
                             extras=asked,
+                            adapter_id=adapter_id,
                         ),
                         input_embeds=input_embeds,
                         images=images,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from runtime.models.attention.backend import AttentionBackend
+    from runtime.models.layers.adapter_slots import AdapterSlots
 
 
 @dataclass
@@ -89,6 +90,7 @@ class ForwardBatch:
         shares_prefixes: whether sequences may share their first keys, in the groups that were sent
             to the back end; only if each has one new token.
         host: for a back end with `reads_host`; `None` inside graphs.
+        adapters: the adapters of its tokens, which the loop over layers narrows with them.
     """
 
     input_ids: Tensor
@@ -110,6 +112,7 @@ class ForwardBatch:
     images: ImageTokens | None = None
     rope_axes: Tensor | None = None
     cos_sin: Tensor | None = None
+    adapters: AdapterSlots | None = None
 
     def put_embeds(self, embedded: Tensor) -> None:
         """Overwrite rows of `embedded`, `[num_tokens, hidden_size]`, with given embeddings."""

@@ -233,6 +233,8 @@ def run_layers(
         residual = residual.index_select(0, wanted)
         if not len(wanted):
             return residual
+        if batch.adapters is not None:
+            batch.adapters.narrow(wanted)
         hidden = last.finish(attended, residual)
     return add_normed(hidden, residual, norm)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import StartupError
+from runtime.models.layers.adapter_slots import AdapterSlots
 from runtime.models.layers.expert_counts import ExpertCounts
 
 DTYPES = {
@@ -46,6 +47,7 @@ class BuildContext:
             without it each rank has the whole head.
         splits_experts: whether each rank holds some whole experts instead of a part of each.
         expert_counts: where layers record the chosen experts; `None` if unused.
+        adapters: the adapters of each step's tokens; `None` if there are none.
         rounds_products: whether float32 is multiplied as bfloat16, if there are such kernels.
         kv_cache_dtype: form of the pool, a name in `kernels.kv_forms.KV_FORMS`.
         linear: name in `kernels.linear.LINEAR` to use everywhere; `None` for the device's best.
@@ -62,6 +64,7 @@ class BuildContext:
     gather_columns: Callable[[Tensor], Tensor] | None = None
     splits_experts: bool = False
     expert_counts: ExpertCounts | None = None
+    adapters: AdapterSlots | None = None
     rounds_products: bool = False
     kv_cache_dtype: str = "auto"
     linear: str | None = None

@@ -12,6 +12,8 @@ from torch import Tensor
 from kernels.activation import Activation, Unary
 from kernels.linear import PackedLinear
 from kernels.rounding import Activations, Rounding
+from kernels.lora import LoraBank
+from runtime.models.layers.adapter_slots import AdaptedLinear, AdapterSlots
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.matrix import Matrix, PlainMatrix
 from runtime.models.layers.parameter import Parameter, Stored, WeightHolder, WeightShard, whole
@@ -77,9 +79,11 @@ class Linear(WeightHolder):
             unavailable if ranks hold parts of sums.
         rounding: how the product rounds its input; if it is not `None`, `apply` and `gated` also
             take activations that are rounded already.
+        shards: the parts of its weight, by their names in the weight map.
     """
 
     __slots__ = (
+        "_adapters",
         "activated",
         "adds_bias",
         "apply",
@@ -88,6 +92,7 @@ class Linear(WeightHolder):
         "matrix",
         "place",
         "reduce",
+        "shards",
     )
 
     apply: Callable[[Activations], Tensor]
@@ -108,6 +113,8 @@ class Linear(WeightHolder):
             ValueError: a sum over ranks is needed and the context has none.
         """
         self.matrix: Matrix = PlainMatrix(weight, context.linear)
+        self.shards = weight.shards
+        self._adapters: tuple[LoraBank, AdapterSlots] | None = None
         self.bias = bias
         self.adds_bias = not reduce or context.tp_rank == 0
         self.reduce = context.all_reduce if reduce and context.tp_size > 1 else None
@@ -190,7 +197,10 @@ class Linear(WeightHolder):
     def rounding(self) -> Rounding | None:
         """See the class."""
         packed = self.matrix.packed
-        return None if packed is None else packed.rounding
+        if packed is None or (self._adapters is not None and self._adapters[1].is_on):
+            # Adapters take floats.
+            return None
+        return packed.rounding
 
     @property
     def packed(self) -> PackedLinear | None:
@@ -215,8 +225,21 @@ class Linear(WeightHolder):
         bias = self.bias.allocate() if self.bias is not None and self.adds_bias else None
         old = self.matrix.packed
         packed = self.matrix.pack(kept, bias)
-        if packed is old:
-            return
+        if packed is not old:
+            self._bind(packed)
+
+    def adapt(self, bank: LoraBank, slots: AdapterSlots) -> None:
+        """Add adapters to every product from now on; the weight is loaded.
+
+        Where ranks hold parts of a sum, each adds its part of the adapters before they are summed.
+        """
+        self._adapters = bank, slots
+        assert self.matrix.packed is not None, "the weight is not loaded"
+        self._bind(self.matrix.packed)
+
+    def _bind(self, packed: PackedLinear) -> None:
+        if self._adapters is not None:
+            packed = AdaptedLinear(packed, *self._adapters)
         if self.reduce is None:
             # Rounded activations come only to products that have a `rounding`.
             self.apply = cast("Callable[[Activations], Tensor]", packed)

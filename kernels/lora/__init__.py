@@ -1,0 +1,140 @@
+"""Low-rank adapters of linear layers: each token of a step adds the product of its own adapter.
+
+Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021; Chen et al.,
+"Punica: Multi-Tenant LoRA Serving", 2023, for adapters of many requests in one step: a first
+kernel shrinks each token to its adapter's rank, a second one expands it and adds.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.table import Entry, Table
+
+__all__ = ["LORA", "LoraBank", "LoraKernels", "LoraPart", "TokenSlots", "bank_width", "make_bank"]
+
+
+@dataclass(frozen=True)
+class LoraPart:
+    """Rows of a product that have matrices of their own, such as the queries of a fused product.
+
+    Attributes:
+        first: its first row of the product's weight.
+        num_rows: number of rows.
+    """
+
+    first: int
+    num_rows: int
+
+
+class TokenSlots:
+    """The adapter of each token of a step; implementations keep here what they derive from it.
+
+    Attributes:
+        slots: `[num_tokens]` int32, on the device: a slot, or -1 for a token without an adapter.
+        num_slots: slots of the memory.
+    """
+
+    __slots__ = ("derived", "num_slots", "slots")
+
+    def __init__(self, slots: Tensor, num_slots: int) -> None:
+        self.slots = slots
+        self.num_slots = num_slots
+        self.derived: object = None
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+def bank_width(in_features: int, parts: Sequence[LoraPart]) -> int:
+    """Return the numbers that one rank of an adapter has for a product; see `LoraBank`."""
+    return len(parts) * in_features + sum(part.num_rows for part in parts)
+
+
+class LoraBank(ABC):
+    """The matrices that all slots have for one product.
+
+    Attributes:
+        memory: `[num_slots, max_rank, width]`, of the activations' dtype; the last dimension is
+            contiguous, and others need not be. A row belongs to one rank of one adapter: for each
+            part its row of A, `[in_features]`, and then for each part its column of B,
+            `[num_rows]`, already scaled.
+        ranks: `[num_slots]` int32, on the same device: the ranks in use; further ones are ignored.
+        in_features: columns of the product's weight.
+        parts: in the order of their rows.
+    """
+
+    def __init__(
+        self, memory: Tensor, ranks: Tensor, in_features: int, parts: Sequence[LoraPart]
+    ) -> None:
+        assert memory.shape[2] == bank_width(in_features, parts)
+        assert memory.stride(2) == 1
+        assert ranks.dtype is torch.int32
+        self.memory = memory
+        self.ranks = ranks
+        self.in_features = in_features
+        self.parts = tuple(parts)
+
+    def shrinks(self, part: int) -> Tensor:
+        """Return A of a part, `[num_slots, max_rank, in_features]`, a view."""
+        return self.memory.narrow(2, part * self.in_features, self.in_features)
+
+    def expands(self, part: int) -> Tensor:
+        """Return B of a part, transposed, `[num_slots, max_rank, num_rows]`, a view."""
+        before = sum(each.num_rows for each in self.parts[:part])
+        start = len(self.parts) * self.in_features + before
+        return self.memory.narrow(2, start, self.parts[part].num_rows)
+
+    @abstractmethod
+    def add(self, out: Tensor, x: Tensor, tokens: TokenSlots) -> None:
+        """Add each token's adapter to a product, in place.
+
+        Sums are float32; the shrunk values are rounded as the implementation likes, the result
+        once. A row's result does not depend on other rows.
+
+        Args:
+            out: `[num_tokens, out_features]`, contiguous, the dtype of the memory.
+            x: `[num_tokens, in_features]`, contiguous, the same dtype.
+            tokens: of the same tokens.
+        """
+
+
+class LoraKernels(Protocol):
+    """The functions of an implementation of this op."""
+
+    def make_bank(
+        self, memory: Tensor, ranks: Tensor, in_features: int, parts: Sequence[LoraPart]
+    ) -> LoraBank:
+        """See `kernels.lora.make_bank`."""
+
+
+LORA: Table[LoraKernels] = Table(
+    "lora",
+    {
+        "reference": Entry("kernels.lora.reference"),
+        "cpu": Entry("kernels.lora.cpu", probe="kernels.cpu.library:unavailable", invariant=True),
+        "triton": Entry("kernels.lora.triton", probe="kernels.triton_support.device:unavailable"),
+    },
+    {"cpu": ("cpu",), "cuda": ("triton",)},
+)
+
+
+def make_bank(
+    memory: Tensor,
+    ranks: Tensor,
+    in_features: int,
+    parts: Sequence[LoraPart],
+    implementation: str | None = None,
+) -> LoraBank:
+    """Build what adds adapters to one product; the arguments are attributes of `LoraBank`.
+
+    Raises:
+        ValueError: `implementation` is unknown.
+        RuntimeError: `implementation` cannot run here.
+    """
+    kernels = LORA.choose(memory.device.type, implementation).kernels
+    return kernels.make_bank(memory, ranks, in_features, parts)

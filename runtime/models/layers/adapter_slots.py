@@ -1,0 +1,85 @@
+"""Adapters (LoRA) in a model's layers: which one each token uses, and the products that add it.
+
+The executor says at each step which slot every token's adapter is in; the loop over layers narrows
+that once, when tokens leave the step. No layer and no family knows more than that.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.activation import Activation, Unary, act_and_mul, unary
+from kernels.linear import PackedLinear
+from kernels.lora import LoraBank, TokenSlots
+
+
+class AdapterSlots:
+    """The adapters of the current step's tokens.
+
+    A CUDA graph holds what was true when it was captured: graphs of steps with adapters and of
+    steps without any are different ones.
+
+    Attributes:
+        num_slots: adapters that the device holds.
+        is_on: whether any token of this step uses an adapter.
+        tokens: the slot of each token that the layers compute; meaningless unless `is_on`.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        """Start without adapters."""
+        self.num_slots = num_slots
+        self.is_on = False
+        self.tokens = TokenSlots(torch.empty(0, dtype=torch.int32), num_slots)
+
+    def begin(self, slots: Tensor) -> None:
+        """Set the slots of a step's tokens, `[num_tokens]` int32 on the device, -1 for none."""
+        self.tokens = TokenSlots(slots, self.num_slots)
+
+    def narrow(self, wanted: Tensor) -> None:
+        """Go on with some tokens only, `[n]` int64 indices."""
+        if self.is_on:
+            self.begin(self.tokens.slots.index_select(0, wanted))
+
+
+class AdaptedLinear(PackedLinear):
+    """A packed product, of whatever form, and the adapters that are added to it.
+
+    Without adapters in the step it is the product itself, with all its fused forms.
+    """
+
+    def __init__(self, base: PackedLinear, bank: LoraBank, slots: AdapterSlots) -> None:
+        super().__init__(base.in_features, base.out_features)
+        self.implementation = base.implementation
+        self._base, self._bank, self._slots = base, bank, slots
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = self._base(x)
+        if self._slots.is_on:
+            self._bank.add(out, x, self._slots.tokens)
+        return out
+
+    def write(self, x: Tensor, out: Tensor) -> None:
+        self._base.write(x, out)
+        if self._slots.is_on:
+            self._bank.add(out, x, self._slots.tokens)
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        if not self._slots.is_on:
+            return self._base.gated(x, activation)
+        return act_and_mul(self(x), activation)
+
+    def activated(self, x: Tensor, activation: Unary) -> Tensor:
+        if not self._slots.is_on:
+            return self._base.activated(x, activation)
+        return unary(self(x), activation)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._base.size_bytes
+
+    def unpack(self) -> Tensor:
+        return self._base.unpack()
+
+    def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._base.repack(weight, bias)

@@ -1,0 +1,167 @@
+"""Which adapters (LoRA) the device holds: a slot each, for as long as requests run with it.
+
+A slot whose requests have ended keeps its adapter until another one needs the place: the one unused
+for the longest time goes first. Copies travel with a step's plan, those for waiting requests too,
+so that an adapter is on the device before the step that needs it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Collection, Iterable
+
+from runtime.ipc.messages import ControlReply
+from runtime.ipc.weight_messages import LoadAdapter, UnloadAdapter, WeightCall
+from runtime.scheduler.request import Request
+from runtime.scheduler.waiting import WaitingQueue
+from runtime.step.executor import WeightHandler
+from runtime.step.step_plan import AdapterCopy
+
+# A request that has waited this long for a slot keeps later ones from taking the next free one.
+PATIENCE_S = 1.0
+# Waiting requests whose adapters may come to the device before there is room for the requests.
+AHEAD = 16
+
+
+class AdapterPlaces:
+    """Slots of the device, and the adapters that every rank has in host memory."""
+
+    def __init__(self, num_slots: int) -> None:
+        """Start with empty slots and without adapters; 0 slots if the server takes none."""
+        self._loaded: set[int] = set()
+        # By slot: the adapter, 0 for none; its running requests; when it was last used.
+        self._held = [0] * num_slots
+        self._num_running = [0] * num_slots
+        self._used_at = [0] * num_slots
+        self._clock = itertools.count(1)
+        self._copies: list[AdapterCopy] = []
+        # The first request that found no slot, and since when.
+        self._blocked: tuple[int, float] | None = None
+
+    @property
+    def num_slots(self) -> int:
+        """Different adapters of one step, at most."""
+        return len(self._held)
+
+    @property
+    def num_used(self) -> int:
+        """Slots whose adapter running requests use."""
+        return sum(count > 0 for count in self._num_running)
+
+    def running(self) -> dict[int, int]:
+        """Number of running requests by adapter."""
+        counts = zip(self._held, self._num_running, strict=True)
+        return {adapter_id: count for adapter_id, count in counts if count}
+
+    def change(
+        self, call: WeightCall, ranks: WeightHandler, requests: Iterable[Request]
+    ) -> ControlReply:
+        """Load an adapter into host memory, or forget one; steps may be in flight.
+
+        Args:
+            call: its operation is an `AdapterOp`.
+            ranks: what executes it on all ranks.
+            requests: all that run or wait.
+        """
+        op = call.op
+        if isinstance(op, UnloadAdapter):
+            num_left = sum(each.adapter_id == op.adapter_id for each in requests)
+            if num_left:
+                return ControlReply(call.call_id, False, f"{num_left} requests use the adapter.")
+            # A step in flight may still read its slot, whose content stays until the next copy.
+            self._loaded.discard(op.adapter_id)
+            self._copies = [copy for copy in self._copies if copy.adapter_id != op.adapter_id]
+            self._held = [0 if held == op.adapter_id else held for held in self._held]
+        reply = ranks.handle(call)
+        if isinstance(op, LoadAdapter) and reply.success:
+            self._loaded.add(op.adapter_id)
+        return reply
+
+    def has(self, adapter_id: int) -> bool:
+        """Whether requests may name this adapter; 0 stands for none."""
+        return not adapter_id or adapter_id in self._loaded
+
+    def admits(self, request: Request) -> bool:
+        """Whether a waiting request may run now, as far as adapters matter.
+
+        A request overtakes those before it whose adapters have no slot, but not for ever.
+        """
+        if not request.adapter_id:
+            return True
+        blocked = self._blocked
+        if blocked is not None and blocked[0] != request.request_id:
+            waited_s = time.monotonic() - blocked[1]
+            return waited_s < PATIENCE_S and self._find(request.adapter_id) is not None
+        if self._find(request.adapter_id) is not None:
+            self._blocked = None
+            return True
+        if blocked is None:
+            self._blocked = request.request_id, time.monotonic()
+        return False
+
+    def take(self, request: Request) -> None:
+        """Give an admitted request its adapter's slot; the next plan carries the copy."""
+        if not request.adapter_id:
+            return
+        slot = self._bring(request.adapter_id)
+        assert slot is not None, "it was admitted"
+        self._num_running[slot] += 1
+        request.adapter_slot = slot
+
+    def leave(self, request: Request) -> None:
+        """Take the slot back from a request that has ended or was retracted."""
+        slot, request.adapter_slot = request.adapter_slot, -1
+        if slot >= 0:
+            self._num_running[slot] -= 1
+            self._used_at[slot] = next(self._clock)
+
+    def distrust(self) -> None:
+        """Copies may have failed: what slots hold is brought again. No request is running."""
+        self._held = [0] * self.num_slots
+        self._copies.clear()
+
+    def bring_ahead(self, waiting: WaitingQueue) -> None:
+        """Copy the adapters of the first waiting requests into slots that no request uses."""
+        blocked = self._blocked
+        if blocked is not None and all(each.request_id != blocked[0] for each in waiting):
+            self._blocked = None
+        wanted = [request.adapter_id for request in itertools.islice(waiting, AHEAD)]
+        for adapter_id in dict.fromkeys(wanted):
+            if adapter_id and adapter_id not in self._held:
+                slot = self._free_slot(but=wanted)
+                if slot is None:
+                    return
+                self._fill(slot, adapter_id)
+
+    def take_copies(self) -> list[AdapterCopy]:
+        """Return the copies that the next plan must carry."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def _find(self, adapter_id: int) -> int | None:
+        """Return the slot that an adapter has or may have."""
+        if adapter_id in self._held:
+            return self._held.index(adapter_id)
+        return self._free_slot()
+
+    def _free_slot(self, but: Collection[int] = ()) -> int | None:
+        """Return the slot that was unused for the longest time; none of adapters in `but`."""
+        free = [
+            slot
+            for slot, count in enumerate(self._num_running)
+            if not count and (not self._held[slot] or self._held[slot] not in but)
+        ]
+        return min(free, key=lambda slot: self._used_at[slot], default=None)
+
+    def _bring(self, adapter_id: int) -> int | None:
+        slot = self._find(adapter_id)
+        if slot is not None and self._held[slot] != adapter_id:
+            self._fill(slot, adapter_id)
+        return slot
+
+    def _fill(self, slot: int, adapter_id: int) -> None:
+        self._held[slot] = adapter_id
+        self._used_at[slot] = next(self._clock)
+        self._copies = [copy for copy in self._copies if copy.slot != slot]
+        self._copies.append(AdapterCopy(slot, adapter_id))

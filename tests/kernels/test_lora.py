@@ -1,0 +1,86 @@
+"""Adapters of linear layers: every implementation against plain torch in float64."""
+
+import pytest
+import torch
+
+from kernels.lora import LORA, LoraPart, TokenSlots, bank_width, make_bank
+
+# Tokens, columns, rows of each part, slots, ranks; a row between parts belongs to none.
+SHAPES = [
+    (1, 64, (64,), 1, 4),
+    (7, 37, (20, 70, 3), 3, 9),
+    (40, 96, (130,), 4, 16),
+    (70, 300, (64, 80), 6, 33),
+]
+IMPLEMENTATIONS = [name for name in LORA if LORA.unavailable(name) is None]
+
+
+def operands(shape, dtype, seed=0):
+    num_tokens, in_features, rows, num_slots, max_rank = shape
+    generator = torch.Generator().manual_seed(seed)
+    parts, first = [], 0
+    for num_rows in rows:
+        parts.append(LoraPart(first, num_rows))
+        first += num_rows + 1
+    width = bank_width(in_features, parts)
+    memory = torch.empty(num_slots, max_rank, width + 5).normal_(generator=generator)
+    memory = (memory / in_features**0.5).to(dtype)[:, :, :width]
+    ranks = torch.randint(0, max_rank + 1, (num_slots,), generator=generator, dtype=torch.int32)
+    ranks[0] = max_rank
+    slots = torch.randint(-1, num_slots, (num_tokens,), generator=generator, dtype=torch.int32)
+    slots[0] = 0
+    x = torch.empty(num_tokens, in_features).normal_(generator=generator).to(dtype)
+    out = torch.empty(num_tokens, first).normal_(generator=generator).to(dtype)
+    return memory, ranks, in_features, parts, slots, x, out
+
+
+def expected(memory, ranks, in_features, parts, slots, x, out):
+    """The definition, token by token."""
+    want = out.double()
+    for token, slot in enumerate(slots.tolist()):
+        if slot < 0:
+            continue
+        rows, start = memory[slot, : ranks[slot]].double(), len(parts) * in_features
+        for index, part in enumerate(parts):
+            a = rows[:, index * in_features : (index + 1) * in_features]
+            b = rows[:, start : start + part.num_rows]
+            start += part.num_rows
+            added = (a @ x[token].double()) @ b
+            want[token, part.first : part.first + part.num_rows] += added
+    return want
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_each_token_gets_its_adapter(impl, shape, dtype):
+    memory, ranks, in_features, parts, slots, x, out = operands(shape, dtype)
+    want = expected(memory, ranks, in_features, parts, slots, x, out)
+    bank = make_bank(memory, ranks, in_features, parts, impl)
+    bank.add(out, x, TokenSlots(slots, len(ranks)))
+    tolerance = 1e-5 if dtype is torch.float32 else 3e-2
+    torch.testing.assert_close(out.double(), want, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_tokens_without_an_adapter_keep_their_bits(impl):
+    memory, ranks, in_features, parts, slots, x, out = operands(SHAPES[2], torch.bfloat16)
+    bank, before = make_bank(memory, ranks, in_features, parts, impl), out.clone()
+    bank.add(out, x, TokenSlots(torch.full_like(slots, -1), len(ranks)))
+    assert torch.equal(out, before)
+    bank.add(out, x, TokenSlots(slots, len(ranks)))
+    assert torch.equal(out[slots < 0], before[slots < 0])
+    assert not torch.equal(out, before)
+
+
+@pytest.mark.parametrize("impl", [name for name in IMPLEMENTATIONS if LORA.is_invariant(name)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_has_the_same_bits_in_any_batch(impl, dtype):
+    memory, ranks, in_features, parts, slots, x, out = operands(SHAPES[3], dtype)
+    bank, alone = make_bank(memory, ranks, in_features, parts, impl), out.clone()
+    bank.add(out, x, TokenSlots(slots, len(ranks)))
+    for token in range(len(x)):
+        one = slice(token, token + 1)
+        row = alone[one].clone()
+        bank.add(row, x[one].clone(), TokenSlots(slots[one].clone(), len(ranks)))
+        assert torch.equal(row, out[one])
