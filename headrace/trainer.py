@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CudaTensors",
     "SharedTensors",
+    "adapter_body",
     "broadcast_weights",
     "describe_tensors",
     "init_update_group",
@@ -46,6 +47,28 @@ def tensor_body(named_tensors: NamedTensors) -> dict[str, Any]:
 
     data = save(_on_host(named_tensors))
     return {"serialized_named_tensors": [base64.b64encode(data).decode("ascii")]}
+
+
+def adapter_body(
+    name: str,
+    config: Mapping[str, Any],
+    named_tensors: NamedTensors,
+    *,
+    pinned: bool = False,
+) -> dict[str, Any]:
+    """The body of `/load_lora_adapter_from_tensors`.
+
+    Args:
+        name: by which requests will ask for the adapter.
+        config: the content of `adapter_config.json`.
+        named_tensors: by PEFT's names, such as `...q_proj.lora_A.weight`.
+        pinned: keep it in the server's memory until it is unloaded.
+    """
+    from safetensors.torch import save
+
+    data = base64.b64encode(save(_on_host(named_tensors))).decode("ascii")
+    body = {"lora_name": name, "config_dict": dict(config), "serialized_tensors": data}
+    return {**body, "pinned": True} if pinned else body
 
 
 class _Lent:

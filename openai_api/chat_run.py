@@ -29,7 +29,6 @@ from openai_api.schemas.common import (
     cache_namespace,
     check_rid,
     hidden_extras,
-    refuse_adapter,
     session_of,
 )
 from openai_api.thinking import may_call, with_thoughts
@@ -49,6 +48,7 @@ from runtime.requests.sampling_params import (
     check_priority,
     nth_sample,
 )
+from runtime.service.adapter_names import named_adapter
 from runtime.service.cache_break import CacheBreak, cached_prefix, check_reported
 from runtime.service.generation import Generation, generate, new_id, sample_rids
 from runtime.text.decoders import TextDecoder
@@ -95,6 +95,7 @@ async def open_chat(
         InvalidRequest: the first error found.
     """
     checked = await aside(body, _checked, body, context)
+    adapter_id = await named_adapter(context.service, body.model, body.lora_path)
     with WireNames(checked.max_tokens_name, "top_logprobs"):
         sampling = await constrained(body, checked.sampling, context)
         if prompt is None:
@@ -113,7 +114,11 @@ async def open_chat(
             GenerationInput(
                 prompt.input_ids,
                 RequestSpec(
-                    row=RowSpec(sampling=nth_sample(sampling, index), extras=checked.extras),
+                    row=RowSpec(
+                        sampling=nth_sample(sampling, index),
+                        extras=checked.extras,
+                        adapter_id=adapter_id,
+                    ),
                     rid=rid,
                     stream=bool(body.stream),
                     explicit_max_new_tokens=checked.has_max_tokens and not cuts_output,
@@ -157,7 +162,6 @@ class _Checked(NamedTuple):
 def _checked(body: ChatCompletionRequest, context: OpenAIContext) -> _Checked:
     forms = settled(body)
     check_rid(body.rid)
-    refuse_adapter(body, context.service.served_model_name)
     logprobs = chat_spec(body.logprobs, body.top_logprobs)
     extras = [
         *([] if logprobs is None else [logprobs.extra()]),

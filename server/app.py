@@ -12,6 +12,7 @@ from server.error_responses import RouteNotFound
 from server.metrics import Metrics
 from server.native import (
     abort,
+    adapters,
     adjust,
     cloud,
     control,
@@ -62,6 +63,7 @@ def create_app(openai: OpenAIContext) -> Application:
         abort,
         profile,
         weights,
+        adapters,
     )
     routers += [module.create_router(context) for module in modules]
     request_log = RequestLog(context.config.logging, context.client, context.tokenizer)

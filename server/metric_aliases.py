@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from runtime.processes.status import ReplicaStatus
 from runtime.service.context import ServiceContext
+from server.adapter_metrics import vllm_requests_info
 
 _KV_USAGE = "Share of the KV pool in use."
 
@@ -62,6 +63,8 @@ class VllmAliases(Collector):
                 counter.add_metric(self._values(replica), value_of(replica))
             yield counter
         yield self._cache_config()
+        if self._context.client.adapters.is_enabled:
+            yield vllm_requests_info(self._context)
 
     def _cache_config(self) -> GaugeMetricFamily:
         scheduling = self._context.config.scheduling

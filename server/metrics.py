@@ -25,6 +25,7 @@ from starlette.types import Scope
 from runtime.client.recorder import RequestRecord
 from runtime.processes.status import ReplicaStatus
 from runtime.service.context import ServiceContext
+from server.adapter_metrics import AdapterCollector
 from server.loop_lag import measure
 from server.metric_aliases import VllmAliases
 
@@ -79,6 +80,8 @@ class Metrics:
             "engine_type": "unified",
         }
         self.registry.register(_EngineCollector(context, self._labels))
+        if context.client.adapters.is_enabled:
+            self.registry.register(AdapterCollector(context, self._labels))
         if "vllm" in context.config.logging.metrics_aliases:
             self.registry.register(VllmAliases(context))
         self._prompt_tokens = self._counter("prompt_tokens_total", "Prompt tokens.")

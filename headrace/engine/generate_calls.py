@@ -16,6 +16,7 @@ from runtime.client.answer_size import check_answer_size
 from runtime.client.front_extras import check_extras
 from runtime.client.generation_stream import GenerationInput
 from runtime.client.tokenization import encode_texts
+from runtime.service.adapter_names import with_adapters
 from runtime.service.context import ServiceContext
 from runtime.service.generate_request import (
     GenerateBody,
@@ -114,7 +115,8 @@ def _plan(context: ServiceContext, body: GenerateBody) -> GeneratePlan:
 async def _encode(
     context: ServiceContext, plan: GeneratePlan
 ) -> tuple[list[list[int]], GeneratePlan]:
-    """Return the token ids of the prompts, and the plan with its images."""
+    """Return the token ids of the prompts, and the plan with its images and adapters."""
+    plan = await with_adapters(context, plan)
     encode = partial(_encode_prompts, context)
     if plan.images:
         return await encode_with_images(context, plan, encode)

@@ -24,7 +24,6 @@ from openai_api.schemas.common import (
     cache_namespace,
     check_rid,
     hidden_extras,
-    refuse_adapter,
     session_of,
 )
 from openai_api.schemas.completions import (
@@ -47,6 +46,7 @@ from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import check_priority, nth_sample
+from runtime.service.adapter_names import named_adapter
 from runtime.service.generation import (
     Chunk,
     Generation,
@@ -132,7 +132,7 @@ class _Plan:
 
 async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
     check_completion_request(body)
-    refuse_adapter(body, context.service.served_model_name)
+    adapter_id = await named_adapter(context.service, body.model, body.lora_path)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     # An echoed prompt may be scored without generating.
     least = 0 if body.echo else 1
@@ -165,7 +165,9 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
         GenerationInput(
             ids[at],
             RequestSpec(
-                row=RowSpec(sampling=nth_sample(sampling, sample), extras=extras),
+                row=RowSpec(
+                    sampling=nth_sample(sampling, sample), extras=extras, adapter_id=adapter_id
+                ),
                 rid=rids[at * samples + sample],
                 stream=bool(body.stream),
                 # The client did not choose the default, so a prompt that leaves less room is still

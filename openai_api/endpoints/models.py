@@ -1,4 +1,4 @@
-"""`/v1/models`: the served model. The route answers while weights are still loading."""
+"""`/v1/models`: the served model and its adapters; the route answers while weights are loading."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from openai_api.call import Call, Whole
 from openai_api.openai_context import OpenAIContext
+from runtime.client.adapter_record import Adapter
 from runtime.errors import HeadraceError
 
 
@@ -21,13 +22,18 @@ class ModelNotFound(HeadraceError):
 
 
 async def list_models(call: Call, context: OpenAIContext) -> Whole:  # noqa: ARG001
-    """Answer with a list of one card."""
-    return Whole({"object": "list", "data": [_card(context)]})
+    """Answer with a card of the model, and one of each adapter (LoRA)."""
+    record = context.service.adapters.record
+    cards = [_adapter_card(context, adapter) for adapter in record.named()]
+    return Whole({"object": "list", "data": [_card(context), *cards]})
 
 
 async def retrieve_model(call: Call, context: OpenAIContext) -> Whole:
-    """Answer with the card of the served model; any other name is a 404."""
+    """Answer with the card of the served model or of an adapter; any other name is a 404."""
     model_id = str(call.path["model_id"])
+    for adapter in context.service.adapters.record.named():
+        if adapter.name == model_id:
+            return Whole(_adapter_card(context, adapter))
     if model_id != context.service.served_model_name:
         raise ModelNotFound(model_id)
     return Whole(_card(context))
@@ -44,4 +50,15 @@ def _card(context: OpenAIContext) -> dict[str, Any]:
         "root": name,
         "parent": None,
         "max_model_len": context.service.client.limits.context_len,
+    }
+
+
+def _adapter_card(context: OpenAIContext, adapter: Adapter) -> dict[str, Any]:
+    card = _card(context)
+    return {
+        **card,
+        "id": adapter.name,
+        "root": adapter.path or adapter.name,
+        "parent": card["id"],
+        "max_model_len": None,
     }

@@ -37,6 +37,7 @@ MAX_RID_CHARS = 256
 ONLY_TIER = "default"
 MAX_SALT_CHARS = 256
 Rid = Annotated[str, at_most(chars=MAX_RID_CHARS)]
+LoraName = Annotated[str, at_most(chars=MAX_RID_CHARS)]
 Salt = Annotated[str, at_most(chars=MAX_SALT_CHARS)]
 
 
@@ -104,7 +105,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     structured_outputs: dict[str, Any] | None = None
-    lora_path: Any = None
+    lora_path: LoraName | None = None
     session_params: SessionParams | None = None
     custom_params: Annotated[dict[str, Any] | None, neutral("no logit processors run here")] = None
     custom_logit_processor: Any = None
@@ -161,17 +162,6 @@ def hidden_extras(request: GenerationFields, offered: frozenset[str]) -> list[Ex
 def session_of(request: GenerationFields) -> SessionParams | None:
     """Return the point from which the prompt continues, if the request is part of a session."""
     return None if request.session_params is None else request.session_params.or_none()
-
-
-def refuse_adapter(request: GenerationFields, served_model_name: str) -> None:
-    """Refuse `served-name:adapter`; every other model name is accepted and echoed.
-
-    Raises:
-        InvalidRequest: the name is that of an adapter.
-    """
-    model = request.model or ""
-    if model != served_model_name and model.startswith(f"{served_model_name}:"):
-        raise InvalidRequest("LoRA adapters are not supported by this server yet.", param="model")
 
 
 def check_rid(rid: str | None) -> None:

@@ -94,6 +94,35 @@ class WeightRoots:
         )
 
 
+@dataclass(frozen=True)
+class AdapterRoots:
+    """The folders from which a client may load adapters.
+
+    Attributes:
+        weights: as for weights; `None` allows every folder of this machine.
+    """
+
+    weights: WeightRoots | None
+
+    def find(self, path: str) -> Path:
+        """Return the folder of an adapter that may be loaded; nothing is downloaded.
+
+        Raises:
+            StartupError: there is no such folder, or it is in no root.
+        """
+        if self.weights is not None:
+            return self.weights.find(os.path.abspath(os.path.expanduser(path)) if path else path)
+        try:
+            folder = Path(path).expanduser().absolute()
+            if path and folder.is_dir():
+                return folder
+        except (OSError, ValueError, RuntimeError) as error:
+            raise StartupError(f"{path[:256]!r} is not a folder: {error}") from error
+        raise StartupError(
+            f"{path[:256]!r} is not a folder; adapters are not downloaded from a hub"
+        )
+
+
 def _leads_to(root: Path, path: Path) -> bool:
     """Whether `path` is in `root` by its name, and every link on the way is the operator's."""
     if not path.is_relative_to(root):

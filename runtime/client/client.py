@@ -10,6 +10,7 @@ from functools import partial
 
 import msgspec
 
+from runtime.client.adapter_record import AdapterRecord
 from runtime.client.admission import EngineLimits, admit, check_images
 from runtime.client.answer_size import check_answer_size
 from runtime.client.control_calls import ControlCalls
@@ -43,9 +44,10 @@ from runtime.ipc.messages import (
     TextDelta,
     TextDeltas,
 )
+from runtime.ipc.weight_messages import WeightCall
 from runtime.requests.extra_spec import add_block
 from runtime.requests.image_input import ImageInput
-from runtime.requests.random_hex import random_bytes
+from runtime.requests.random_hex import seed_source
 from runtime.requests.sampling_params import GrammarSpec
 
 
@@ -63,6 +65,7 @@ class EngineClient:
         sinks: receivers of a record of every request that ended; may be empty.
         keeps_text: whether records contain the generated text.
         max_pixel_bytes: bound on the images of all requests in flight; `None` for no bound.
+        adapters: the adapters (LoRA) that requests may name.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class EngineClient:
         self._router = Router(self.links, load_balance_method)
         self.gate = RequestGate()
         self.loaded = WeightState()
+        self.adapters = AdapterRecord()
         self.grammars: GrammarCompiler | None = None
         self.why_no_grammars = ""
         # Requests whose grammar is being compiled.
@@ -96,7 +100,7 @@ class EngineClient:
         self._ids = itertools.count(1)
         self._calls = ControlCalls(self.links)
         self._options: dict[str, int] = {}
-        self._seed_source = _seed_source(random_seed)
+        self._seed_source = seed_source(random_seed)
         self.sinks: list[RecordSink] = []
         self.keeps_text = False
         self.max_pixel_bytes: int | None = None
@@ -179,11 +183,13 @@ class EngineClient:
             check_extras(spec.extras, len(input_ids))
             check_answer_size([item], self.limits)
         grammar = self._compile(sampling.grammar)
+        self.adapters.enter(spec.row.adapter_id)
         request_id = next(self._ids)
         namespace = tenants_namespace(spec.cache_namespace)
         link = self._router.choose(data, namespace, spec.dp_rank, spec.images)
+        arrival, adapter_id = time.monotonic(), spec.row.adapter_id
         stream = StreamState(
-            request_id, name, len(input_ids), time.monotonic(), link, num_pixel_bytes
+            request_id, name, len(input_ids), arrival, link, num_pixel_bytes, adapter_id
         )
         request = GenerateRequest(
             request_id=request_id,
@@ -288,14 +294,14 @@ class EngineClient:
     def _unsent(self) -> set[int]:
         return self._compiling | self.gate.held()
 
+    def with_adapter(self, adapter_id: int) -> list[StreamState]:
+        """The requests that use an adapter and have not ended."""
+        return [s for s in self._streams.values() if s.adapter_id == adapter_id and s.is_open]
+
     def num_at_schedulers(self) -> int:
         """Number of requests that were sent and have not ended."""
         unsent = self._unsent
-        return sum(
-            stream.finish_reason is None and stream.error is None
-            for request_id, stream in self._streams.items()
-            if request_id not in unsent
-        )
+        return sum(each.is_open for key, each in self._streams.items() if key not in unsent)
 
     def _abort_unsent(self, request_ids: Iterable[int], message: str) -> None:
         for request_id in request_ids:
@@ -375,9 +381,11 @@ class EngineClient:
         return reply
 
     def repeat_options(self, rank: int) -> None:
-        """Send a replica's restarted scheduler the options changed in the previous one."""
+        """Send a replica's restarted scheduler changed options, and the adapters there are."""
         if self._options:
             self.links[rank].send(SetOptions(next(self._ids), self._options))
+        for load in self.adapters.messages():
+            self.links[rank].send(WeightCall(next(self._ids), load))
 
     async def control(
         self, make: Callable[[int], SchedulerInbound], timeout_s: float | None = 30.0
@@ -487,11 +495,3 @@ class EngineClient:
 def _is_batch_member(name: str, rid: str) -> bool:
     prefix, _, index = name.rpartition("_")
     return prefix == rid and index.isdigit()
-
-
-def _seed_source(random_seed: int | None) -> Callable[[], int]:
-    if random_seed is None:
-        return lambda: int.from_bytes(random_bytes(8)) >> 2
-    # Stafford's mix of a counter: reproducible when the server is started with a seed.
-    counter = itertools.count(random_seed)
-    return lambda: (next(counter) * 0x9E3779B97F4A7C15) & (2**62 - 1)

@@ -105,6 +105,7 @@ class StreamState:
 
     Attributes:
         name: the tenant, and the request's `rid`.
+        adapter_id: see `RowSpec`.
     """
 
     request_id: int
@@ -113,6 +114,7 @@ class StreamState:
     arrival: float
     link: ReplicaLink
     num_pixel_bytes: int = 0
+    adapter_id: int = 0
     cached_tokens: int = 0
     num_retractions: int = 0
     # Unread deltas. A reader that falls behind gets them joined, so memory is bounded by the size
@@ -125,6 +127,11 @@ class StreamState:
     weight_version: str = ""
     times: BeginTimes | None = None
     wake: Wake = field(default_factory=Wake)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has neither an end nor an error."""
+        return self.finish_reason is None and self.error is None
 
 
 class StreamOwner(Protocol):

@@ -1,7 +1,7 @@
 """Configuration: frozen dataclasses in sections, made once, never written after.
 
 The command line is generated from these fields (`runtime.launch.command_line`): the field's name
-is the option's name, `option(...)` holds its help text and choices.
+is the option's name, `option(...)` (`runtime.config.option_field`) holds its help text and choices.
 """
 
 from __future__ import annotations
@@ -9,21 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-
-def option(
-    default: Any,
-    help_text: str,
-    *,
-    choices: tuple[str, ...] | None = None,
-    aliases: tuple[str, ...] = (),
-    metavar: str | None = None,
-) -> Any:
-    """A dataclass field that is also a command-line option."""
-    metadata = {"help": help_text, "choices": choices, "aliases": aliases, "metavar": metavar}
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
+from runtime.config.lora_options import LoraArgs, LoraLimits
+from runtime.config.option_field import option
 
 # Values of the options that name a parser of chat's output.
 AUTO_PARSER, NO_PARSER = "auto", "none"
@@ -381,24 +368,10 @@ class ServerConfig:
     http: HttpArgs = field(default_factory=HttpArgs)
     media: MediaArgs = field(default_factory=MediaArgs)
     scheduling: SchedulingArgs = field(default_factory=SchedulingArgs)
+    lora: LoraArgs = field(default_factory=LoraArgs)
     parallel: ParallelArgs = field(default_factory=ParallelArgs)
     kernels: KernelArgs = field(default_factory=KernelArgs)
     logging: LoggingArgs = field(default_factory=LoggingArgs)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraLimits:
-    """Room for adapters (LoRA).
-
-    Attributes:
-        max_per_batch: different adapters of one step, which is also how many the device holds.
-        max_rank: of any adapter.
-        target_modules: kinds of modules that adapters may change, such as `q_proj`.
-    """
-
-    max_per_batch: int
-    max_rank: int
-    target_modules: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)

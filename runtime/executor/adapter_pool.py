@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.lora import LoraPart, bank_width, make_bank
 from runtime.checkpoint.peft_adapter import AdapterMatrix, AdapterSpec, module_kind
-from runtime.config.options import LoraLimits
+from runtime.config.lora_options import LoraLimits
 from runtime.errors import InvalidRequest
 from runtime.models.layers.adapter_slots import AdapterSlots
 from runtime.models.layers.linear import Linear

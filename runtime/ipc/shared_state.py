@@ -35,6 +35,8 @@ FIELDS = (
     "image_cache_hits_total",
     "image_cache_bytes",
     "decode_sum_seq_lens",
+    "lora_pool_slots_used",
+    "lora_pool_slots_total",
     "engine_load_weights_time",
     "rejected_by_scheduler",
     "rejected_by_detokenizer",

@@ -158,10 +158,12 @@ class LoadAdapter(_Message, frozen=True):
     Attributes:
         adapter_id: a number that no other adapter ever gets.
         folder: as PEFT writes it, on this machine.
+        is_pinned: whether it keeps its slot on the device once it has one.
     """
 
     adapter_id: int
     folder: str
+    is_pinned: bool = False
 
 
 class UnloadAdapter(_Message, frozen=True):

@@ -14,6 +14,7 @@ from runtime.media.image_loader import ImageLoader
 from runtime.processes.engine_processes import EngineProcesses
 from runtime.service.changes import Changes
 from runtime.service.context import ServiceContext
+from runtime.weights.adapter_control import AdapterControl
 from runtime.weights.weight_control import WeightControl
 
 
@@ -59,6 +60,12 @@ def assemble(
         restarts=restarts,
     )
     changes = Changes(config.model)
+    given = prepared.adapters
+    adapters = AdapterControl(
+        client, prepared.model, given.limits, run_folder, max_loaded=config.lora.max_loaded_loras
+    )
+    for each in given.adapters:
+        adapters.register(each.name, each.path, each.folder, each.spec, pinned=each.pinned)
     context = ServiceContext(
         config=config,
         model=prepared.model,
@@ -67,6 +74,7 @@ def assemble(
         status=host.status,
         version=server_version(),
         weights=WeightControl(host, prepared.model, config.model.load_format, changes.rename_model),
+        adapters=adapters,
         changes=changes,
         sampling_defaults=resolved.sampling_defaults,
         images=ImageLoader(prepared.model.vision, prepared.media),

@@ -27,6 +27,7 @@ from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
 from runtime.ipc.transport import create_run_folder, remove_run_folder
+from runtime.launch.adapters import GivenAdapters, read_adapters
 from runtime.launch.hardware import detect_hardware
 from runtime.launch.resolve import Folders, Resolved, check_options, resolve
 from runtime.media.media_policy import MediaPolicy, read_policy
@@ -46,6 +47,7 @@ class PreparedEngine:
     tokenizer: Tokenizer
     folders: Folders
     media: MediaPolicy
+    adapters: GivenAdapters
 
 
 def prepare_engine(config: ServerConfig) -> PreparedEngine:
@@ -77,15 +79,17 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
         else Tokenizer.from_folder(tokenizer_folder)
     )
     model = _with_turn_ends(model, tokenizer)
+    adapters = read_adapters(config.lora, model)
     folders = Folders(create_run_folder(), model_folder, tokenizer_folder)
     try:
-        resolved = resolve(config, model, detect_hardware(), folders, secrets.randbits(31))
+        seed = secrets.randbits(31)
+        resolved = resolve(config, model, detect_hardware(), folders, seed, adapters)
     except BaseException:
         remove_run_folder(folders.run)
         raise
     for choice in resolved.choices:
         logger.info(choice)
-    return PreparedEngine(resolved, model, tokenizer, folders, media)
+    return PreparedEngine(resolved, model, tokenizer, folders, media, adapters)
 
 
 def _overrides(text: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class ReferenceFlag:
 
 
 _IGNORED_SWITCHES = """
+    --enable-lora-overlap-loading
     --delete-ckpt-after-loading --enable-mixed-chunk --disable-custom-all-reduce --enable-p2p-check
     --disable-cuda-graph-padding --enable-torch-compile --sleep-on-idle
     --enable-nccl-nvls --enable-symm-mem --disable-flashinfer-cutlass-moe-fp4-allgather
@@ -52,12 +53,11 @@ _IGNORED_VALUES = """
     --triton-attention-num-kv-splits --mm-max-concurrent-calls --tokenizer-worker-num
     --speculative-algorithm --speculative-draft-model-path --speculative-num-steps
     --speculative-eagle-topk --speculative-num-draft-tokens --speculative-token-map
-    --gc-warning-threshold-secs --max-loras-per-batch --max-loaded-loras --max-lora-rank
-    --lora-backend --eplb-rebalance-num-iterations
+    --gc-warning-threshold-secs --lora-backend --max-lora-chunk-size
+    --eplb-rebalance-num-iterations
     --constrained-json-whitespace-pattern
 """
 
-_NO_ADAPTERS = "LoRA adapters are not supported yet"
 _ONE_NODE = "only one process group on one machine is supported yet"
 _NO_TIERS = "the KV pool has one tier, the device's memory"
 
@@ -70,7 +70,6 @@ _REFUSED_SWITCHES = {
     "--enable-hierarchical-cache": _NO_TIERS,
     "--enable-dp-attention": "attention is not split from the other layers",
     "--enable-eplb": "experts stay where they are loaded",
-    "--enable-lora": _NO_ADAPTERS,
     "--enable-trace": "tracing is not supported yet",
 }
 
@@ -97,8 +96,6 @@ _REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--disaggregation-ib-device": ("prefill and decode run in one server", ()),
     "--ep-num-redundant-experts": ("experts stay where they are loaded", ("0",)),
     "--init-expert-location": ("experts stay where they are loaded", ("trivial",)),
-    "--lora-paths": (_NO_ADAPTERS, ()),
-    "--lora-target-modules": (_NO_ADAPTERS, ()),
     "--otlp-traces-endpoint": ("tracing is not supported yet", ()),
 }
 

@@ -27,6 +27,7 @@ from runtime.config.options import (
     WorkerConfig,
 )
 from runtime.errors import InvalidRequest, StartupError
+from runtime.launch.adapters import GivenAdapters
 from runtime.launch.defaults import (
     Choices,
     check_experts,
@@ -90,7 +91,12 @@ class Resolved:
 
 
 def resolve(
-    config: ServerConfig, model: ModelSpec, hardware: Hardware, folders: Folders, seed: int
+    config: ServerConfig,
+    model: ModelSpec,
+    hardware: Hardware,
+    folders: Folders,
+    seed: int,
+    adapters: GivenAdapters = GivenAdapters(None),
 ) -> Resolved:
     """Make every automatic choice.
 
@@ -100,6 +106,7 @@ def resolve(
         hardware: what the machine offers.
         folders: the folders of the model, the tokenizer and the sockets.
         seed: used when no seed was given.
+        adapters: what the options say about adapters, checked.
 
     Raises:
         StartupError: an option that cannot be satisfied, with what to do instead.
@@ -170,6 +177,7 @@ def resolve(
             page_size=page_size,
             disable_overlap_schedule=not overlap,
         ),
+        lora=adapters.settle(config.lora, choices),
         parallel=dataclasses.replace(config.parallel, load_balance_method=balance),
         kernels=dataclasses.replace(
             config.kernels,
@@ -224,6 +232,7 @@ def resolve(
         expert_recorder_mode=cast("RecorderMode | None", recorder),
         expert_recorder_size=config.logging.expert_distribution_recorder_buffer_size,
         image_cache_mb=scheduling.image_cache_mb,
+        lora=adapters.limits,
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),

@@ -6,8 +6,10 @@ Python, and the event loop needs several names for each request.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import deque
+from collections.abc import Callable
 
 MAX_BYTES = 32
 _NUM_DRAWN = 128
@@ -30,3 +32,12 @@ def random_bytes(num_bytes: int) -> bytes:
 def random_hex(num_bytes: int) -> str:
     """Return `random_bytes` as lowercase hexadecimal digits, two for each byte."""
     return random_bytes(num_bytes).hex()
+
+
+def seed_source(random_seed: int | None) -> Callable[[], int]:
+    """A source of seeds for requests without one; reproducible if the server has a seed."""
+    if random_seed is None:
+        return lambda: int.from_bytes(random_bytes(8)) >> 2
+    # Stafford's mix of a counter.
+    counter = itertools.count(random_seed)
+    return lambda: (next(counter) * 0x9E3779B97F4A7C15) & (2**62 - 1)

@@ -27,9 +27,14 @@ AHEAD = 16
 class AdapterPlaces:
     """Slots of the device, and the adapters that every rank has in host memory."""
 
-    def __init__(self, num_slots: int) -> None:
-        """Start with empty slots and without adapters; 0 slots if the server takes none."""
+    def __init__(self, num_slots: int, evicts_oldest: bool = False) -> None:
+        """Start with empty slots and without adapters; 0 slots if the server takes none.
+
+        If it `evicts_oldest`, the adapter that came first goes first.
+        """
+        self._evicts_oldest = evicts_oldest
         self._loaded: set[int] = set()
+        self._pinned: set[int] = set()
         # By slot: the adapter, 0 for none; its running requests; when it was last used.
         self._held = [0] * num_slots
         self._num_running = [0] * num_slots
@@ -71,11 +76,14 @@ class AdapterPlaces:
                 return ControlReply(call.call_id, False, f"{num_left} requests use the adapter.")
             # A step in flight may still read its slot, whose content stays until the next copy.
             self._loaded.discard(op.adapter_id)
+            self._pinned.discard(op.adapter_id)
             self._copies = [copy for copy in self._copies if copy.adapter_id != op.adapter_id]
             self._held = [0 if held == op.adapter_id else held for held in self._held]
         reply = ranks.handle(call)
         if isinstance(op, LoadAdapter) and reply.success:
             self._loaded.add(op.adapter_id)
+            if op.is_pinned:
+                self._pinned.add(op.adapter_id)
         return reply
 
     def has(self, adapter_id: int) -> bool:
@@ -114,7 +122,8 @@ class AdapterPlaces:
         slot, request.adapter_slot = request.adapter_slot, -1
         if slot >= 0:
             self._num_running[slot] -= 1
-            self._used_at[slot] = next(self._clock)
+            if not self._evicts_oldest:
+                self._used_at[slot] = next(self._clock)
 
     def distrust(self) -> None:
         """Copies may have failed: what slots hold is brought again. No request is running."""
@@ -146,11 +155,12 @@ class AdapterPlaces:
         return self._free_slot()
 
     def _free_slot(self, but: Collection[int] = ()) -> int | None:
-        """Return the slot that was unused for the longest time; none of adapters in `but`."""
+        """Return the slot that makes room first; none of pinned adapters or of those in `but`."""
         free = [
             slot
-            for slot, count in enumerate(self._num_running)
-            if not count and (not self._held[slot] or self._held[slot] not in but)
+            for slot, held in enumerate(self._held)
+            if not self._num_running[slot] and held not in self._pinned
+            if not held or held not in but
         ]
         return min(free, key=lambda slot: self._used_at[slot], default=None)
 

@@ -109,7 +109,7 @@ class Scheduler:
         # One token more than the context: with overlap a last token is still written, then dropped.
         self._table = RequestTable(options.max_running_requests, options.context_len + 1)
         self._waiting = WaitingQueue(options.policy, cache)
-        self._adapters = AdapterPlaces(options.num_adapter_slots)
+        self._adapters = AdapterPlaces(options.num_adapter_slots, options.evicts_oldest)
         self._planner = Planner(
             self._table,
             self._waiting,
@@ -492,6 +492,7 @@ class Scheduler:
             num_retractions=self._planner.num_retractions,
             num_nan=self._output.num_nan,
             num_prefix_hits=self._planner.num_cached_tokens,
+            adapters=self._adapters,
         )
 
     def check_invariants(self) -> None:

@@ -21,6 +21,7 @@ class SchedulerOptions:
         stream_interval: tokens between two events of a stream.
         overlap: launch a step before the last one's tokens are read.
         num_adapter_slots: different adapters (LoRA) of one step; 0 if the server takes none.
+        evicts_oldest: see `AdapterPlaces`.
     """
 
     max_running_requests: int
@@ -32,3 +33,4 @@ class SchedulerOptions:
     stream_interval: int = 1
     overlap: bool = False
     num_adapter_slots: int = 0
+    evicts_oldest: bool = False

@@ -10,6 +10,7 @@ import numpy as np
 from runtime.cache.manager import CacheManager
 from runtime.ipc.messages import ControlReply, MatchPrefix, PrefixReport
 from runtime.ipc.shared_state import SharedState
+from runtime.scheduler.adapter_places import AdapterPlaces
 from runtime.scheduler.image_cache import ImageCache, cache_keys
 from runtime.scheduler.table import RequestTable
 from runtime.step.step_plan import StepPlan
@@ -92,6 +93,7 @@ class SchedulerStats:
         num_retractions: int,
         num_nan: int,
         num_prefix_hits: int,
+        adapters: AdapterPlaces,
     ) -> None:
         """Write everything to shared memory; call it regularly, also without work."""
         self._measure(now, num_generated, has_work)
@@ -112,6 +114,8 @@ class SchedulerStats:
         shared["num_nan_requests_total"] = num_nan
         shared["num_steps_total"] = self._num_steps
         shared["evicted_tokens_total"] = cache.num_evicted_tokens
+        shared["lora_pool_slots_used"] = adapters.num_used
+        shared["lora_pool_slots_total"] = adapters.num_slots
         if self._images is not None:
             shared["images_computed_total"] = self._images.num_computed
             shared["image_cache_hits_total"] = self._images.num_hits

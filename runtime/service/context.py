@@ -19,6 +19,7 @@ from runtime.service.changes import Changes
 from runtime.service.input_embeds import Features
 from runtime.text.token_pieces import TokenPieces
 from runtime.text.tokenizer import Tokenizer
+from runtime.weights.adapter_control import AdapterControl
 from runtime.weights.weight_control import WeightControl
 
 
@@ -46,6 +47,7 @@ class ServiceContext:
         images: prepares the images of prompts.
         status: status of the engine and of each replica; their owner keeps it current.
         weights: executes weight updates and pauses.
+        adapters: adapters (LoRA): loaded, unloaded, found by name.
         changes: changes of options since the start.
     """
 
@@ -56,6 +58,7 @@ class ServiceContext:
     status: EngineStatus
     version: str
     weights: WeightControl
+    adapters: AdapterControl
     changes: Changes
     sampling_defaults: dict[str, object] = field(default_factory=dict)
     images: ImageLoader = field(default_factory=lambda: ImageLoader(None, MediaPolicy()))

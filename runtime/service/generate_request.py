@@ -73,12 +73,12 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     session_params: SessionParams | None = None
     session_id: str | None = None
     image_data: ImageData | None = None
+    lora_path: Label | list[Label | None] | None = None
     # Any other value requests a feature that this server does not have: neutral values pass.
     video_data: object | None = None
     audio_data: object | None = None
     return_bytes: object | None = None
     return_sampling_mask: object | None = None
-    lora_path: object | None = None
     custom_logit_processor: object | None = None
     max_thinking_tokens: object | None = None
     background: object | None = None
@@ -114,6 +114,7 @@ class GeneratePlan:
         is_recorded: whether metrics and the request log count it.
         session: session that the prompts continue.
         images: images of each prompt, in the order of their positions; empty if no prompt has one.
+        adapters: the name of each prompt's adapter (LoRA), if it has one.
     """
 
     prompts: Prompts
@@ -124,6 +125,7 @@ class GeneratePlan:
     is_recorded: bool
     session: SessionParams | None = None
     images: Sequence[list[NamedItem]] = ()
+    adapters: Sequence[str | None] = ()
 
 
 def plan_generate(
@@ -201,7 +203,21 @@ def plan_generate(
         is_recorded=body.log_metrics is not False,
         session=body.session_params,
         images=images,
+        adapters=_adapters(body, len(prompts)),
     )
+
+
+def _adapters(body: GenerateBody, num_prompts: int) -> list[str | None]:
+    given = body.lora_path
+    if not isinstance(given, list):
+        return [given] * num_prompts
+    if len(given) != num_prompts:
+        raise InvalidRequest(
+            f"lora_path must have one entry for each of the {num_prompts} prompts (a name or "
+            f"null), got {len(given)}.",
+            param="lora_path",
+        )
+    return list(given)
 
 
 def _images(

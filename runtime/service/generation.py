@@ -28,6 +28,7 @@ from runtime.eventloop.time_slices import SLICE_S, Slices
 from runtime.ipc.messages import FinishReason
 from runtime.requests.random_hex import random_hex
 from runtime.requests.sampling_params import SamplingParams
+from runtime.service.adapter_names import with_adapters
 from runtime.service.context import ServiceContext
 from runtime.service.generate_request import GenerateBody, GeneratePlan, plan_body
 from runtime.service.image_prompts import encode_with_images
@@ -138,6 +139,7 @@ async def generate_native(
     vocab_size = context.client.limits.vocab_size
     defaults, features = context.sampling_defaults, context.features
     plan = await plan_body(body, body_size, defaults, vocab_size, features)
+    plan = await with_adapters(context, plan)
     encode_all = partial(encode_prompts, context.tokenizer, limits=context.client.limits)
     if plan.images:
         prompt_ids, plan = await encode_with_images(context, plan, encode_all)

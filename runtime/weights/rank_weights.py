@@ -18,7 +18,7 @@ import torch
 from runtime.checkpoint.check import describe
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.checkpoint.peft_adapter import read_adapter
-from runtime.config.options import LoraLimits
+from runtime.config.lora_options import LoraLimits
 from runtime.errors import HeadraceError, InvalidRequest, StartupError
 from runtime.executor.adapter_pool import AdapterPool
 from runtime.executor.device_errors import raise_if_lost

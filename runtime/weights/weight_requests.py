@@ -40,6 +40,10 @@ _ALLOWED = (
     "/dev/shm), cuda_ipc (handles of CUDA memory). headrace.trainer makes each of them."
 )
 
+_ALLOWED_OF_ADAPTERS = (
+    "Send base64 of the bytes of a safetensors file; headrace.trainer.adapter_body makes it."
+)
+
 
 class VersionBody(msgspec.Struct, kw_only=True):
     """`/update_weight_version` as it arrives."""
@@ -191,7 +195,7 @@ def to_tensors(body: TensorBody, tp_size: int) -> LoadTensors | LoadSharedMemory
     files = body.serialized_named_tensors or []
     _check_count("serialized_named_tensors", len(files), tp_size)
     for index, data in enumerate(files):
-        _check_safetensors(f"serialized_named_tensors[{index}]", data)
+        check_safetensors(f"serialized_named_tensors[{index}]", data, "serialized_named_tensors")
     return LoadTensors(files)
 
 
@@ -201,14 +205,20 @@ def _check_count(name: str, count: int, tp_size: int) -> None:
         raise InvalidRequest(f"{name} must have {wanted}; it has {count}.", param=name)
 
 
-def _check_safetensors(where: str, data: bytes) -> None:
+def check_safetensors(where: str, data: bytes, param: str) -> None:
+    """Refuse bytes that are not a safetensors file, with what to send instead.
+
+    Raises:
+        InvalidRequest: they are not.
+    """
     header_bytes = int.from_bytes(data[:8], "little")
     if len(data) >= 9 and header_bytes <= len(data) - 8 and data[8:9] == b"{":
         return
     what = "is not a safetensors file"
     if data[:1] == b"\x80" and data[1:2] <= b"\x05":
         what = "is pickled, and nothing is unpickled here because that can run code"
-    raise InvalidRequest(f"{where} {what}. {_ALLOWED}", param="serialized_named_tensors")
+    allowed = _ALLOWED if param == "serialized_named_tensors" else _ALLOWED_OF_ADAPTERS
+    raise InvalidRequest(f"{where} {what}. {allowed}", param=param)
 
 
 def to_receive(body: DistributedBody, model: ModelSpec) -> ReceiveTensors:

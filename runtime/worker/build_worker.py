@@ -130,6 +130,7 @@ def build_scheduler(
             stream_interval=config.stream_interval,
             overlap=config.overlap,
             num_adapter_slots=0 if config.lora is None else config.lora.max_per_batch,
+            evicts_oldest=config.lora is not None and config.lora.evicts_oldest,
         ),
         send_tokens=send_tokens,
         send_front=send_front,

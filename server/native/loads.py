@@ -43,6 +43,14 @@ class LoadDisaggregation(TypedDict):
     mode: str
 
 
+class LoadAdapters(TypedDict):
+    """Slots of the device for adapters (LoRA), and those that running requests use."""
+
+    slots_used: int
+    slots_total: int
+    utilization: float
+
+
 class Load(TypedDict):
     """One replica's load; `include` selects the last keys."""
 
@@ -63,6 +71,7 @@ class Load(TypedDict):
     memory: NotRequired[LoadMemory]
     queues: NotRequired[LoadQueues]
     disaggregation: NotRequired[LoadDisaggregation]
+    lora: NotRequired[LoadAdapters]
 
 
 class LoadAggregate(TypedDict):
@@ -221,6 +230,14 @@ def describe_load(
             "grammar": context.client.num_compiling_for(replica.rank),
             "paused": context.client.num_held_for(replica.rank),
             "retracted": 0,
+        }
+    slots = int(shared["lora_pool_slots_total"])
+    if slots and include & {"lora", "all"}:
+        in_use = int(shared["lora_pool_slots_used"])
+        load["lora"] = {
+            "slots_used": in_use,
+            "slots_total": slots,
+            "utilization": in_use / slots,
         }
     if include & {"disagg", "all"}:
         load["disaggregation"] = {"mode": "null"}

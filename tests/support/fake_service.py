@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 from runtime.config.options import ModelArgs, ServerConfig
 from runtime.processes.status import EngineStatus
 from runtime.service.changes import Changes
 from runtime.service.context import Lifecycle, ServiceContext
+from runtime.weights.adapter_control import AdapterControl
 from runtime.weights.weight_control import WeightControl
 from tests.support.fake_engine import FakeEngine, fake_model_config
 from tests.support.scripted_engine import ScriptedEngine
@@ -37,6 +39,7 @@ def fake_service(
         status=status or EngineStatus([]),
         version="1.2.3",
         weights=cast("WeightControl", None),
+        adapters=AdapterControl(engine.client, fake_model_config(), None, Path("unused")),
         changes=Changes(config.model),
         lifecycle=Lifecycle(warmed_up=True),
         **options,

@@ -1,0 +1,133 @@
+"""The adapters (LoRA) that requests may name, as the front knows them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.errors import InvalidRequest
+from runtime.ipc.weight_messages import LoadAdapter
+
+DISABLED = "adapters (LoRA) are off in this server; start it with --enable-lora"
+
+
+@dataclass
+class Adapter:
+    """One adapter, until it is unloaded.
+
+    Attributes:
+        adapter_id: a number that no other adapter ever gets, also none of the same name.
+        name: by which requests ask for it.
+        path: as it was given; empty for tensors that were sent.
+        folder: where the workers read it.
+        rank: the largest of its matrices'.
+        pinned: whether it stays in the workers' memory, and on the device once it is there, until
+            it is unloaded.
+        is_loaded: whether the workers have it; if not, it is loaded again when a request asks.
+        is_leaving: whether it is being unloaded; new requests are refused.
+        used_at: grows with each request.
+        num_requests: admitted so far.
+    """
+
+    adapter_id: int
+    name: str
+    path: str
+    folder: Path
+    rank: int
+    pinned: bool = False
+    is_loaded: bool = False
+    is_leaving: bool = False
+    used_at: int = 0
+    num_requests: int = 0
+
+    @property
+    def message(self) -> LoadAdapter:
+        """What has the workers load it."""
+        return LoadAdapter(self.adapter_id, str(self.folder), self.pinned)
+
+
+class AdapterRecord:
+    """All adapters by name.
+
+    Attributes:
+        is_enabled: whether the workers have room for any.
+    """
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self.is_enabled = False
+        self._by_name: dict[str, Adapter] = {}
+        self._ids = itertools.count(1)
+        self._clock = itertools.count(1)
+
+    def next_id(self) -> int:
+        """An id for a new adapter."""
+        return next(self._ids)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def all(self) -> list[Adapter]:
+        """Every adapter, in the order of their registration."""
+        return list(self._by_name.values())
+
+    def named(self) -> list[Adapter]:
+        """Those that new requests may name."""
+        return [adapter for adapter in self._by_name.values() if not adapter.is_leaving]
+
+    def paths(self) -> dict[str, str]:
+        """Name and path of those that new requests may name."""
+        return {adapter.name: adapter.path for adapter in self.named()}
+
+    def loaded(self) -> list[Adapter]:
+        """Those that the workers have."""
+        return [adapter for adapter in self._by_name.values() if adapter.is_loaded]
+
+    def add(self, adapter: Adapter) -> None:
+        """Register a new adapter."""
+        self._by_name[adapter.name] = adapter
+
+    def remove(self, adapter: Adapter) -> None:
+        """Forget an adapter."""
+        if self._by_name.get(adapter.name) is adapter:
+            del self._by_name[adapter.name]
+
+    def find(self, name: str, param: str = "lora_path") -> Adapter:
+        """Return the adapter that a request names.
+
+        Raises:
+            InvalidRequest: there is none, or it is being unloaded; the message lists those there
+                are.
+        """
+        if not self.is_enabled:
+            raise InvalidRequest(f"{param}: {DISABLED}.", param=param)
+        adapter = self._by_name.get(name)
+        if adapter is None or adapter.is_leaving:
+            known = ", ".join(each.name for each in self.named()[:16])
+            raise InvalidRequest(
+                f"{param}: no adapter {name[:64]!r} is loaded; there "
+                f"{'are ' + known if known else 'is none'}.",
+                param=param,
+            )
+        adapter.used_at = next(self._clock)
+        return adapter
+
+    def enter(self, adapter_id: int) -> None:
+        """Count a request that is admitted now.
+
+        Raises:
+            InvalidRequest: the adapter was unloaded since the request was read.
+        """
+        if not adapter_id:
+            return
+        for adapter in self._by_name.values():
+            if adapter.adapter_id == adapter_id and adapter.is_loaded and not adapter.is_leaving:
+                adapter.num_requests += 1
+                return
+        raise InvalidRequest("The request's adapter was unloaded meanwhile.", param="lora_path")
+
+    def messages(self) -> Iterable[LoadAdapter]:
+        """What a restarted worker must load."""
+        return [adapter.message for adapter in self.loaded()]

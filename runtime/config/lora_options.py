@@ -1,0 +1,60 @@
+"""Options of adapters (LoRA), and what a worker gets of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.config.option_field import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraArgs:
+    """Adapters (LoRA)."""
+
+    enable_lora: bool = option(
+        False, "Take adapters (LoRA) while serving; --lora-paths implies it."
+    )
+    lora_paths: list[str] = option(
+        [],
+        "Adapters to load at the start: NAME=DIR, DIR (named as the folder is), or JSON with "
+        "lora_name, lora_path and pinned.",
+        metavar="ADAPTER",
+    )
+    max_loras_per_batch: int = option(
+        8, "Most different adapters of one step; the device has memory for as many."
+    )
+    max_loaded_loras: int | None = option(
+        None, "Most adapters in host memory; the one unused for longest is dropped for a new one."
+    )
+    max_lora_rank: int | None = option(
+        None, "Largest rank of an adapter; the largest of --lora-paths, or 64, when absent."
+    )
+    lora_target_modules: list[str] = option(
+        [],
+        "Modules that adapters may change, such as q_proj; all linear layers when absent.",
+        metavar="MODULE",
+    )
+    lora_eviction_policy: str = option(
+        "lru",
+        "Which adapter makes room on the device: the one unused for longest, or the one that came "
+        "first.",
+        choices=("lru", "fifo"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraLimits:
+    """Room for adapters (LoRA).
+
+    Attributes:
+        max_per_batch: different adapters of one step, which is also how many the device holds.
+        max_rank: of any adapter.
+        target_modules: kinds of modules that adapters may change, such as `q_proj`.
+        evicts_oldest: whether the adapter that came first makes room for another one, instead of
+            the one that was unused for the longest time.
+    """
+
+    max_per_batch: int
+    max_rank: int
+    target_modules: list[str]
+    evicts_oldest: bool = False

@@ -1,0 +1,71 @@
+"""Metrics of adapters (LoRA); label values are the names of adapters that are registered now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from runtime.service.context import ServiceContext
+
+
+class AdapterCollector(Collector):
+    """Requests of each adapter, and the slots of the device."""
+
+    def __init__(self, context: ServiceContext, labels: dict[str, str]) -> None:
+        """Read from `context` at each scrape."""
+        self._context = context
+        self._labels = labels
+
+    def collect(self) -> Iterable[Metric]:
+        """Read the numbers."""
+        names, values = list(self._labels), list(self._labels.values())
+        requests = CounterMetricFamily(
+            "sglang:lora_requests_total", "Requests of an adapter.", labels=[*names, "lora_name"]
+        )
+        running = GaugeMetricFamily(
+            "sglang:lora_requests_in_flight",
+            "Requests of an adapter that have not ended.",
+            labels=[*names, "lora_name"],
+        )
+        client = self._context.client
+        for adapter in client.adapters.all():
+            requests.add_metric([*values, adapter.name], adapter.num_requests)
+            in_flight = len(client.with_adapter(adapter.adapter_id))
+            running.add_metric([*values, adapter.name], in_flight)
+        yield requests
+        yield running
+        used = total = 0.0
+        for replica in self._context.status.replicas:
+            used += replica.shared["lora_pool_slots_used"]
+            total += replica.shared["lora_pool_slots_total"]
+        for name, text, value in (
+            ("slots_used", "Slots of the device whose adapter running requests use.", used),
+            ("slots_total", "Adapters that the device holds.", total),
+            ("utilization", "Used slots over all.", used / total if total else 0.0),
+        ):
+            gauge = GaugeMetricFamily(f"sglang:lora_pool_{name}", text, labels=names)
+            gauge.add_metric(values, value)
+            yield gauge
+
+
+def vllm_requests_info(context: ServiceContext) -> GaugeMetricFamily:
+    """VLLM's gauge that routers read: names of adapters in use; its value is the time."""
+    client = context.client
+    running, waiting = [], []
+    for adapter in client.adapters.all():
+        streams = client.with_adapter(adapter.adapter_id)
+        if any(stream.times is not None for stream in streams):
+            running.append(adapter.name)
+        elif streams:
+            waiting.append(adapter.name)
+    gauge = GaugeMetricFamily(
+        "vllm:lora_requests_info",
+        "Adapters in use, and those whose requests wait.",
+        labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+    )
+    most = str(context.config.lora.max_loras_per_batch)
+    gauge.add_metric([most, ",".join(running), ",".join(waiting)], time.time())
+    return gauge
