@@ -26,6 +26,7 @@ __all__ = [
     "CudaTensors",
     "SharedTensors",
     "adapter_body",
+    "adapter_bytes",
     "broadcast_weights",
     "describe_tensors",
     "init_update_group",
@@ -64,11 +65,16 @@ def adapter_body(
         named_tensors: by PEFT's names, such as `...q_proj.lora_A.weight`.
         pinned: keep it in the server's memory until it is unloaded.
     """
-    from safetensors.torch import save
-
-    data = base64.b64encode(save(_on_host(named_tensors))).decode("ascii")
+    data = base64.b64encode(adapter_bytes(named_tensors)).decode("ascii")
     body = {"lora_name": name, "config_dict": dict(config), "serialized_tensors": data}
     return {**body, "pinned": True} if pinned else body
+
+
+def adapter_bytes(named_tensors: NamedTensors) -> bytes:
+    """The bytes of a safetensors file with the tensors of an adapter."""
+    from safetensors.torch import save
+
+    return save(_on_host(named_tensors))
 
 
 class _Lent:

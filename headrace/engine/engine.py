@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Coroutine, Sequence
 from typing import Any, Literal, NoReturn, TypeVar, overload
 
+from headrace.engine.adapter_methods import AdapterMethods
 from headrace.engine.call_arguments import build_body, build_options
 from headrace.engine.chunks import AsyncChunkIterator, ChunkIterator
 from headrace.engine.core import EngineCore
@@ -41,7 +42,7 @@ _IMAGES = "image_data"
 _DOCUMENT_MODULE = "headrace.test.doc_patch"
 
 
-class Engine(ScoreMethods, WeightMethods, VectorMethods):
+class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
     """A model that runs in separate processes and is called from this one.
 
     Its methods may be called from any thread and any event loop, including a running one. Several

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 _SOCKETS = "weights from the sockets of a checkpoint engine are"
-_ADAPTERS = "LoRA adapters are"
 _SAVING = "saving or sharing the loaded model is"
 
 LATER: dict[str, str] = {
     "update_weights_from_ipc": _SOCKETS,
-    "load_lora_adapter": _ADAPTERS,
-    "unload_lora_adapter": _ADAPTERS,
-    "load_lora_adapter_from_tensors": _ADAPTERS,
-    "async_load_lora_adapter": _ADAPTERS,
-    "async_unload_lora_adapter": _ADAPTERS,
     "save_remote_model": _SAVING,
     "save_sharded_model": _SAVING,
     "collective_rpc": "calls into the worker are",

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from runtime.config.lora_options import LoraArgs
 from runtime.config.options import (
     HttpArgs,
     KernelArgs,
@@ -36,7 +37,7 @@ _JSON = frozenset({"preferred_sampling_params", "limit_mm_data_per_request"})
 
 @dataclass(frozen=True, kw_only=True)
 class ServerArgs(
-    ModelArgs, HttpArgs, MediaArgs, SchedulingArgs, ParallelArgs, KernelArgs, LoggingArgs
+    ModelArgs, HttpArgs, MediaArgs, SchedulingArgs, LoraArgs, ParallelArgs, KernelArgs, LoggingArgs
 ):
     """Every argument of the server, flat, as `python -m server.launch` takes them."""
 
@@ -139,6 +140,8 @@ def _read_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         value = os.fspath(value)
     if field.name in _JSON and isinstance(value, dict):
         value = json.dumps(value)
+    if field.name == "lora_paths":
+        value = _adapters(value)
     try:
         checked = msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
@@ -148,3 +151,16 @@ def _read_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     if choices and checked is not None and not set(named) <= set(choices):
         raise ValueError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}.")
     return checked
+
+
+def _adapters(value: Any) -> Any:
+    """`lora_paths` as the command line takes it: paths, `name=path`, objects, or name to path."""
+    if isinstance(value, dict):
+        return [f"{name}={os.fspath(path)}" for name, path in value.items()]
+    if not isinstance(value, list | tuple):
+        return value
+    return [
+        json.dumps(each) if isinstance(each, dict) else os.fspath(each)
+        for each in value
+        if isinstance(each, str | dict | os.PathLike)
+    ]

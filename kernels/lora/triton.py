@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.experts.triton import most_blocks
 from kernels.experts.triton_kernels import sort_kernel
 from kernels.lora import LoraBank, LoraPart, TokenSlots
-from kernels.lora.triton_kernels import expand_kernel, shrink_kernel
+from kernels.lora.triton_sgmv import expand_kernel, shrink_kernel
 from kernels.triton_support.device import multiprocessors
 from kernels.triton_support.launch import launch_options
 

@@ -331,7 +331,7 @@ def test_unknown_options_are_type_errors(engine):
 
 
 def test_what_is_missing_says_so(engine):
-    for name in ("collective_rpc", "save_sharded_model", "load_lora_adapter"):
+    for name in ("collective_rpc", "save_sharded_model"):
         assert not hasattr(engine, name)
         with pytest.raises(NotImplementedError, match=f"Engine.{name}: .* not supported yet"):
             getattr(engine, name)

@@ -44,6 +44,7 @@ DATED = {
     "runtime/executor/expert_recorder.py",
     "runtime/service/generation.py",
     "runtime/service/profiling.py",
+    "server/adapter_metrics.py",
     "server/native/loads.py",
     "server/native/pooling.py",
     "server/request_log.py",
