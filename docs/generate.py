@@ -20,6 +20,7 @@ from docs.openai_fields import openai_fields_page
 from docs.schema_cases import CASES
 from openai_api import openai_errors
 from runtime import errors
+from runtime.client.adapter_record import AdapterRecord
 from runtime.client.weight_gate import RequestGate
 from runtime.config.options import ServerConfig
 from runtime.ipc.shared_state import SharedState
@@ -68,9 +69,12 @@ def metrics_page() -> str:
             model=SimpleNamespace(served_model_name="demo"),
             scheduling=SimpleNamespace(page_size=16, disable_radix_cache=False),
             logging=SimpleNamespace(metrics_aliases=["vllm", "aibrix"]),
+            lora=SimpleNamespace(max_loras_per_batch=8),
         )
         status = EngineStatus([ReplicaStatus(shared=shared)])
-        client = SimpleNamespace(num_compiling=0, gate=RequestGate())
+        adapters = AdapterRecord()
+        adapters.is_enabled = True
+        client = SimpleNamespace(num_compiling=0, gate=RequestGate(), adapters=adapters)
         context = SimpleNamespace(
             config=config, status=status, client=client, served_model_name="demo"
         )
@@ -92,7 +96,8 @@ def metrics_page() -> str:
         "are read from shared memory at the moment of the scrape. A request's stages are",
         "`prefill_waiting` (from its arrival to its first prompt step), `prefill_forward` (to its first",
         "token) and `decode_loop` (to its last). Names that begin with `vllm:` need",
-        "`--metrics-aliases vllm`, `sglang:num_waiting_reqs` with `--metrics-aliases aibrix`.",
+        "`--metrics-aliases vllm`, `sglang:num_waiting_reqs` with `--metrics-aliases aibrix`; those of",
+        "adapters (`sglang:lora_...`) need `--enable-lora`.",
         "",
         "| name | type | meaning |",
         "|---|---|---|",

@@ -1,27 +1,30 @@
-"""Adapters in plain torch: one after the other."""
+"""Adapters in plain torch: every slot for all tokens, of which those of other slots get zeros.
+
+Nothing depends on what the tensors hold, so that the operations may be recorded.
+"""
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from kernels.lora import LoraBank, LoraPart, TokenSlots
 
 
 class TorchBank(LoraBank):
-    """Multiplies the tokens of one slot after those of another."""
+    """Multiplies one slot after the other."""
 
     def add(self, out: Tensor, x: Tensor, tokens: TokenSlots) -> None:
-        for slot in tokens.slots.unique().tolist():
-            if slot < 0:
-                continue
-            places = (tokens.slots == slot).nonzero().squeeze(1)
-            rank = int(self.ranks[slot])
-            mine = x.index_select(0, places).float()
-            for index, part in enumerate(self.parts):
-                shrunk = mine @ self.shrinks(index)[slot, :rank].float().T
-                added = shrunk @ self.expands(index)[slot, :rank].float()
-                rows = slice(part.first, part.first + part.num_rows)
-                out[places, rows] = (out[places, rows].float() + added).to(out.dtype)
+        wide, max_rank = x.float(), self.memory.shape[1]
+        ranks = torch.arange(max_rank, device=x.device)
+        for index, part in enumerate(self.parts):
+            rows = out[:, part.first : part.first + part.num_rows]
+            added = torch.zeros_like(rows, dtype=torch.float32)
+            for slot in range(tokens.num_slots):
+                is_mine = (tokens.slots == slot)[:, None] & (ranks < self.ranks[slot])[None]
+                shrunk = wide @ self.shrinks(index)[slot].float().T
+                added += torch.where(is_mine, shrunk, 0.0) @ self.expands(index)[slot].float()
+            rows.copy_((rows.float() + added).to(out.dtype))
 
 
 def make_bank(

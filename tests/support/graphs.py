@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kernels import activation, linear, norm, rope, sampling
+from kernels import activation, linear, lora, norm, rope, sampling
 from kernels.paged_attention.prefix_group import PrefixGroup
 from kernels.rope.reference import kv_write, rope_kv_write
 from kernels.table import Table
@@ -203,6 +203,7 @@ _TABLES: tuple[tuple[Any, Table[Any]], ...] = (
     (rope, rope.ROPE),
     (sampling, sampling.SAMPLING),
     (linear, linear.LINEAR),
+    (lora, lora.LORA),
 )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.cache.manager import CacheManager
 from runtime.ipc.shared_state import SharedState
+from runtime.scheduler.adapter_places import AdapterPlaces
 from runtime.scheduler.stats import SchedulerStats
 from runtime.scheduler.table import RequestTable
 from runtime.step.step_plan import StepPlan
@@ -41,6 +42,7 @@ class Load:
             num_retractions=0,
             num_nan=0,
             num_prefix_hits=0,
+            adapters=AdapterPlaces(0),
         )
         self.gauges.append(self.shared["gen_throughput"])
 
