@@ -183,3 +183,11 @@ class Choices:
         if reason:
             self.lines.append(f"{name}: {value} ({reason})")
         return value
+
+
+def choose_experts_backend(config: ServerConfig, device: str, choices: Choices) -> str:
+    """Return how experts are computed: as given on a GPU, the only way there is elsewhere."""
+    asked = config.kernels.moe_runner_backend
+    if asked == "auto" or device == "cuda":
+        return asked
+    return str(choices.pick("moe_runner_backend", "auto", f"{asked} needs an NVIDIA device"))

@@ -33,6 +33,7 @@ from runtime.launch.defaults import (
     check_experts,
     check_quantization,
     choose_dtype,
+    choose_experts_backend,
     choose_grammars,
     choose_kv_cache,
     keeps_16_bits,
@@ -130,7 +131,7 @@ def resolve(
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
     policy = _schedule_policy(scheduling)
     attention = _attention_backend(config, device, dtype, model.head_dims, choices)
-    experts = _moe_runner_backend(config, device, choices)
+    experts = choose_experts_backend(config, device, choices)
     _check_fit(config, device, page_size, attention)
     _check_deterministic(config, model, device, dtype)
     tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
@@ -155,7 +156,6 @@ def resolve(
     choices.pick("grammar_backend", grammars.backend, grammars.reason)
     deterministic = config.kernels.enable_deterministic_inference
     random_seed = _random_seed(config, seed, choices)
-
     resolved = dataclasses.replace(
         config,
         model=dataclasses.replace(
@@ -270,13 +270,6 @@ def resolve(
 def _schedule_policy(scheduling: SchedulingArgs) -> str:
     # Two options for one setting; requests of equal priority run first come, first served.
     return "priority" if scheduling.enable_priority_scheduling else scheduling.schedule_policy
-
-
-def _moe_runner_backend(config: ServerConfig, device: str, choices: Choices) -> str:
-    asked = config.kernels.moe_runner_backend
-    if asked == "auto" or device == "cuda":
-        return asked
-    return str(choices.pick("moe_runner_backend", "auto", f"{asked} needs an NVIDIA device"))
 
 
 def _attention_backend(

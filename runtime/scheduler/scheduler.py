@@ -50,7 +50,7 @@ from runtime.scheduler.stats import SchedulerStats, report_prefix
 from runtime.scheduler.step_images import why_not_seen
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
-from runtime.step.executor import Pending, Runner, WeightHandler
+from runtime.step.executor import Pending, Runner, WeightHandler, refuse_command
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Scheduler:
         self._stats = stats
         self._send_tokens = send_tokens
         self._send_front = send_front
-        self._obey = execute or _refuse
+        self._obey = execute or refuse_command
         self._max_queued = options.max_queued_requests
         self._max_req_len = min(options.context_len, cache.pool.num_pages * cache.page_size)
         self._overlap = options.overlap
@@ -498,7 +498,3 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Assert that no page is lost or owned twice, between two steps."""
         self._cache.check_invariants([request.block_table for request in self._table.running()])
-
-
-def _refuse(command: WorkerCommand) -> ControlReply:
-    return ControlReply(command.call_id, False, "This worker takes no commands.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from runtime.ipc.messages import ControlReply
+from runtime.ipc.messages import ControlReply, WorkerCommand
 from runtime.ipc.weight_messages import WeightCall
 from runtime.step.step_plan import MaskSource, StepPlan, StepResult
 
@@ -36,3 +36,8 @@ class WeightHandler(Protocol):
     def handle(self, call: WeightCall) -> ControlReply:
         """Execute `call`; call this only while no step is in flight."""
         ...
+
+
+def refuse_command(command: WorkerCommand) -> ControlReply:
+    """Answer a command where nothing executes commands."""
+    return ControlReply(command.call_id, False, "This worker takes no commands.")

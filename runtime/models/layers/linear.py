@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kernels.activation import Activation, Unary
 from kernels.linear import PackedLinear
-from kernels.rounding import Activations, Rounding
 from kernels.lora import LoraBank
+from kernels.rounding import Activations, Rounding
 from runtime.models.layers.adapter_slots import AdaptedLinear, AdapterSlots
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.matrix import Matrix, PlainMatrix
