@@ -157,7 +157,7 @@ class AdapterPool:
             b = shard.local_part(b)
         to_a, to_b = place.columns(matrix.weight.shard)
         rows[: matrix.rank, to_a] = a.to(rows.dtype)
-        rows[: matrix.rank, to_b] = (b.double() * matrix.scale).T.to(rows.dtype)
+        rows[: matrix.rank, to_b] = (b.float() * matrix.scale).T.to(rows.dtype)
 
     def prepare(self, copies: Iterable[AdapterCopy], used: Int32Array) -> None:
         """Start copies into slots, and make the coming step wait for those that it uses.

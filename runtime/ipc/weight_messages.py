@@ -159,10 +159,19 @@ class LoadAdapter(_Message, frozen=True):
         adapter_id: a number that no other adapter ever gets.
         folder: as PEFT writes it, on this machine.
         is_pinned: whether it keeps its slot on the device once it has one.
+        in_background: whether steps go on meanwhile; `AdapterStatus` then reports when it is done.
     """
 
     adapter_id: int
     folder: str
+    is_pinned: bool = False
+    in_background: bool = False
+
+
+class AdapterStatus(_Message, frozen=True):
+    """Ask whether an adapter is loaded; the answer's message is empty until it is."""
+
+    adapter_id: int
     is_pinned: bool = False
 
 
@@ -213,7 +222,7 @@ class RestoreGraphs(_Message, frozen=True):
 
 
 WeightUpdate = LoadFolder | LoadDummy | LoadTensors | LoadSharedMemory | LoadCuda | LoadReceived
-AdapterOp = LoadAdapter | UnloadAdapter
+AdapterOp = LoadAdapter | AdapterStatus | UnloadAdapter
 GroupOp = JoinGroup | LeaveGroup | GroupStatus | ReceiveTensors | ReceiveStatus
 WeightOp = (
     WeightUpdate

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterable
 
 from runtime.ipc.messages import ControlReply
-from runtime.ipc.weight_messages import LoadAdapter, UnloadAdapter, WeightCall
+from runtime.ipc.weight_messages import AdapterStatus, LoadAdapter, UnloadAdapter, WeightCall
 from runtime.scheduler.request import Request
 from runtime.scheduler.waiting import WaitingQueue
 from runtime.step.executor import WeightHandler
@@ -80,7 +80,7 @@ class AdapterPlaces:
             self._copies = [copy for copy in self._copies if copy.adapter_id != op.adapter_id]
             self._held = [0 if held == op.adapter_id else held for held in self._held]
         reply = ranks.handle(call)
-        if isinstance(op, LoadAdapter) and reply.success:
+        if isinstance(op, LoadAdapter | AdapterStatus) and reply.success and reply.message:
             self._loaded.add(op.adapter_id)
             if op.is_pinned:
                 self._pinned.add(op.adapter_id)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.checkpoint.peft_adapter import CONFIG_FILE, TENSORS_FILE, AdapterSpec, read_adapter
 from runtime.checkpoint.weight_roots import AdapterRoots
@@ -26,7 +28,7 @@ from runtime.config.lora_options import LoraLimits
 from runtime.errors import InvalidRequest, StartupError
 from runtime.eventloop.offload import OffloadPool
 from runtime.ipc.messages import ControlReply
-from runtime.ipc.weight_messages import AdapterOp, UnloadAdapter, WeightCall
+from runtime.ipc.weight_messages import AdapterOp, AdapterStatus, UnloadAdapter, WeightCall
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +216,10 @@ class AdapterControl:
         """Have every worker load an adapter, after making room; the caller holds `_turn`."""
         while self._max_loaded is not None and len(self._record.loaded()) >= self._max_loaded:
             await self._evict()
-        reply = await self._ask(adapter.message)
+        reply = await self._ask(replace(adapter.message, in_background=True))
+        while reply.success and not reply.message:
+            await asyncio.sleep(_POLL_S)
+            reply = await self._ask(AdapterStatus(adapter.adapter_id, adapter.pinned))
         if not reply.success:
             # A replica may have it although another one failed.
             await self._client.control(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
@@ -16,16 +15,13 @@ import msgspec
 import torch
 
 from runtime.checkpoint.check import describe
-from runtime.checkpoint.model_spec import ModelSpec
-from runtime.checkpoint.peft_adapter import read_adapter
-from runtime.config.lora_options import LoraLimits
 from runtime.errors import HeadraceError, InvalidRequest, StartupError
-from runtime.executor.adapter_pool import AdapterPool
 from runtime.executor.device_errors import raise_if_lost
 from runtime.executor.device_memory import DeviceMemory, give_back
 from runtime.ipc.weight_messages import (
     MEMORY_TAGS,
     AdapterOp,
+    AdapterStatus,
     CheckWeights,
     GroupOp,
     GroupStatus,
@@ -53,6 +49,7 @@ from runtime.ipc.weight_messages import (
     WeightPart,
     WeightUpdate,
 )
+from runtime.weights.adapter_files import RankAdapters
 from runtime.weights.incoming import Incoming, from_bytes, from_cuda, from_shared_memory
 from runtime.weights.live_weights import LiveWeights
 from runtime.weights.update_group import UpdateGroups
@@ -60,25 +57,6 @@ from runtime.weights.update_group import UpdateGroups
 logger = logging.getLogger(__name__)
 
 JOINED, RECEIVED = "joined", "received"
-
-
-@dataclass(frozen=True)
-class RankAdapters:
-    """A rank's adapters, and what they must fit."""
-
-    pool: AdapterPool
-    model: ModelSpec
-    limits: LoraLimits
-
-    def load(self, op: LoadAdapter) -> None:
-        """Read an adapter; the front has checked it, and reads no tensors.
-
-        Raises:
-            InvalidRequest, StartupError: it cannot be read.
-        """
-        limits = self.limits
-        spec = read_adapter(Path(op.folder), self.model, limits.max_rank, limits.target_modules)
-        self.pool.load(op.adapter_id, spec)
 
 
 class RankWeights:
@@ -141,8 +119,8 @@ class RankWeights:
                 return self._check(op), b""
             case JoinGroup() | LeaveGroup() | GroupStatus() | ReceiveTensors() | ReceiveStatus():
                 return self._in_group(op), b""
-            case LoadAdapter() | UnloadAdapter():
-                self._change_adapters(op)
+            case LoadAdapter() | AdapterStatus() | UnloadAdapter():
+                return self._change_adapters(op), b""
             case ReleaseMemory():
                 self._release(op.tags)
             case ResumeMemory():
@@ -153,13 +131,10 @@ class RankWeights:
                 self._update(op)
         return "", b""
 
-    def _change_adapters(self, op: AdapterOp) -> None:
+    def _change_adapters(self, op: AdapterOp) -> str:
         if self._adapters is None:
             raise InvalidRequest("This server was started without --enable-lora.")
-        if isinstance(op, LoadAdapter):
-            self._adapters.load(op)
-        else:
-            self._adapters.pool.unload(op.adapter_id)
+        return self._adapters.change(op)
 
     def _in_group(self, op: GroupOp) -> str:
         match op:

@@ -55,9 +55,10 @@ from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.scheduler_options import SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
 from runtime.step.executor import Runner
+from runtime.weights.adapter_files import RankAdapters
 from runtime.weights.live_weights import LiveWeights
 from runtime.weights.load_model import load_model, parameter_bytes
-from runtime.weights.rank_weights import RankAdapters, RankWeights
+from runtime.weights.rank_weights import RankWeights
 from runtime.weights.weight_files import WeightFiles
 from runtime.weights.weight_updates import WeightUpdates
 from runtime.worker.commands import Commands
