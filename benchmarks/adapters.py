@@ -5,7 +5,7 @@
 
 The worker's parts run in this process, with random weights and no HTTP. Rows of a batch use the
 adapters in turn; each adapter changes every linear layer. Base and adapters alternate `--repeat`
-times, and the best of each counts. One line each: milliseconds a step, tokens per second, and the
+times; the best median of each counts. One line each: milliseconds a step, tokens per second, and the
 share of the base's tokens per second that is kept.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -100,14 +101,15 @@ class Worker:
         for _ in range(warm):
             self.engine.scheduler.step()
         self._synchronize()
-        started = time.perf_counter()
+        took_s = []
         for _ in range(options.steps):
+            started = time.perf_counter()
             self.engine.scheduler.step()
+            took_s.append(time.perf_counter() - started)
         self._synchronize()
-        took_s = time.perf_counter() - started
         self.engine.run()
         self.first += batch
-        return took_s / options.steps
+        return statistics.median(took_s)
 
     def prompt_seconds(self, num_adapters: int) -> float:
         """Seconds of a prompt of 1024 tokens."""

@@ -13,6 +13,7 @@ from runtime.checkpoint.model_spec import ModelSpec
 from runtime.checkpoint.peft_adapter import MAX_RANK, AdapterSpec, read_adapter, target_modules
 from runtime.checkpoint.weight_roots import AdapterRoots
 from runtime.config.lora_options import LoraArgs, LoraLimits
+from runtime.config.options import ServerConfig
 from runtime.errors import InvalidRequest, StartupError
 from runtime.launch.defaults import Choices
 from runtime.weights.adapter_control import check_name
@@ -52,10 +53,20 @@ class GivenAdapters:
     adapters: Sequence[GivenAdapter] = ()
     reason: str = ""
 
-    def settle(self, args: LoraArgs, choices: Choices) -> LoraArgs:
-        """Return the options with every choice filled in."""
+    def settle(self, config: ServerConfig, device: str, choices: Choices) -> LoraArgs:
+        """Return the options with every choice filled in.
+
+        Raises:
+            StartupError: they cannot be satisfied on this device.
+        """
+        args = config.lora
         if self.limits is None:
             return args
+        if device == "cuda" and config.kernels.enable_deterministic_inference:
+            raise StartupError(
+                "--enable-lora: adapters have no batch-invariant kernels on a GPU; omit "
+                "--enable-deterministic-inference."
+            )
         return dataclasses.replace(
             args,
             enable_lora=True,
@@ -74,6 +85,11 @@ def read_adapters(args: LoraArgs, model: ModelSpec) -> GivenAdapters:
         return GivenAdapters(None)
     if model.gives != "tokens":
         raise StartupError("--enable-lora: only models that generate text take adapters.")
+    if model.impl != "headrace":
+        raise StartupError(
+            f"--enable-lora: {model.architecture} runs by its own code in transformers, and takes "
+            "no adapters."
+        )
     _check_bounds(args)
     targets = target_modules(model, args.lora_target_modules)
     given = [_parse(text) for text in args.lora_paths]

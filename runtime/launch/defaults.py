@@ -191,3 +191,22 @@ def choose_experts_backend(config: ServerConfig, device: str, choices: Choices) 
     if asked == "auto" or device == "cuda":
         return asked
     return str(choices.pick("moe_runner_backend", "auto", f"{asked} needs an NVIDIA device"))
+
+
+def choose_context_len(config: ServerConfig, model: ModelSpec, choices: Choices) -> int:
+    """Return the most tokens of a request.
+
+    Raises:
+        StartupError: more than the model's positions allow.
+    """
+    asked = config.model.context_length
+    if asked is None:
+        limit = model.text_limit
+        if limit is not None and limit < model.context_len:
+            return int(choices.pick("context_length", limit, "max_seq_length of the folder"))
+        return int(choices.pick("context_length", model.context_len, "the model's"))
+    if asked > model.context_len:
+        raise StartupError(
+            f"--context-length {asked} is more than the model's {model.context_len} tokens."
+        )
+    return asked

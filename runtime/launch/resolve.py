@@ -32,6 +32,7 @@ from runtime.launch.defaults import (
     Choices,
     check_experts,
     check_quantization,
+    choose_context_len,
     choose_dtype,
     choose_experts_backend,
     choose_grammars,
@@ -120,7 +121,7 @@ def resolve(
     overrides = dict(model.overrides)
     if keeps_16_bits(config, model, device, dtype):
         overrides |= as_override(SAME)
-    context_len = _context_len(config, model, choices)
+    context_len = choose_context_len(config, model, choices)
     scheduling = config.scheduling
     chunk = _prefill_chunk(scheduling, model, device, choices)
     max_running = scheduling.max_running_requests
@@ -177,7 +178,7 @@ def resolve(
             page_size=page_size,
             disable_overlap_schedule=not overlap,
         ),
-        lora=adapters.settle(config.lora, choices),
+        lora=adapters.settle(config, device, choices),
         parallel=dataclasses.replace(config.parallel, load_balance_method=balance),
         kernels=dataclasses.replace(
             config.kernels,
@@ -494,17 +495,3 @@ def _random_seed(config: ServerConfig, drawn: int, choices: Choices) -> int:
     if config.kernels.enable_deterministic_inference:
         return int(choices.pick("random_seed", DETERMINISTIC_SEED, "deterministic inference"))
     return int(choices.pick("random_seed", drawn, "drawn at launch"))
-
-
-def _context_len(config: ServerConfig, model: ModelSpec, choices: Choices) -> int:
-    asked = config.model.context_length
-    if asked is None:
-        limit = model.text_limit
-        if limit is not None and limit < model.context_len:
-            return int(choices.pick("context_length", limit, "max_seq_length of the folder"))
-        return int(choices.pick("context_length", model.context_len, "the model's"))
-    if asked > model.context_len:
-        raise StartupError(
-            f"--context-length {asked} is more than the model's {model.context_len} tokens."
-        )
-    return asked
