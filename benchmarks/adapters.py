@@ -5,8 +5,8 @@
 
 The worker's parts run in this process, with random weights and no HTTP. Rows of a batch use the
 adapters in turn; each adapter changes every linear layer. Base and adapters alternate `--repeat`
-times; the best median of each counts. One line each: milliseconds a step, tokens per second, and the
-share of the base's tokens per second that is kept.
+times; the best median of each counts. One line each: milliseconds a step, tokens per second, and
+the share of the base's tokens per second that is kept.
 """
 
 from __future__ import annotations
