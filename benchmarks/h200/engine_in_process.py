@@ -2,9 +2,10 @@
 
     python -m benchmarks.h200.engine_in_process --checks --profile 0.5b 8b
 
-Checks: greedy tokens of tiny random models equal those of `transformers` in float32 with graphs and
-without, overlapped and plain, chunked and retracted. Profile: the device's kernels and the host's
-functions of decode steps at batch 1, 64 and 256 and of prompt steps.
+Checks: greedy tokens of tiny random models, ours and those without a family, equal those of
+`transformers` in float32 with graphs and without, overlapped and plain, chunked and retracted.
+Profile: the device's kernels and the host's functions of decode steps at batch 1, 64 and 256 and of
+prompt steps.
 """
 
 from __future__ import annotations
@@ -46,12 +47,14 @@ def engine(folder: Path, **options: Any) -> InProcessEngine:
 def check_against_transformers() -> None:
     from transformers import AutoModelForCausalLM
 
+    from tests.support.adapted_models import ADAPTED_MODELS, adapted_model
     from tests.support.tiny_models import tiny_model
 
+    folders = {name: tiny_model(name) for name in ("llama", "qwen2", "qwen3")}
+    folders |= {name: adapted_model(name) for name in ADAPTED_MODELS}
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 500, 3 + 9 * i).tolist() for i in range(12)]
-    for name in ("llama", "qwen2", "qwen3"):
-        folder = tiny_model(name)
+    for name, folder in folders.items():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         expected = []
         for prompt in prompts:
@@ -93,7 +96,7 @@ def check_against_transformers() -> None:
             wrong = [i for i in range(1, 13) if ours.tokens[i] != expected[i - 1]]
             sampled = ours.generate(prompts[3], 30, temperature=1.0, top_k=20, top_p=0.9, seed=5)
             again = ours.generate(prompts[3], 30, temperature=1.0, top_k=20, top_p=0.9, seed=5)
-            print(f"check {name:6} {way:14} wrong: {wrong} sampled repeats: {sampled == again}")
+            print(f"check {name:12} {way:14} wrong: {wrong} sampled repeats: {sampled == again}")
 
 
 def add(ours: InProcessEngine, first_id: int, prompts: list[Any], num_new: int) -> None:

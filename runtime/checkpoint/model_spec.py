@@ -254,10 +254,16 @@ class ModelSpec(ABC):
         """
         return []
 
-    @property
-    def splits_among_ranks(self) -> bool:
-        """Whether several ranks can share the layers."""
-        return True
+    def check(self, tp_size: int, *, deterministic: bool) -> None:  # noqa: B027  # families need none
+        """Refuse options that this model cannot be served with.
+
+        Args:
+            tp_size: ranks that share each layer.
+            deterministic: whether no result may depend on the batch.
+
+        Raises:
+            StartupError: one line that names the option.
+        """
 
     @property
     def num_experts(self) -> int:

@@ -134,8 +134,9 @@ def resolve(
     attention = _attention_backend(config, device, dtype, model.head_dims, choices)
     experts = choose_experts_backend(config, device, choices)
     _check_fit(config, device, page_size, attention)
-    _check_deterministic(config, model, device, dtype)
+    _check_deterministic(config, device, dtype)
     tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
+    model.check(tp_size, deterministic=config.kernels.enable_deterministic_inference)
     _check_ranks(config.parallel, model, device, hardware)
     threads = config.kernels.num_threads
     if threads is None:
@@ -399,16 +400,11 @@ def _check_fit(config: ServerConfig, device: str, page_size: int, backend: str) 
         )
 
 
-def _check_deterministic(config: ServerConfig, model: ModelSpec, device: str, dtype: str) -> None:
+def _check_deterministic(config: ServerConfig, device: str, dtype: str) -> None:
     """Refuse options that have no batch-invariant kernels."""
     if not config.kernels.enable_deterministic_inference:
         return
     option = "--enable-deterministic-inference"
-    if model.impl != "headrace":
-        raise StartupError(
-            f"{option}: {model.architecture} runs by its own code in transformers, whose products "
-            "may depend on the batch."
-        )
     backend = config.kernels.attention_backend
     if backend not in ("auto", *INVARIANT_BACKENDS):
         raise StartupError(
@@ -441,11 +437,6 @@ def _check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware
             else f"{model.architecture} has no experts"
         )
         raise StartupError(f"--ep-size {ep_size}: {reason}.")
-    if tp_size > 1 and not model.splits_among_ranks:
-        raise StartupError(
-            f"--tp-size {tp_size}: {model.architecture} has no plan for ranks in transformers; "
-            "use --dp-size for several GPUs."
-        )
     for what in model.uneven_parts(tp_size, ep_size):
         raise StartupError(f"--tp-size {tp_size}: the model's {what} cannot be shared evenly.")
 

@@ -56,8 +56,9 @@ for tile in linear.tiles(torch.bfloat16):
 tile = attention.tile_of(torch.bfloat16, 128, 227 * 1024)
 constants = dict(
     NUM_KV_HEADS=8, GROUP=4, GROUP_ROWS=4, HEAD_DIM=128, PAGE_SIZE=16, PRECISION="tf32",
-    WINDOWED=False, SPANS=False, PART=attention.PART, BLOCK_M=attention.BLOCK_ROWS,
-    BLOCK_N=tile.block_n, BLOCK_D=128, STAGES=tile.num_stages, PDL=True,
+    WINDOWED=False, SPANS=False, CAPPED=False, SINKS=False, PART=attention.PART,
+    BLOCK_M=attention.BLOCK_ROWS, BLOCK_N=tile.block_n, BLOCK_D=128, STAGES=tile.num_stages,
+    PDL=True,
 )
 print("ATTENTION")
 print(compiled(attention_kernel, constants, num_warps=tile.num_warps, enable_fp_fusion=False))

@@ -127,9 +127,11 @@ def test_every_batch_size_equals_transformers(name: str) -> None:
 def test_two_ranks_equal_transformers(name: str) -> None:
     folder = folder_of(name)
     spec = read_model_spec(folder, ADAPTER)
-    assert spec.splits_among_ranks == (name not in ONE_RANK)
     if name in ONE_RANK:
+        with pytest.raises(StartupError, match=r"--tp-size 2: .* has no plan for ranks"):
+            spec.check(2, deterministic=False)
         return
+    spec.check(2, deterministic=False)
     assert not spec.uneven_parts(2)
     ranks = TwoRanks(folder, ADAPTER)
     tokens = prompts(2, 61)[1]
@@ -149,6 +151,30 @@ def test_all_weights_are_read_back_as_the_files_have_them(name: str) -> None:
         holder, _, parameter = weight.target.rpartition(".")
         part = holders[holder].part(parameter, weight.shard)
         assert torch.equal(part, files[weight.name].float()), weight.name
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "granite", "gpt_neox", "glm4_moe", "phi3"])
+def test_half_precision_is_close_to_float32(name: str) -> None:
+    driver = Driver(load(folder_of(name), "bfloat16", ADAPTER))
+    for tokens in prompts(3):
+        logits, expected = driver.prefill(driver.start(tokens)), their_logits(name, tokens)
+        assert logits.dtype == torch.float32
+        scale = expected.abs().amax(dim=-1, keepdim=True)
+        assert float(((logits - expected).abs() / scale).max()) < 0.1
+
+
+@pytest.mark.parametrize("name", ["olmo2", "gpt_neox", "glm4_moe", "gpt2"])
+def test_products_are_quantized_like_those_of_a_family(name: str) -> None:
+    model = load(folder_of(name), overrides={"quantization": "fp8"})
+    names = [weight.name for weight in model.spec.weights if weight.kind == "scale"]
+    # Matrices that only the model's own code multiplies stay as they are.
+    assert bool(names) == (name != "gpt2")
+    assert not any("embed" in each or "norm" in each for each in names)
+    driver = Driver(model)
+    tokens = prompts(2, 61)[1]
+    logits, expected = driver.prefill(driver.start(tokens)), their_logits(name, tokens)
+    scale = expected.abs().amax(dim=-1, keepdim=True)
+    assert float(((logits - expected).abs() / scale).mean()) < 0.06
 
 
 def test_the_quick_way_is_that_of_our_family() -> None:

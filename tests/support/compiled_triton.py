@@ -40,6 +40,7 @@ from kernels.paged_attention.triton_extend import extend_kernel
 from kernels.paged_attention.triton_invariant_kernel import attention_kernel
 from kernels.paged_attention.triton_prefix import prefix_kernel
 from kernels.rope import triton as rope
+from kernels.rounding import triton as rounding
 from kernels.sampling import triton_draw, triton_rows
 from kernels.triton_support.device import SharedMemory
 
@@ -201,6 +202,10 @@ def products(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
     yield "product, invariant", invariant_linear._linear_kernel, constants, large.num_warps
 
 
+# What a layer does to its scores; see `kernels.paged_attention.triton_scores`.
+SCORES = {"CAPPED": False, "SINKS": False}
+
+
 def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
     """Yield attention of chunks at the head sizes that need the most memory."""
     for head_dim in (128, 256):
@@ -210,6 +215,7 @@ def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
         constants = {
             "WINDOWED": False,
             "SPANS": False,
+            **SCORES,
             "BLOCK_M": rows,
             "BLOCK_N": tile.block_n,
             "STAGES": tile.num_stages,
@@ -217,14 +223,15 @@ def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
         }
         yield f"extend {head_dim}", extend_kernel, layout | constants, tile.num_warps
         if head_dim == 256:
-            # These variants are for layers with a window, in a step with images.
-            seeing = constants | {"WINDOWED": True, "SPANS": True}
+            # This variant is for layers with a window, a soft cap and sinks, in a step with images.
+            seeing = constants | dict.fromkeys(("WINDOWED", "SPANS", *SCORES), True)
             yield "extend 256, images", extend_kernel, layout | seeing, tile.num_warps
         cut = invariant_attention.tile_of(DTYPE, head_dim, shared.size)
         constants = {
             "GROUP_ROWS": 4,
             "WINDOWED": False,
             "SPANS": False,
+            **SCORES,
             "PART": invariant_attention.PART,
             "BLOCK_M": invariant_attention.BLOCK_ROWS,
             "BLOCK_N": cut.block_n,
@@ -245,6 +252,7 @@ def shared_attentions(*, pdl: bool) -> Iterator[Kernel]:
         "PARTS": 8,
         "STAGES": tile.num_stages,
         "SHARED": False,
+        **SCORES,
         "EARLY": False,
         "PDL": pdl,
     }
@@ -252,6 +260,7 @@ def shared_attentions(*, pdl: bool) -> Iterator[Kernel]:
     tile = tiles.prefix_tile(DTYPE, 128)
     constants = {
         "GROUP_ROWS": 4,
+        "CAPPED": False,
         "BLOCK_M": 64,
         "BLOCK_N": tile.block_n,
         "STAGES": tile.num_stages,
@@ -296,7 +305,7 @@ def fp8(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
     constants |= {"STAGES": shared.stages(4, 192 * 128), "PDL": pdl}
     yield "fp8, blocks", fp8_linear._block_kernel, constants, 4
     constants = {"GROUPS": 32, "SPACE": 128, "STATIC": False, "PDL": pdl}
-    yield "fp8, rounding", fp8_linear._round_kernel, constants, 8
+    yield "fp8, rounding", rounding._round_kernel, constants, 8
 
 
 def sampling() -> Iterator[Kernel]:
@@ -370,6 +379,17 @@ def dependent() -> Iterator[Kernel]:
         "PDL": True,
     }
     yield "rope", rope._rope_kernel, constants, 2
+    constants = {
+        "NUM_KV_HEADS": 8,
+        "HEAD_DIM": 128,
+        "VALUE_DIM": 96,
+        "PAGE_SIZE": 16,
+        "BLOCK_HEADS": 8,
+        "BLOCK_D": 128,
+        "EARLY": True,
+        "PDL": True,
+    }
+    yield "keys and values", rope._write_kernel, constants, 2
     constants = {"BLOCK": 1024, "PDL": True}
     yield "decode inputs", decode_step._decode_inputs_kernel, constants, 4
     constants = {"BLOCK": 128, "PDL": True}

@@ -264,10 +264,15 @@ def copy_of(name: str, target: Path) -> Path:
 
 def other_weights(name: str, target: Path, seed: int = 1) -> Path:
     """Copy the variant `name` to `target` with other random weights of the same shapes."""
+    return changed_weights(tiny_model(name), target, seed)
+
+
+def changed_weights(folder: Path, target: Path, seed: int = 1) -> Path:
+    """Copy a folder to `target` with other random weights of the same shapes."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    copy_of(name, target)
+    shutil.copytree(folder, target)
     generator = torch.Generator().manual_seed(seed)
     for path in target.glob("*.safetensors"):
         tensors = {

@@ -23,7 +23,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         aliases: tensors that repeat another one: a tied head.
         ignored: patterns of tensors that files may have and the model does not need.
         num_idle: numbers of weights that are not read for a token.
-        plan: whether the model says how ranks share it.
+        has_plan: whether the model says how ranks share it.
         splits: sizes that ranks must divide.
         as_they_are: kinds of modules that run as `transformers` has them, which is slower than a
             family here.
@@ -42,7 +42,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     aliases: dict[str, str]
     ignored: list[str]
     num_idle: int
-    plan: bool
+    has_plan: bool
     splits: list[tuple[int, str]]
     as_they_are: list[str]
 

@@ -12,6 +12,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal
@@ -30,10 +31,35 @@ _NORMS: Mapping[str, NormKind] = {
     "gemma3:Gemma3RMSNorm": "zero_centered_rms",
 }
 _MLPS: Mapping[str, MlpKind] = {"llama:LlamaMLP": "gated", "phi3:Phi3MLP": "packed"}
-# Whether heads of queries and keys have norms.
-_ATTENTIONS: Mapping[str, bool] = {
-    "llama:LlamaAttention": False,
-    "qwen3:Qwen3Attention": True,
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """An attention block that is a product for all heads, our rotation, and the output's product.
+
+    Attributes:
+        has_norms: whether heads of queries and keys have norms.
+        is_packed: whether the checkpoint has the products of the heads as one.
+        rotates: whether this layer rotates heads.
+    """
+
+    has_norms: bool = False
+    is_packed: bool = False
+    rotates: bool = True
+
+
+# Known blocks, and by which of their attributes a layer rotates.
+_ATTENTIONS: Mapping[str, tuple[AttentionForm, Callable[[Any], bool]]] = {
+    "llama:LlamaAttention": (AttentionForm(), lambda _: True),
+    "qwen3:Qwen3Attention": (AttentionForm(has_norms=True), lambda _: True),
+    "gemma3:Gemma3Attention": (AttentionForm(has_norms=True), lambda _: True),
+    "phi3:Phi3Attention": (AttentionForm(is_packed=True), lambda _: True),
+    "seed_oss:SeedOssAttention": (AttentionForm(), lambda _: True),
+    "smollm3:SmolLM3Attention": (AttentionForm(), lambda block: bool(block.use_rope)),
+    "exaone4:Exaone4Attention": (
+        AttentionForm(has_norms=True),
+        lambda block: block.sliding_window is None or bool(block.is_sliding),
+    ),
 }
 # Our place of each norm of a layer.
 _LAYERS: Mapping[str, Mapping[str, str]] = {
@@ -89,16 +115,17 @@ def has_plain_gate(experts: Any) -> bool:
     return type(experts)._apply_gate is _default_apply_gate and gate_activation(experts) is not None
 
 
-def has_head_norms(attention: nn.Module) -> bool | None:
-    """Return whether heads have norms, of a block whose heads rotate as Llama's; else `None`."""
+def attention_form(attention: nn.Module) -> AttentionForm | None:
+    """Return the form of a block whose heads rotate as Llama's; `None` for another block."""
     found = _found(attention, _ATTENTIONS)
     if found is None:
         return None
+    form, rotates = found
     mine, llama = sys.modules[type(attention).__module__], _module("llama")
     for name in _ROTATION:
         if _body(getattr(mine, name)) != _body(getattr(llama, name)):
             return None
-    return found
+    return replace(form, rotates=rotates(attention))
 
 
 def layer_norms(layer: nn.Module) -> Mapping[str, str] | None:
@@ -108,14 +135,18 @@ def layer_norms(layer: nn.Module) -> Mapping[str, str] | None:
 
 def has_plain_head(model: nn.Module) -> bool:
     """Whether logits are the head's product and nothing else."""
-    return _same(type(model), "llama:LlamaForCausalLM")
+    return _same(_class_of(model), "llama:LlamaForCausalLM")
 
 
 def _found(module: nn.Module, known: Mapping[str, Any]) -> Any:
     for name, meaning in known.items():
-        if _same(type(module), name):
+        if _same(_class_of(module), name):
             return meaning
     return None
+
+
+def _class_of(module: nn.Module) -> Any:
+    return type(module)
 
 
 @cache

@@ -13,8 +13,9 @@ from runtime.checkpoint.attention_spec import AttentionSpec
 from runtime.checkpoint.model_spec import WeightKind, WeightSpec
 from runtime.models.adapter.conversions import Conversions, read_conversions
 from runtime.models.adapter.forms import (
+    AttentionForm,
     NormKind,
-    has_head_norms,
+    attention_form,
     has_plain_gate,
     layer_norms,
     mlp_kind,
@@ -104,8 +105,7 @@ class Layout:
         traced: the model, on the meta device.
         attention: of each layer.
         split: names of the attention modules whose heads are split among ranks.
-        quick: names of the attention modules that are one fused product, our rotation, and the
-            output product, and whether their heads have norms.
+        quick: names and forms of the attention modules that are known.
         mlps: names of the gated blocks with both products of the input in one, and whether the
             checkpoint stores them as one.
         stream_norms: the norms of all layers by our places, if all layers add to a stream as ours
@@ -119,7 +119,7 @@ class Layout:
     traced: Traced
     attention: list[AttentionSpec] = field(default_factory=list)
     split: set[str] = field(default_factory=set)
-    quick: dict[str, bool] = field(default_factory=dict)
+    quick: dict[str, AttentionForm] = field(default_factory=dict)
     mlps: dict[str, bool] = field(default_factory=dict)
     projections: dict[str, Projection] = field(default_factory=dict)
     fused: list[Fused] = field(default_factory=list)
@@ -228,19 +228,12 @@ def _lay_out_attention(layout: Layout, plan: _Plan, call: AttentionCall) -> None
             is_whole=not is_split,
         )
     )
-    normed = has_head_norms(attention)
-    rotary = call.rotary
-    if normed is None or rotary is None or rotary.width != call.head_dim or call.head_dim % 2:
+    form = attention_form(attention)
+    if form is None or not _is_quick(form, call, attention, linears):
         return
-    if call.value_dim != call.head_dim or call.sinks:
+    layout.quick[call.module] = form
+    if form.is_packed:
         return
-    if set(linears) != {"q_proj", "k_proj", "v_proj", "o_proj"}:
-        return
-    if len({linears[f"{each}_proj"].bias is None for each in "qkv"}) > 1:
-        return
-    if normed and not _has_equal_head_norms(attention, call.head_dim):
-        return
-    layout.quick[call.module] = normed
     heads = {"q": call.num_heads, "k": call.num_kv_heads, "v": call.num_kv_heads}
     parts = {
         shard: _projection(
@@ -252,6 +245,22 @@ def _lay_out_attention(layout: Layout, plan: _Plan, call: AttentionCall) -> None
         for shard, count in heads.items()
     }
     layout.fused.append(Fused(call.module, f"{call.module}.qkv_proj", parts))
+
+
+def _is_quick(
+    form: AttentionForm, call: AttentionCall, attention: Any, linears: Mapping[str, Any]
+) -> bool:
+    """Whether a block of a known form has sizes that our kernels have, and nothing more."""
+    if form.rotates and (call.rotary is None or call.rotary.width != call.head_dim):
+        return False
+    if call.value_dim != call.head_dim or call.sinks or call.head_dim % 2:
+        return False
+    products = {"qkv"} if form.is_packed else set("qkv")
+    if set(linears) != {f"{each}_proj" for each in (*products, "o")}:
+        return False
+    if len({linears[f"{each}_proj"].bias is None for each in products}) > 1:
+        return False
+    return not form.has_norms or _has_equal_head_norms(attention, call.head_dim)
 
 
 def _has_equal_head_norms(attention: Any, head_dim: int) -> bool:

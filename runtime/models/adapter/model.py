@@ -36,6 +36,7 @@ from runtime.models.adapter.modules import (
     ScaledLookup,
     Step,
     StreamLayer,
+    StreamLayers,
     StreamNorm,
     Tensors,
     is_on_meta,
@@ -282,9 +283,11 @@ class _Assembly:
             sinks = _sinks_of(module, call.sinks)
             module.headrace_attend = CalledAttention(layer, self.step, sinks)
             return
-        assert call.rotary is not None
-        layer.cos_sin = tables[call.rotary]
-        if self.layout.quick[call.module]:
+        form = self.layout.quick[call.module]
+        if form.rotates:
+            assert call.rotary is not None
+            layer.cos_sin = tables[call.rotary]
+        if form.has_norms:
             query, key = (
                 cast("RMSNorm", self.holders[f"{call.module}.{each}_norm"]) for each in "qk"
             )
@@ -296,6 +299,7 @@ class _Assembly:
     def _place_stream(self) -> None:
         traced, places = self.layout.traced, self.layout.stream_norms
         assert places is not None
+        layers = []
         for name in traced.layers:
             layer = self.model.get_submodule(name)
             norms = {
@@ -303,9 +307,16 @@ class _Assembly:
                 for place, norm in places.items()
             }
             is_last = name == traced.layers[-1]
-            self._place(
-                name, StreamLayer(layer.self_attn, layer.mlp, norms, self.step, is_last=is_last)
+            layers.append(
+                StreamLayer(layer.self_attn, layer.mlp, norms, self.step, is_last=is_last)
             )
+        if traced.can_be_one and len(self.layout.quick) == len(layers):
+            # One call for all of them: nothing else tells the model's own code how many there are.
+            among = traced.layers[0].rpartition(".")[0]
+            self._place(among, nn.ModuleList([StreamLayers(layers)]))
+        else:
+            for name, each in zip(traced.layers, layers, strict=True):
+                self._place(name, StreamLayers([each]))
         last = cast("RMSNorm", self.holders[traced.norm])
         self._place(traced.norm, StreamNorm(last, self.step))
 
@@ -358,11 +369,13 @@ class _Assembly:
         context = self.context
         count = context.max_positions or self.owner.spec.context_len
         positions = torch.arange(count, device=context.device).unsqueeze(0)
-        like = torch.zeros(1, device=context.device)
+        # Only its type matters: the tables are in float32 for models of any type.
+        like = torch.zeros(1, dtype=torch.float32, device=context.device)
         tables: dict[Rotary, Tensor] = {}
         for call in self.layout.traced.calls:
             rotary = call.rotary
-            if call.module not in self.layout.quick or rotary is None or rotary in tables:
+            form = self.layout.quick.get(call.module)
+            if form is None or not form.rotates or rotary is None or rotary in tables:
                 continue
             module = self.model.get_submodule(rotary.module)
             cos, sin = module(like, positions, **dict(rotary.options))

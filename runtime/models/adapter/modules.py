@@ -5,7 +5,8 @@ Their tensors are `[1, num_tokens, ...]`: the step's tokens of all sequences, fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ class Product(nn.Module):
         self.linear = linear
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = self.linear.apply(x.reshape(-1, x.shape[-1]))
+        flat = self.linear.apply(_flat(x))
         return flat.view(*x.shape[:-1], flat.shape[-1])
 
 
@@ -121,7 +122,7 @@ class Head(nn.Module):
         self._product, self._gather = product, gather
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.score(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
+        return self.score(_flat(hidden)).view(*hidden.shape[:-1], -1)
 
     def score(self, hidden: Tensor) -> Tensor:
         """Return logits, `[n, vocab_size]`, for `[n, hidden_size]`."""
@@ -138,7 +139,7 @@ class Normed(nn.Module):
         self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm.forward(x.reshape(-1, x.shape[-1])).view(x.shape)
+        return self.norm.forward(_flat(x)).view(x.shape)
 
 
 class GatedMlp(nn.Module):
@@ -148,9 +149,12 @@ class GatedMlp(nn.Module):
         super().__init__()
         self.gate_up, self.down, self.activation = gate_up, down, activation
 
+    def run(self, x: Tensor) -> Tensor:
+        """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
+        return self.down.apply(self.gate_up.gated(x, self.activation))
+
     def forward(self, x: Tensor) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1])
-        return self.down.apply(self.gate_up.gated(flat, self.activation)).view(x.shape)
+        return self.run(_flat(x)).view(x.shape)
 
 
 class ChosenExperts(nn.Module):
@@ -162,10 +166,10 @@ class ChosenExperts(nn.Module):
         super().__init__()
         self.experts, self.activation, self._reduce = experts, activation, reduce
 
-    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1])
-        out = self.experts.apply(flat, expert_ids.long(), weights.float(), self.activation)
-        return (out if self._reduce is None else self._reduce(out)).view(x.shape)
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        ids, weights = top_k_index.long(), top_k_weights.float()
+        out = self.experts.apply(_flat(hidden_states), ids, weights, self.activation)
+        return (out if self._reduce is None else self._reduce(out)).view(hidden_states.shape)
 
 
 class QuickAttention(nn.Module):
@@ -181,7 +185,7 @@ class QuickAttention(nn.Module):
         return batch.attention.run(self.layer, self.qkv.apply(x), batch)
 
     def forward(self, hidden_states: Tensor, **_others: Any) -> tuple[Tensor, None]:
-        flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+        flat = _flat(hidden_states)
         return self.output.apply(self.attend(flat)).view(hidden_states.shape), None
 
 
@@ -217,11 +221,24 @@ class CalledAttention:
         return out.view(1, len(out), layer.num_heads, -1), None
 
 
-class StreamLayer(nn.Module):
+class StreamLayer:
     """A layer that adds to the stream: each norm takes the sum before it along.
 
-    Between layers the stream lacks the last block's output, `Step.pending`.
+    Between layers the stream lacks the last block's output, `Step.pending`. No `nn.Module`: its
+    `__call__` and `__getattr__` cost more than the arithmetic of a small model's decode step.
     """
+
+    __slots__ = (
+        "attention",
+        "attention_output_norm",
+        "input_norm",
+        "is_last",
+        "mlp",
+        "mlp_norm",
+        "mlp_output_norm",
+        "quick",
+        "step",
+    )
 
     def __init__(
         self,
@@ -232,38 +249,61 @@ class StreamLayer(nn.Module):
         *,
         is_last: bool,
     ) -> None:
-        super().__init__()
-        self.attention, self.mlp, self.step, self.is_last = attention, mlp, step, is_last
+        self.attention, self.step, self.is_last = attention, step, is_last
+        self.quick = attention if isinstance(attention, QuickAttention) else None
+        self.mlp = mlp.run if isinstance(mlp, GatedMlp) else partial(_without_batch, mlp)
         self.input_norm = norms.get("input_norm")
         self.attention_output_norm = norms.get("attention_output_norm")
         self.mlp_norm = norms.get("mlp_norm")
         self.mlp_output_norm = norms.get("mlp_output_norm")
 
-    def forward(self, hidden_states: Tensor, *_args: Any, **kwargs: Any) -> Tensor:
-        step, residual = self.step, hidden_states[0]
+    def run(self, residual: Tensor, options: Mapping[str, Any]) -> Tensor:
+        """Compute the layer.
+
+        Args:
+            residual: the stream, `[num_tokens, hidden_size]`, changed in place.
+            options: what the model's own attention gets besides vectors.
+
+        Returns:
+            The stream; after the last layer only of the tokens whose output is read.
+        """
+        step, quick = self.step, self.quick
         normed = add_normed(step.pending, residual, self.input_norm)
-        # Only these tokens' outputs are read: of the others the last layer needs no more than keys.
+        # Of other tokens the last layer needs no more than keys and values.
         wanted = step.batch.logits_indices if self.is_last else None
-        attention = self.attention
-        if isinstance(attention, QuickAttention):
-            attended = attention.attend(normed)
+        if quick is not None:
+            attended = quick.attend(normed)
             if wanted is not None:
                 attended = attended.index_select(0, wanted)
-            hidden = attention.output.apply(attended)
+            hidden = quick.output.apply(attended)
         else:
-            hidden = attention(hidden_states=normed.unsqueeze(0), **kwargs)[0][0]
+            hidden = self.attention(hidden_states=normed.unsqueeze(0), **options)[0][0]
             if wanted is not None:
                 hidden = hidden.index_select(0, wanted)
         if wanted is not None:
             residual = residual.index_select(0, wanted)
-        if len(residual):
-            if self.attention_output_norm is not None:
-                hidden = self.attention_output_norm.forward(hidden)
-            normed = add_normed(hidden, residual, self.mlp_norm)
-            hidden = self.mlp(normed.unsqueeze(0))[0]
-            if self.mlp_output_norm is not None:
-                hidden = self.mlp_output_norm.forward(hidden)
+            if not len(wanted):
+                return residual
+        if self.attention_output_norm is not None:
+            hidden = self.attention_output_norm.forward(hidden)
+        hidden = self.mlp(add_normed(hidden, residual, self.mlp_norm))
+        if self.mlp_output_norm is not None:
+            hidden = self.mlp_output_norm.forward(hidden)
         step.pending = hidden
+        return residual
+
+
+class StreamLayers(nn.Module):
+    """One or more layers of a stream, in the place of one."""
+
+    def __init__(self, layers: Sequence[StreamLayer]) -> None:
+        super().__init__()
+        self.layers = tuple(layers)
+
+    def forward(self, hidden_states: Tensor, *_args: Any, **options: Any) -> Tensor:
+        residual = hidden_states[0]
+        for layer in self.layers:
+            residual = layer.run(residual, options)
         return residual.unsqueeze(0)
 
 
@@ -323,6 +363,16 @@ def add_normed(hidden: Tensor | None, residual: Tensor, norm: RMSNorm | LayerNor
         return norm.forward(residual)
     add = norm.add if isinstance(norm, LayerNorm) else norm.add_forward
     return add(hidden, residual)
+
+
+def _without_batch(module: nn.Module, x: Tensor) -> Tensor:
+    result: Tensor = module(x.unsqueeze(0))
+    return result[0]
+
+
+def _flat(x: Tensor) -> Tensor:
+    """Return `[num_tokens, size]` of `[..., size]`, contiguous as our kernels need it."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
 
 
 def _rows(heads: Tensor) -> Tensor:

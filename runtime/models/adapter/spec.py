@@ -29,7 +29,7 @@ from runtime.models.adapter.description import Answer, Description, Question
 
 logger = logging.getLogger(__name__)
 
-_MODULE = "runtime.models.adapter.describe"
+_MODULE = "runtime.models.adapter.describer"
 _TIMEOUT_S = 300.0
 _NAMES = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 # Keys that the command line adds to those of `config.json`.
@@ -93,10 +93,18 @@ class AdaptedSpec(ModelSpec):
         """See `ModelSpec`."""
         return self.num_parameters - self.described.num_idle
 
-    @property
-    def splits_among_ranks(self) -> bool:
+    def check(self, tp_size: int, *, deterministic: bool) -> None:
         """See `ModelSpec`."""
-        return self.described.plan
+        if tp_size > 1 and not self.described.has_plan:
+            raise StartupError(
+                f"--tp-size {tp_size}: {self.architecture} has no plan for ranks in transformers; "
+                "use --dp-size for several GPUs."
+            )
+        if deterministic:
+            raise StartupError(
+                f"--enable-deterministic-inference: {self.architecture} runs by its own code in "
+                "transformers, whose results may depend on the batch."
+            )
 
     def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:  # noqa: ARG002  # no experts
         """See `ModelSpec`."""

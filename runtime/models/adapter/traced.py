@@ -76,6 +76,7 @@ class Traced:
         calls: of the attention interface, in order.
         layers: names of the modules around these calls, which follow one another in one list.
         is_chain: whether each layer's input is the tensor that the layer before returned.
+        can_be_one: whether the model's code also runs with a single layer.
         norm: name of the module that got the last layer's output; empty if the model did something
             else with it.
     """
@@ -84,6 +85,7 @@ class Traced:
     calls: list[AttentionCall] = field(default_factory=list)
     layers: list[str] = field(default_factory=list)
     is_chain: bool = False
+    can_be_one: bool = False
     norm: str = ""
 
 
@@ -188,12 +190,23 @@ class _Trace:
     def run(self) -> Traced:
         model = self.found.model
         self._check_kind()
+        self._step()
+        self._find_layers()
+        if not _Watched.num_uses:
+            raise self.refused("it counts positions itself")
+        self._try_one_layer()
+        # From here on, masks are not made: the kernels know which keys a query sees.
+        model.config._attn_implementation = SERVING
+        return self.found
+
+    def _step(self) -> None:
+        """Follow a step."""
         tokens = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta")
         positions = torch.zeros_like(tokens).as_subclass(_Watched)
         _Watched.num_uses = 0
         with self._followed(), torch.inference_mode():
             try:
-                model(
+                self.found.model(
                     input_ids=tokens,
                     position_ids=positions,
                     # Without a mask, some models look for padding in the ids.
@@ -204,12 +217,23 @@ class _Trace:
                 raise
             except Exception as error:
                 raise self.refused(f"a step cannot be followed: {_first(error)}") from error
-        self._find_layers()
-        if not _Watched.num_uses:
-            raise self.refused("it counts positions itself")
-        # From here on, masks are not made: the kernels know which keys a query sees.
-        model.config._attn_implementation = SERVING
-        return self.found
+
+    def _try_one_layer(self) -> None:
+        """Find out whether the model's code runs with the first layer alone."""
+        found = self.found
+        among, _, _ = found.layers[0].rpartition(".")
+        parent, _, name = among.rpartition(".")
+        owner, calls = found.model.get_submodule(parent), list(found.calls)
+        layers = getattr(owner, name)
+        setattr(owner, name, nn.ModuleList([layers[0]]))
+        try:
+            self._step()
+            found.can_be_one = len(found.calls) == len(calls) + 1
+        except StartupError:
+            found.can_be_one = False
+        finally:
+            setattr(owner, name, layers)
+            found.calls[:] = calls
 
     def refused(self, why: str) -> StartupError:
         return refused(self.architecture, why)
@@ -232,7 +256,9 @@ class _Trace:
         for module, name in self.names.items():
             module.headrace_attend = self._attend  # type: ignore[assignment]
             hooks.append(module.register_forward_pre_hook(self._entering(name), with_kwargs=True))
-            hooks.append(module.register_forward_hook(self._leaving(name), with_kwargs=True))
+            hooks.append(
+                module.register_forward_hook(self._leaving(name, module), with_kwargs=True)
+            )
         _MASKS.append(self._mask)
         try:
             yield
@@ -256,11 +282,12 @@ class _Trace:
 
         return note
 
-    def _leaving(self, name: str) -> Callable[..., None]:
-        is_rotary = hasattr(self.found.model.get_submodule(name), "inv_freq")
+    def _leaving(self, name: str, module: nn.Module) -> Callable[..., None]:
+        buffers = module.named_buffers(recurse=False)
+        is_rotary = any(buffer.endswith("inv_freq") for buffer, _ in buffers)
 
         def note(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
         ) -> None:
             self.outputs[name] = output
             self.kept.append(output)

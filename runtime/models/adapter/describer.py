@@ -1,7 +1,7 @@
 """Describes a model of `transformers`; as a process for the front, which has no torch.
 
-`python -m runtime.models.adapter.describe` reads a `Question` from its input and writes an `Answer`
-to its output.
+`python -m runtime.models.adapter.describer` reads a `Question` from its input and writes an
+`Answer` to its output.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _described(architecture: str, values: bytes) -> Description:
         num_idle=_num_idle(layout),
         aliases={f"{layout.head}.weight": f"{layout.embedding}.weight"} if layout.is_tied else {},
         ignored=_ignored(model),
-        plan=bool(getattr(config, "base_model_tp_plan", None)),
+        has_plan=bool(getattr(config, "base_model_tp_plan", None)),
         splits=_splits(layout),
         as_they_are=_as_they_are(layout),
     )
