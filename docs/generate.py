@@ -178,8 +178,8 @@ through it, so what its layers are is what its own code says. One line in the lo
 it, which is slower than a family; `/server_info` shows `model_impl`, and `headrace doctor` says it before a start.
 
 A line and exit code 1 refuse what cannot be served: no attention interface (Bloom, MPT, Falcon: positions as biases of
-scores), recurrent states, chunked attention, encoders, weights that `transformers` converts while it loads them (most
-mixtures of experts). Deterministic inference and `--is-embedding` need a family. Several ranks need the plan for ranks
+scores), recurrent states, chunked attention, encoders, experts with biases or stored as one tensor a layer (gpt-oss),
+weights that `transformers` converts otherwise while it loads them. Deterministic inference and `--is-embedding` need a family. Several ranks need the plan for ranks
 that a model has in `transformers`; `--dp-size` needs none. ([why so](decisions/0053-models-of-transformers.md))
 
 These are compared with `transformers` on the same random weights in CI: logits whole, in chunks and after a cached

@@ -36,12 +36,9 @@ def read_conversions(architecture: str, model: Any) -> Conversions:
     Raises:
         StartupError: it does more than to rename, and to stack experts.
     """
-    try:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming
-    except ImportError:
-        # Versions before 5 rename nothing but prefixes.
-        return Conversions()
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming
+
     names = [name for name, _ in model.named_parameters()]
     found = Conversions()
     for change in get_model_conversion_mapping(model, add_legacy=False):

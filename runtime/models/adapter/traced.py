@@ -110,20 +110,19 @@ def build_on_meta(architecture: str, values: dict[str, Any]) -> Any:
         StartupError: it cannot be built.
     """
     import transformers
-    from transformers import CONFIG_MAPPING, initialization
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+    try:
+        from transformers import CONFIG_MAPPING, initialization
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    except ImportError as error:
+        raise refused(
+            architecture, f"transformers {transformers.__version__} is too old: update it"
+        ) from error
     for name in (SERVING, TRACING):
         ALL_ATTENTION_FUNCTIONS.register(name, _attend)
-    options: dict[str, Any] = {}
-    try:
-        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-    except ImportError:
-        pass
-    else:
-        ALL_EXPERTS_FUNCTIONS.register(SERVING, _through_experts)
-        options["experts_implementation"] = SERVING
+    ALL_EXPERTS_FUNCTIONS.register(SERVING, _through_experts)
     ALL_MASK_ATTENTION_FUNCTIONS.register(TRACING, _mask)
     model_type = values.get("model_type")
     if model_type not in CONFIG_MAPPING or not hasattr(transformers, architecture):
@@ -137,7 +136,7 @@ def build_on_meta(architecture: str, values: dict[str, Any]) -> Any:
                 config,
                 dtype=torch.get_default_dtype(),
                 attn_implementation=TRACING,
-                **options,
+                experts_implementation=SERVING,
             )
     except KeyError as error:
         if error.args != (TRACING,):
