@@ -29,11 +29,9 @@ from kernels.rounding import Activations, RoundedTokens, Rounding
 from kernels.rounding.triton import round_tokens
 from kernels.triton_support.device import shared_memory
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
-from kernels.triton_support.scratch import StreamScratch
+from kernels.triton_support.split_k import fits, leave_part, space, sum_parts
 
 MAX_TOKENS = 64
-_MAX_PARTIALS = 1024 * 1024
-_MAX_BLOCKS = 8192
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -101,20 +99,11 @@ def _few_kernel(
                 )[None, :]
         acc += product
     if SPLIT_K > 1:
-        inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
         place = tl.program_id(2) * tl.num_programs(0) + block
-        first_ptr = partial_ptr + place * (SPLIT_K * BLOCK_N * BLOCK_M)
-        tl.store(first_ptr + part * (BLOCK_N * BLOCK_M) + inner, acc)
-        # All threads' parts are written before the count is incremented.
-        tl.debug_barrier()
-        before = tl.atomic_add(arrived_ptr + place, 1, sem="acq_rel", scope="gpu")
+        before = leave_part(acc, partial_ptr, arrived_ptr, place, part, SPLIT_K, BLOCK_N, BLOCK_M)
         if before != SPLIT_K - 1:
             return
-        tl.store(arrived_ptr + place, 0)
-        acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        for other in tl.static_range(SPLIT_K):
-            # Bypasses the L1 cache: other multiprocessors wrote these.
-            acc += tl.load(first_ptr + other * (BLOCK_N * BLOCK_M) + inner, cache_modifier=".cg")
+        acc = sum_parts(partial_ptr, arrived_ptr, place, SPLIT_K, BLOCK_N, BLOCK_M)
     if not BLOCKS:
         acc *= tl.load(scale_ptr + feature, mask=here, other=0.0)[:, None]
         if ROUNDED:
@@ -179,17 +168,6 @@ def _block_kernel(
     )
 
 
-def _shared_space(device: torch.device) -> tuple[Tensor, ...]:
-    """Return space for parts and the counts of finished parts, 0 between products."""
-    return (
-        torch.empty(_MAX_PARTIALS, dtype=torch.float32, device=device),
-        torch.zeros(_MAX_BLOCKS, dtype=torch.int32, device=device),
-    )
-
-
-_SHARED_SPACE = StreamScratch(_shared_space)
-
-
 @dataclass(frozen=True)
 class Tile:
     """A product's tile: rows and columns of a block, programs per block, warps, and stages."""
@@ -208,7 +186,7 @@ def tile_of(out_features: int, in_features: int, block_m: int, *, has_blocks: bo
     while (
         blocks * split < enough
         and 4 * split * columns <= in_features
-        and blocks * 64 * block_m * 2 * split <= _MAX_PARTIALS
+        and fits(blocks, 64 * block_m, 2 * split)
     ):
         split *= 2
     return Tile(64, columns, split, 4, 4)
@@ -249,9 +227,7 @@ def multiply_few(
     blocks, token_blocks = triton.cdiv(out_features, tile.rows), triton.cdiv(num_tokens, block_m)
     partials, arrived = out, out
     if tile.split > 1:
-        partials, arrived = _SHARED_SPACE.get(x.device)
-        assert blocks * tile.rows * token_blocks * block_m * tile.split <= _MAX_PARTIALS
-        assert blocks * token_blocks <= _MAX_BLOCKS
+        partials, arrived = space(x.device, blocks * token_blocks, tile.rows * block_m, tile.split)
     _few_kernel[(blocks, tile.split, token_blocks)](
         x,
         scales if x_scales is None else x_scales,

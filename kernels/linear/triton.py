@@ -7,15 +7,12 @@ tokens of the 0.5B shape takes 3% less of a step (8B 0.4%); with one token there
 A product with up to 64 tokens reads the weight once and is limited by memory. Two things matter:
 every multiprocessor must keep enough loads in flight, and the kernel must start while the previous
 one still runs, which cuBLAS's kernels do not. If a weight has too few rows to fill the device,
-several programs share the columns of one block; the last one to finish adds the parts in a fixed
-order, so that a result does not depend on timing.
+several programs share the columns of one block (`kernels.triton_support.split_k`).
 
 `tile_of` holds the tile of each shape, measured on an H200 (`benchmarks/h200/linear.py`) and for
 more than 16 tokens in whole steps, ms by cuBLAS and by this kernel: 8B with 32 tokens 5.05 and
 4.73, with 64 5.30 and 5.15; 0.5B 1.11 and 0.91, 1.11 and 1.04. With 128 tokens there is no gain.
 cuBLAS is not faster for any of these shapes.
-
-Source of the last-arrival sum: stream-K (Osama et al., 2023).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -38,14 +35,11 @@ from kernels.linear.triton_gated import supports as supports_gated
 from kernels.linear.triton_gemv import MAX_IN_FEATURES, gemv
 from kernels.triton_support.device import SharedMemory, shared_memory
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
-from kernels.triton_support.scratch import StreamScratch
+from kernels.triton_support.split_k import leave_part, space, sum_parts
 
 MAX_TOKENS = 64
 # Tokens of a block; the smallest block that holds all of a product's tokens is used.
 TOKEN_BLOCKS = (16, 32, 64)
-# Space for the parts of a product whose columns are split: float32 numbers, blocks of rows.
-_MAX_PARTIALS = 1024 * 1024
-_MAX_BLOCKS = 8192
 
 
 @dataclass(frozen=True)
@@ -124,21 +118,11 @@ def _linear_kernel(
         x = tl.load(x_row + k[None, :], mask=x_mask, other=0.0)
         acc = tl.dot(weight, tl.trans(x), acc=acc)
     if SPLIT_K > 1:
-        inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
         place = tl.program_id(2) * tl.num_programs(0) + block
-        first_ptr = partial_ptr + place * (SPLIT_K * BLOCK_N * BLOCK_M)
-        tl.store(first_ptr + part * (BLOCK_N * BLOCK_M) + inner, acc)
-        # All threads' parts are written before the count is incremented.
-        tl.debug_barrier()
-        before = tl.atomic_add(arrived_ptr + place, 1, sem="acq_rel", scope="gpu")
+        before = leave_part(acc, partial_ptr, arrived_ptr, place, part, SPLIT_K, BLOCK_N, BLOCK_M)
         if before != SPLIT_K - 1:
             return
-        tl.store(arrived_ptr + place, 0)
-        acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        for other in tl.static_range(SPLIT_K):
-            # Bypasses the L1 cache: other multiprocessors wrote these.
-            at = first_ptr + other * (BLOCK_N * BLOCK_M) + inner
-            acc += tl.load(at, cache_modifier=".cg")
+        acc = sum_parts(partial_ptr, arrived_ptr, place, SPLIT_K, BLOCK_N, BLOCK_M)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + feature, mask=feature < out_features, other=0.0)
         acc += bias.to(tl.float32)[:, None]
@@ -159,17 +143,6 @@ def _linear_kernel(
         acc.to(out_ptr.dtype.element_ty),
         mask=(feature < out_features)[:, None] & (token < num_tokens)[None, :],
     )
-
-
-def _shared_space(device: torch.device) -> tuple[Tensor, ...]:
-    """Return space for parts and the counts of finished parts, 0 between products."""
-    return (
-        torch.empty(_MAX_PARTIALS, dtype=torch.float32, device=device),
-        torch.zeros(_MAX_BLOCKS, dtype=torch.int32, device=device),
-    )
-
-
-_SHARED_SPACE = StreamScratch(_shared_space)
 
 
 def run(
@@ -200,9 +173,9 @@ def run(
     blocks, token_blocks = triton.cdiv(out_features, tile.block_n), triton.cdiv(num_tokens, block_m)
     partials, arrived = out, out
     if tile.split_k > 1:
-        partials, arrived = _SHARED_SPACE.get(x.device)
-        assert blocks * tile.block_n * token_blocks * block_m * tile.split_k <= _MAX_PARTIALS
-        assert blocks * token_blocks <= _MAX_BLOCKS
+        partials, arrived = space(
+            x.device, blocks * token_blocks, tile.block_n * block_m, tile.split_k
+        )
     _linear_kernel[(blocks, tile.split_k, token_blocks)](
         x,
         weight,

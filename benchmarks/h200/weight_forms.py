@@ -1,0 +1,193 @@
+"""Products with weights in bf16, fp8, int4 and int8: time, and the share of what memory allows.
+
+    python -m benchmarks.h200.weight_forms [--shape 8b 0.5b] [--tokens 1 4 16 64 256 2048]
+        [--forms bf16 fp8 w4a16 ...] [--tune] [--json FILE]
+
+Each product of a layer is timed in CUDA graphs, with weights of its own in every call, more than the
+second-level cache holds. The bound is the time in which the weight's bytes, the tokens and the
+result pass through memory, at the rate of a copy that is measured first; from 256 tokens on the
+share of bf16's speed says more. `--tune` times other tiles of the products with 4-bit codes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.h200.products import DEVICE, ROTATED_BYTES, products_of, random, random_weight
+from benchmarks.h200.timing import graph_us, relative_error
+from headrace.bench.environment import describe_environment, environment_line, write_json
+from kernels.fp8_linear import Blocks, Rounding
+from kernels.fp8_linear import encode as encode_fp8
+from kernels.fp8_linear.triton import Fp8Linear
+from kernels.group_linear import Form, encode
+from kernels.group_linear.triton import (
+    Tile,
+    TritonGroupedLinear,
+    multiply_few,
+    multiply_many,
+    pack,
+)
+from kernels.linear import PackedLinear
+from kernels.linear import pack as pack_plain
+
+
+def fp8(weight: Tensor) -> PackedLinear:
+    """A scale a row, activations rounded by token."""
+    return Fp8Linear(*encode_fp8(weight, Blocks(1, 0)), Rounding(), None)
+
+
+def grouped(form: Form, group: int, zeros: bool) -> Callable[[Tensor], PackedLinear]:
+    """Codes in groups."""
+
+    def make(weight: Tensor) -> PackedLinear:
+        codes = encode(weight, form, group or weight.shape[1], torch.float16, zeros=zeros)
+        made = pack(codes, None, torch.bfloat16)
+        assert made is not None
+        return made
+
+    return make
+
+
+FORMS: dict[str, Callable[[Tensor], PackedLinear]] = {
+    "bf16": lambda weight: pack_plain(weight, None),
+    "fp8": fp8,
+    "w4a16": grouped("int4", 128, zeros=False),
+    "w4a16-zeros": grouped("int4", 128, zeros=True),
+    "w4a16-32": grouped("int4", 32, zeros=False),
+    "mxfp4": grouped("mxfp4", 32, zeros=False),
+    "w8a16": grouped("int8", 128, zeros=False),
+}
+DEFAULT_FORMS = ("bf16", "fp8", "w4a16", "mxfp4")
+# The most by which a product may differ from that with bf16, relative: rounding of the weights.
+MOST_ERROR = {"fp8": 0.06, "w8a16": 0.02, "mxfp4": 0.25}
+TILES = [
+    Tile(rows, split, warps, stages)
+    for rows in (64, 128)
+    for split in (1, 2, 4, 8)
+    for warps in (4, 8)
+    for stages in (3, 4, 6)
+    if rows == 128 or warps == 4
+]
+
+
+def copy_rate() -> float:
+    """Return the bytes that memory reads in a microsecond, of a copy's reads and writes."""
+    pairs = [torch.empty(2, 256 * 1024 * 1024, dtype=torch.uint8, device=DEVICE) for _ in range(2)]
+    taken = graph_us([lambda pair=pair: pair[0].copy_(pair[1]) for pair in pairs])  # type: ignore[misc]
+    return 2 * pairs[0].shape[1] / taken
+
+
+class Weights:
+    """One product's weights in a form, as many as the second-level cache does not hold."""
+
+    def __init__(self, name: str, rows: int, columns: int) -> None:
+        weight = random_weight(rows, columns)
+        first = FORMS[name](weight)
+        count = max(2, -(-ROTATED_BYTES // first.size_bytes))
+        self.products = [first]
+        self.products += [
+            FORMS[name](random_weight(rows, columns)) for _ in range(min(count, 64) - 1)
+        ]
+        self.wrong = ""
+        if name != "bf16":
+            x = random(8, columns)
+            error = relative_error(first(x), x @ weight.t())
+            if error > MOST_ERROR.get(name, 0.15):
+                self.wrong = f"{name} {rows}x{columns}: relative error {error:.3f}"
+
+    def us(self, x: Tensor, call: Callable[[Any, Tensor], Tensor] | None = None) -> float:
+        """Return the microseconds of one product."""
+        run = call or (lambda product, given: product(given))
+        return graph_us([lambda p=p: run(p, x) for p in self.products])  # type: ignore[misc]
+
+
+def tune(
+    name: str, weights: Weights, tokens: list[int], columns: int
+) -> dict[str, dict[str, float]]:
+    """Time tiles, and from 128 tokens on sizes of the slices of rows in 16 bits."""
+    found: dict[str, dict[str, float]] = {}
+    for num_tokens in tokens:
+        x = random(num_tokens, columns)
+        taken: dict[str, float] = {}
+        calls: dict[str, Callable[[TritonGroupedLinear, Tensor], Tensor]] = {
+            f"{t.rows} split {t.split} w{t.num_warps} s{t.num_stages}": (
+                lambda p, x, t=t: multiply_few(x, p.weight, None, t)  # type: ignore[misc]
+            )
+            for t in TILES
+        }
+        if num_tokens > 128:
+            calls = {k: v for k, v in calls.items() if "split 1 " in k}
+            calls |= {
+                f"16 bits, {size} MiB": (
+                    lambda p, x, s=size: multiply_many(x, p.weight, None, s * 2**20)  # type: ignore[misc]
+                )
+                for size in (8, 16, 32, 64, 1024)
+            }
+        for label, call in calls.items():
+            try:
+                taken[label] = weights.us(x, call)
+            except Exception as error:  # One that does not fit; the others go on.
+                print(f"{label}: {type(error).__name__}: {str(error)[:120]}")
+        found[str(num_tokens)] = dict(sorted(taken.items(), key=lambda item: item[1]))
+        best = [f"{us:.1f} {label}" for label, us in list(found[str(num_tokens)].items())[:5]]
+        print(f"  {name} {num_tokens} tokens:", "; ".join(best), flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", nargs="+", choices=("8b", "0.5b"), default=["8b", "0.5b"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[1, 4, 16, 64, 256, 2048])
+    parser.add_argument("--forms", nargs="+", choices=tuple(FORMS), default=list(DEFAULT_FORMS))
+    parser.add_argument("--tune", action="store_true", help="time other tiles of 4-bit codes")
+    parser.add_argument("--json", type=Path, help="write the figures")
+    options = parser.parse_args()
+    torch.manual_seed(1)
+    report: dict[str, Any] = {"environment": describe_environment(), "rows": [], "tuned": {}}
+    print(environment_line(report["environment"]))
+    rate = report["copy_gb_per_s"] = copy_rate() / 1e3
+    print(f"a copy: {rate:.0f} GB/s; us (share of the bytes' bound, speed over bf16's)", flush=True)
+    wrong = []
+    for shape in options.shape:
+        for product, (rows, columns) in products_of(shape).items():
+            plain: dict[int, float] = {}
+            for name in options.forms:
+                weights = Weights(name, rows, columns)
+                wrong += [weights.wrong] if weights.wrong else []
+                shown = []
+                for num_tokens in options.tokens:
+                    x = random(num_tokens, columns)
+                    taken = weights.us(x)
+                    if name == "bf16":
+                        plain[num_tokens] = taken
+                    moved = weights.products[0].size_bytes + 2 * num_tokens * (rows + columns)
+                    row = {
+                        "shape": shape, "product": product, "form": name, "tokens": num_tokens,
+                        "us": taken, "bound_share": moved / rate / 1e3 / taken,
+                        "over_bf16": plain[num_tokens] / taken if plain else None,
+                    }  # fmt: skip
+                    report["rows"].append(row)
+                    over = f", {row['over_bf16']:.2f}x" if plain else ""
+                    shown.append(f"{num_tokens}: {taken:.1f} ({row['bound_share']:.0%}{over})")
+                print(f"{shape} {product} {rows}x{columns} {name}:", "  ".join(shown), flush=True)
+                if options.tune and name in ("w4a16", "mxfp4"):
+                    key = f"{shape} {product} {name}"
+                    report["tuned"][key] = tune(name, weights, options.tokens, columns)
+                del weights
+    report["wrong"] = wrong
+    if options.json:
+        write_json(options.json, report)
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Matrix products with weights of 4 or 8 bits that share a scale in groups of a row's columns.
+
+A number is `(code - zero) * scale`, with a code of 4 or 8 bits; or a float of 4 bits (E2M1) times a
+power of two (MXFP4). Activations keep their 16 or 32 bits. Weights stay in their codes: a GPU's
+kernels widen them inside the product, a CPU's multiply by stored blocks.
+
+    codes = Grouped("int4", codes, scales, zeros, group=128)
+    product = pack([codes], bias)       # a PackedLinear; several matrices lie one below the other
+    y = product(x)
+
+Columns whose groups are scattered (GPTQ's act order) are sorted by group, and so are those of `x`.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernels.linear import PackedLinear
+
+__all__ = ["BITS", "MIDDLE", "Form", "Grouped", "GroupedLinear", "decode_e2m1", "encode", "pack"]
+
+Form = Literal["int4", "int8", "mxfp4"]
+BITS: dict[Form, int] = {"int4": 4, "int8": 8, "mxfp4": 4}
+# The code of zero where none is stored.
+MIDDLE: dict[Form, int] = {"int4": 8, "int8": 128, "mxfp4": 0}
+MXFP4_GROUP = 32
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_LARGEST_E2M1_EXPONENT = 2
+_E8M0_BIAS = 127
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A matrix of codes, or several one below the other.
+
+    Attributes:
+        form: how a code becomes a number.
+        codes: `[rows, columns]` uint8, one code a byte.
+        scales: `[rows, num_groups]` of a floating type; of `mxfp4` uint8, exponents plus 127.
+        zeros: `[rows, num_groups]` uint8, the codes of zero; `None` for `MIDDLE`.
+        group: columns that share a scale; the last group may be short.
+        order: `[columns]` int64; column `i` here is column `order[i]` of the matrix. `None` where
+            the columns have the matrix's order.
+    """
+
+    form: Form
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    group: int
+    order: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the matrix."""
+        return self.codes.shape[0]
+
+    @property
+    def columns(self) -> int:
+        """Columns of the matrix."""
+        return self.codes.shape[1]
+
+    def factors(self) -> Tensor:
+        """The scales as float32 `[rows, num_groups]`."""
+        if self.form == "mxfp4":
+            return torch.exp2(self.scales.float() - _E8M0_BIAS)
+        return self.scales.float()
+
+    def numbers(self) -> Tensor:
+        """What the codes stand for, float32 `[rows, columns]`, in the matrix's order of columns."""
+        place = torch.arange(self.columns, device=self.codes.device) // self.group
+        if self.form == "mxfp4":
+            found = decode_e2m1(self.codes)
+        else:
+            found = self.codes.float()
+            if self.zeros is None:
+                found -= MIDDLE[self.form]
+            else:
+                found -= self.zeros.float()[:, place]
+        found *= self.factors()[:, place]
+        if self.order is None:
+            return found
+        return torch.empty_like(found).index_copy_(1, self.order, found)
+
+    def with_groups_of(self, group: int) -> "Grouped":
+        """The same numbers in smaller groups, of which `self.group` is a multiple."""
+        if group == self.group:
+            return self
+        times = self.group // group
+        count = -(-self.columns // group)
+        return replace(
+            self,
+            scales=self.scales.repeat_interleave(times, 1)[:, :count],
+            zeros=None if self.zeros is None else self.zeros.repeat_interleave(times, 1)[:, :count],
+            group=group,
+        )
+
+
+def decode_e2m1(codes: Tensor) -> Tensor:
+    """The floats of codes of 4 bits: a sign, two bits of exponent, one of mantissa; float32."""
+    table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=codes.device)
+    return table[codes.long()]
+
+
+def encode(matrix: Tensor, form: Form, group: int, dtype: torch.dtype, *, zeros: bool) -> Grouped:
+    """Round a matrix to codes, each group by its extremes.
+
+    Args:
+        matrix: `[rows, columns]` of a floating type.
+        form: of the codes.
+        group: columns that share a scale.
+        dtype: of the scales.
+        zeros: whether each group has a code of zero of its own.
+    """
+    rows, columns = matrix.shape
+    padded = torch.nn.functional.pad(matrix.float(), (0, -columns % group))
+    parts = padded.view(rows, -1, group)
+    largest = parts.abs().amax(-1)
+    if form == "mxfp4":
+        # Source: OCP Microscaling Formats specification 1.0, section 6.3.
+        power = torch.log2(largest.clamp_min(2.0**-100)).floor() - _LARGEST_E2M1_EXPONENT
+        scales = (power + _E8M0_BIAS).clamp(0, 254).to(torch.uint8)
+        scaled = parts / torch.exp2(scales.float() - _E8M0_BIAS)[..., None]
+        table = torch.tensor(_E2M1, device=matrix.device)
+        # Between two values the nearest; in the middle the even code.
+        middle = (table[1:] + table[:-1]) / 2
+        above = torch.bucketize(scaled.abs(), middle, right=False)
+        at_middle = (scaled.abs() == middle[above.clamp_max(6)]) & (above % 2 == 1) & (above < 7)
+        codes = above + at_middle.long() + 8 * (scaled < 0).long()
+        return Grouped(
+            form,
+            codes.to(torch.uint8).view(rows, -1)[:, :columns].contiguous(),
+            scales,
+            None,
+            group,
+        )
+    most = 2 ** BITS[form] - 1
+    if zeros:
+        low, high = parts.amin(-1).clamp_max(0), parts.amax(-1).clamp_min(0)
+        scales = ((high - low) / most).to(dtype)
+    else:
+        scales = (largest * 2 / most).to(dtype)
+    # Of a group of zeros, whose codes are those of zero with any scale.
+    scales = torch.where(scales == 0, torch.ones_like(scales), scales)
+    found = (low / -scales.float()).round().clamp(0, most) if zeros else None
+    zero = MIDDLE[form] if found is None else found[..., None]
+    codes = (parts / scales.float()[..., None] + zero).round().clamp(0, most)
+    return Grouped(
+        form,
+        codes.to(torch.uint8).view(rows, -1)[:, :columns].contiguous(),
+        scales,
+        None if found is None else found.to(torch.uint8),
+        group,
+    )
+
+
+class GroupedLinear(PackedLinear):
+    """A product with codes, in the layout that an implementation likes."""
+
+    @abstractmethod
+    def codes(self) -> Tensor:
+        """The codes that were packed, `[out_features, in_features]` uint8, in their order."""
+
+    @abstractmethod
+    def replace(self, other: PackedLinear) -> bool:
+        """Take another product's numbers into our memory; false where it is of another form.
+
+        CUDA graphs hold addresses.
+        """
+
+    def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:  # noqa: ARG002
+        """Refuse: codes are replaced by codes.
+
+        Raises:
+            ValueError: always; see `replace`.
+        """
+        raise ValueError("a matrix in codes is packed anew")
+
+
+def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> GroupedLinear | None:
+    """Lay codes out for products; `None` where no kernel of the device has their form.
+
+    Args:
+        weight: drop it afterwards, or both stay in memory.
+        bias: `[rows]`, or None.
+        dtype: of activations.
+    """
+    if weight.codes.device.type == "cpu":
+        from kernels.group_linear import cpu, reference
+
+        made = cpu.pack(weight, bias, dtype)
+        return reference.CodesLinear(weight, bias) if made is None else made
+    from kernels.group_linear import triton
+
+    return triton.pack(weight, bias, dtype)

@@ -1,0 +1,36 @@
+"""Products with the numbers that codes stand for, in float32, 4 bytes a number beside the codes."""
+
+from torch import Tensor
+
+from kernels.group_linear import Grouped, GroupedLinear
+from kernels.linear import PackedLinear
+from kernels.linear import pack as pack_plain
+
+
+class CodesLinear(GroupedLinear):
+    """The codes, and the float32 matrix that they stand for."""
+
+    implementation = "reference"
+
+    def __init__(self, weight: Grouped, bias: Tensor | None) -> None:
+        """Widen the codes."""
+        super().__init__(weight.columns, weight.rows)
+        self._codes = weight.codes
+        self._product = pack_plain(weight.numbers(), None if bias is None else bias.float())
+
+    @property
+    def size_bytes(self) -> int:
+        return self._codes.nbytes + self._product.size_bytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x.float()).to(x.dtype)
+
+    def unpack(self) -> Tensor:
+        """Return the float32 numbers."""
+        return self._product.unpack()
+
+    def codes(self) -> Tensor:
+        return self._codes
+
+    def replace(self, other: PackedLinear) -> bool:  # noqa: ARG002  # a CPU has no graphs
+        return False

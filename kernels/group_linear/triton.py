@@ -1,0 +1,335 @@
+"""Products with codes on a GPU.
+
+Up to `MAX_TOKENS` a kernel of ours reads the codes once for every 64 tokens and widens them in
+registers. For more tokens slices of rows are widened to 16 bits, which stay in the second-level
+cache until cuBLAS has multiplied by them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.group_linear import BITS, Form, Grouped, GroupedLinear, triton_kernels
+from kernels.group_linear.triton_kernels import few_kernel, widen_kernel
+from kernels.linear import PackedLinear
+from kernels.triton_support import split_k
+from kernels.triton_support.device import interpreted, multiprocessors, shared_memory
+from kernels.triton_support.launch import launch_options
+
+# More are multiplied as 16 bits.
+MAX_TOKENS = 256
+TOKEN_BLOCKS = (16, 32, 64)
+# Of a slice of rows in 16 bits.
+SLICE_BYTES = 32 * 1024 * 1024
+_WIDENED_ROWS = 64
+STEP: int = triton_kernels.STEP.value
+PLANE: int = triton_kernels.PLANE.value
+_SCALES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.uint8: tl.uint8}
+# Programs that a multiprocessor holds at once, about.
+_RESIDENT = 4
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of a block, programs that share its columns, warps of a program, steps in flight."""
+
+    rows: int
+    split: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class PackedCodes:
+    """Codes as the kernels read them.
+
+    Attributes:
+        form: how a code becomes a number.
+        group: columns that share a scale; 0 for all.
+        codes: `[num_blocks, rows, 32]` int16, of 128 columns a block, or 64 of codes of 8 bits.
+        words: `[num_words, rows]` int32, as the kernels' module says; of no group `[0, rows]`.
+        row_scales: `[rows]`, in the type of the scales, of no group.
+        row_zeros: `[rows]` uint8, likewise, or None.
+        has_zeros: whether there are codes of zero.
+        scales_dtype: type of the scales; uint8 for exponents.
+        columns: of the matrix.
+        order: as in `Grouped`.
+    """
+
+    form: Form
+    group: int
+    codes: Tensor
+    words: Tensor
+    row_scales: Tensor
+    row_zeros: Tensor | None
+    has_zeros: bool
+    scales_dtype: torch.dtype
+    columns: int
+    order: Tensor | None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the matrix."""
+        return self.codes.shape[1]
+
+    def tensors(self) -> list[Tensor]:
+        """All that a product reads."""
+        found = (self.codes, self.words, self.row_scales, self.row_zeros, self.order)
+        return [tensor for tensor in found if tensor is not None]
+
+    def constants(self) -> dict[str, Any]:
+        """What kernels are compiled for."""
+        return {
+            "FORM": self.form,
+            "GROUP": self.group,
+            "SCALES": _SCALES[self.scales_dtype],
+            "WORDS": len(self.words) // triton.cdiv(self.columns, max(STEP, self.group)),
+            "HAS_ZERO": self.has_zeros,
+        }
+
+    def pointers(self) -> tuple[Tensor, ...]:
+        """The kernels' arguments from `code_ptr` on."""
+        zeros = self.row_scales if self.row_zeros is None else self.row_zeros
+        return self.codes, self.words, self.row_scales, zeros
+
+    def grouped(self) -> Grouped:
+        """The codes as they were packed; scales that were of 32 bits are of 16."""
+        bits = BITS[self.form]
+        fields = [(self.codes >> shift) & (2**bits - 1) for shift in range(0, 16, bits)]
+        codes = torch.cat(fields, -1).to(torch.uint8)
+        codes = codes.transpose(0, 1).reshape(self.rows, -1)[:, : self.columns]
+        if self.group == 0:
+            zeros = None if self.row_zeros is None else self.row_zeros[:, None]
+            scales = self.row_scales[:, None]
+            return Grouped(self.form, codes, scales, zeros, self.columns, self.order)
+        scales, zeros = _from_words(self)
+        return Grouped(self.form, codes, scales, zeros, self.group, self.order)
+
+
+def pack_codes(weight: Grouped) -> PackedCodes | None:
+    """Lay codes out in planes; `None` for groups that the kernels do not have."""
+    group = 0 if weight.group >= weight.columns and weight.form != "mxfp4" else weight.group
+    if weight.columns % 32 or group % 32 or (group > 64 and group % STEP):
+        return None
+    scales = weight.scales.half() if weight.scales.dtype is torch.float32 else weight.scales
+    if not torch.equal(scales.float(), weight.scales.float()):
+        scales = weight.scales.bfloat16()
+    bits = BITS[weight.form]
+    columns = -(-weight.columns // STEP) * STEP
+    codes = torch.nn.functional.pad(weight.codes, (0, columns - weight.columns))
+    planes = codes.view(weight.rows, -1, 16 // bits, PLANE).transpose(0, 1)
+    packed = planes[:, :, 0].to(torch.int16)
+    for plane in range(1, 16 // bits):
+        packed |= planes[:, :, plane].to(torch.int16) << (bits * plane)
+    zeros = weight.zeros
+    row_scales, row_zeros = scales[:0, 0], None
+    if group == 0:
+        row_scales = scales[:, 0].contiguous()
+        row_zeros = None if zeros is None else zeros[:, 0].contiguous()
+        words = torch.empty(0, weight.rows, dtype=torch.int32, device=codes.device)
+    else:
+        words = _to_words(scales, zeros, group, weight.columns)
+    return PackedCodes(
+        weight.form,
+        group,
+        packed.contiguous(),
+        words,
+        row_scales,
+        row_zeros,
+        zeros is not None,
+        scales.dtype,
+        weight.columns,
+        weight.order,
+    )
+
+
+def _to_words(scales: Tensor, zeros: Tensor | None, group: int, columns: int) -> Tensor:
+    of_step = max(1, STEP // group)
+    steps = -(-columns // max(STEP, group))
+
+    def by_step(each: Tensor) -> Tensor:
+        return torch.nn.functional.pad(each, (0, steps * of_step - each.shape[1]))
+
+    def as_words(each: Tensor) -> Tensor:
+        """Bytes of each step, whole words, as `[rows, steps, words]`."""
+        parts = each.contiguous().view(torch.uint8).view(len(each), steps, -1)
+        return torch.nn.functional.pad(parts, (0, -parts.shape[2] % 4)).view(torch.int32)
+
+    words = as_words(by_step(scales))
+    if zeros is not None and group >= STEP:
+        words = words | by_step(zeros).int()[..., None] << 16
+    elif zeros is not None:
+        words = torch.cat([words, as_words(by_step(zeros))], -1)
+    return words.permute(1, 2, 0).reshape(-1, len(scales)).contiguous()
+
+
+def _from_words(weight: PackedCodes) -> tuple[Tensor, Tensor | None]:
+    group, dtype = weight.group, weight.scales_dtype
+    of_step, count = max(1, STEP // group), -(-weight.columns // group)
+    steps = -(-weight.columns // max(STEP, group))
+    words = weight.words.view(steps, -1, weight.rows).permute(2, 0, 1).contiguous()
+    flat = words.view(torch.uint8)
+    scales = flat[..., : of_step * dtype.itemsize].contiguous().view(dtype)
+    zeros = None
+    if weight.has_zeros:
+        zeros = flat[..., 2:3] if group >= STEP else flat[..., -4:][..., :of_step]
+        zeros = zeros.reshape(weight.rows, -1)[:, :count]
+    return scales.reshape(weight.rows, -1)[:, :count], zeros
+
+
+def tile_of(rows: int, num_steps: int, block_m: int, num_processors: int) -> Tile:
+    """The tile of a product of up to `block_m` tokens."""
+    high = 64
+    blocks, split = triton.cdiv(rows, high), 1
+    while (
+        blocks * split < _RESIDENT * num_processors
+        and num_steps >= 8 * split
+        and split_k.fits(blocks, high * block_m, 2 * split)
+    ):
+        split *= 2
+    return Tile(high, split, 4, 6 if block_m <= 16 else 4)
+
+
+def multiply_few(
+    x: Tensor, weight: PackedCodes, bias: Tensor | None, tile: Tile | None = None
+) -> Tensor:
+    """Return `x @ weight.T + bias`.
+
+    Args:
+        x: `[num_tokens, in_features]` bfloat16 or float16, contiguous, in the weight's order.
+        weight: of as many columns.
+        bias: `[out_features]`, or None.
+        tile: `None` for that of the shape; one whose columns are split has few tokens.
+
+    Returns:
+        `[num_tokens, out_features]`, the dtype of `x`.
+    """
+    num_tokens, in_features = x.shape
+    rows, num_steps = weight.rows, triton.cdiv(in_features, STEP)
+    out = x.new_empty(num_tokens, rows)
+    block_m = next((block for block in TOKEN_BLOCKS if num_tokens <= block), TOKEN_BLOCKS[-1])
+    token_blocks = triton.cdiv(num_tokens, block_m)
+    if tile is None:
+        tile = tile_of(rows, num_steps, block_m * token_blocks, multiprocessors(x.device))
+    blocks = triton.cdiv(rows, tile.rows)
+    partials, arrived = out, out
+    if tile.split > 1:
+        partials, arrived = split_k.space(
+            x.device, blocks * token_blocks, tile.rows * block_m, tile.split
+        )
+    few_kernel[(blocks, tile.split, token_blocks)](
+        x,
+        *weight.pointers(),
+        out if bias is None else bias,
+        out,
+        partials,
+        arrived,
+        num_tokens,
+        rows,
+        in_features,
+        **weight.constants(),
+        HAS_BIAS=bias is not None,
+        EVEN_K=in_features % STEP == 0,
+        BLOCK_M=block_m,
+        BLOCK_N=tile.rows,
+        SPLIT_K=tile.split,
+        STAGES=shared_memory(x.device).stages(
+            tile.num_stages,
+            STEP * (tile.rows * BITS[weight.form] // 8 + block_m * x.itemsize) + 12 * tile.rows,
+        ),
+        ASM=not interpreted(),
+        num_warps=tile.num_warps,
+        **launch_options(x.device),
+    )
+    return out
+
+
+def widen(weight: PackedCodes, first: int, count: int, out: Tensor) -> Tensor:
+    """Write rows as numbers into `out`, `[count, columns]`, contiguous, and return it."""
+    widen_kernel[(triton.cdiv(count, _WIDENED_ROWS), triton.cdiv(weight.columns, STEP))](
+        *weight.pointers(),
+        out,
+        first,
+        count,
+        weight.rows,
+        weight.columns,
+        **weight.constants(),
+        ROWS=_WIDENED_ROWS,
+        num_warps=4,
+    )
+    return out
+
+
+def multiply_many(
+    x: Tensor, weight: PackedCodes, bias: Tensor | None, slice_bytes: int = SLICE_BYTES
+) -> Tensor:
+    """Like `multiply_few`, by cuBLAS, with slices of rows in 16 bits of about `slice_bytes`."""
+    rows, columns = weight.rows, weight.columns
+    count = max(1, round(rows * columns * x.itemsize / slice_bytes))
+    of_slice = triton.cdiv(triton.cdiv(rows, count), 128) * 128
+    space = x.new_empty(min(of_slice, rows), columns)
+    out = x.new_empty(len(x), rows)
+    for first in range(0, rows, of_slice):
+        size = min(of_slice, rows - first)
+        numbers = widen(weight, first, size, space[:size])
+        torch.mm(x, numbers.t(), out=out[:, first : first + size])
+    return out if bias is None else out.add_(bias)
+
+
+class TritonGroupedLinear(GroupedLinear):
+    """Codes on a GPU, replaced in place: CUDA graphs hold their addresses."""
+
+    implementation = "triton"
+
+    def __init__(self, weight: PackedCodes, bias: Tensor | None) -> None:
+        """Keep them."""
+        super().__init__(weight.columns, weight.rows)
+        self.weight, self.bias = weight, bias
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.weight.order is not None:
+            x = x.index_select(1, self.weight.order)
+        if len(x) <= MAX_TOKENS:
+            return multiply_few(x, self.weight, self.bias)
+        return multiply_many(x, self.weight, self.bias)
+
+    def unpack(self) -> Tensor:
+        """Return the float32 numbers that the codes stand for."""
+        return self.weight.grouped().numbers()
+
+    def codes(self) -> Tensor:
+        return self.weight.grouped().codes
+
+    def replace(self, other: PackedLinear) -> bool:
+        if not isinstance(other, TritonGroupedLinear):
+            return False
+        mine, theirs = self._tensors(), other._tensors()
+        if [(t.shape, t.dtype) for t in mine] != [(t.shape, t.dtype) for t in theirs]:
+            return False
+        if (self.weight.group, self.weight.form) != (other.weight.group, other.weight.form):
+            return False
+        for to, tensor in zip(mine, theirs, strict=True):
+            to.copy_(tensor)
+        return True
+
+    def _tensors(self) -> list[Tensor]:
+        return [*self.weight.tensors(), *([] if self.bias is None else [self.bias])]
+
+
+def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> TritonGroupedLinear | None:
+    """See `kernels.group_linear.pack`."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return None
+    group = weight.group
+    if 64 < group < weight.columns and group % 128 and group % 64 == 0:
+        weight = weight.with_groups_of(64)
+    packed = pack_codes(weight)
+    return None if packed is None else TritonGroupedLinear(packed, bias)

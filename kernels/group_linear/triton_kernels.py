@@ -1,0 +1,369 @@
+"""Kernels of `kernels.group_linear.triton`: codes are widened between memory and the product.
+
+A matrix lies in blocks of columns, all rows of a block one after the other: `[blocks, rows, 32]`
+words of 16 bits. A word holds the codes of columns that are 32 apart, four of 4 bits or two of 8:
+bit field `p` of word `j` is the code of column `32 * p + j` of its block. So a block has planes of
+32 columns, each the operand of a product as it is, and no code moves to another thread.
+
+Scales and codes of zero lie in words of 32 bits, `WORDS` for each row and `STEP` columns, or one
+for a larger group: smaller loads are not in flight ahead of time. A word has a scale of 16 bits
+and, of a large group, the code of zero above it; or two scales, of groups of 64 columns; of 32
+columns two words have four. The exponents of `mxfp4` fill one. A last word has the codes of zero
+of small groups.
+
+Widening takes about an instruction a code: bits are set beside two codes at once that make them
+16-bit floats (128 + code in bfloat16, 1024 + code in float16), and the same float of the code of
+zero is subtracted, which is exact. A float of 4 bits is moved to where a 16-bit float has those
+bits, and multiplied by a power of two.
+
+Source of the conversion: Kim et al., "Who Says Elephants Can't Run" (2022), also in Marlin.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: PLR0913 a kernel's parameters
+
+import triton
+import triton.language as tl
+
+from kernels.triton_support.launch import start_next, wait_for_inputs
+from kernels.triton_support.split_k import leave_part, sum_parts
+
+# Columns that a program multiplies at a time; rows end with codes of as many.
+STEP = tl.constexpr(128)
+PLANE = tl.constexpr(32)
+
+# By type: the float of a code of zero below which a code's bits fit, -1, and 2 to the power by which
+# the bits of E2M1 are off; where its exponent and mantissa go, and how far to the left.
+_BF16 = ("bf16x2", "0x43004300", "0xBF80BF80", "0x7E807E80", "0x01C001C0", 6)
+_FP16 = ("f16x2", "0x64006400", "0xBC00BC00", "0x74007400", "0x0E000E00", 9)
+
+
+def _int4(kind: str, magic: str, minus: str, *_: object) -> str:
+    """PTX from two words, $4, and two codes of zero, $5, to the numbers of four planes."""
+    code = f"{{ .reg .b32 t, m; mov.b32 m, {minus};\n"
+    for plane in range(4):
+        code += f"shr.u32 t, $4, {4 * plane};\n" if plane else "mov.b32 t, $4;\n"
+        # (a & b) | c.
+        code += f"lop3.b32 t, t, 0x000F000F, {magic}, 0xEA;\n"
+        code += f"fma.rn.{kind} ${plane}, $5, m, t;\n"
+    return code + "}"
+
+
+def _e2m1(kind: str, _magic: str, _minus: str, power: str, mask: str, left: int) -> str:
+    """PTX from two words, $4, to the numbers of four planes."""
+    code = f"{{ .reg .b32 a, b, p, z; mov.b32 p, {power}; mov.b32 z, 0x80008000;\n"
+    for plane in range(4):
+        up = left - 4 * plane
+        code += f"shl.b32 a, $4, {12 - 4 * plane}; and.b32 a, a, 0x80008000;\n"
+        code += f"shl.b32 b, $4, {up};\n" if up >= 0 else f"shr.u32 b, $4, {-up};\n"
+        code += f"lop3.b32 b, b, {mask}, a, 0xEA;\n"
+        code += f"fma.rn.{kind} ${plane}, b, p, z;\n"
+    return code + "}"
+
+
+_INT4_BF16 = tl.constexpr(_int4(*_BF16))
+_INT4_FP16 = tl.constexpr(_int4(*_FP16))
+_E2M1_BF16 = tl.constexpr(_e2m1(*_BF16))
+_E2M1_FP16 = tl.constexpr(_e2m1(*_FP16))
+
+
+@triton.jit
+def code_of(words, plane: tl.constexpr, BITS: tl.constexpr):
+    """Return the codes of a plane, int32."""
+    return (words.to(tl.int32) >> (plane * BITS)) & ((1 << BITS) - 1)
+
+
+@triton.jit
+def e2m1(code):
+    """Return the floats of 4-bit codes, as float32."""
+    size = code & 7
+    power = tl.maximum(size >> 1, 1) - 1
+    twice = tl.where(size < 2, size, (2 + (size & 1)) << power)
+    return tl.where(code >= 8, -0.5, 0.5) * twice.to(tl.float32)
+
+
+@triton.jit
+def biased(zero, KIND: tl.constexpr):
+    """Return codes of zero as `four_planes` takes them, `[rows, 1]` of `KIND`."""
+    magic: tl.constexpr = 128.0 if tl.bfloat16 == KIND else 1024.0
+    return (zero.to(tl.float32) + magic).to(KIND)[:, None]
+
+
+@triton.jit
+def four_planes(words, zero, KIND: tl.constexpr, FORM: tl.constexpr, ASM: tl.constexpr):
+    """Return the numbers of 4-bit codes, plane by plane, without their scales.
+
+    Args:
+        words: `[rows, 32]` int16.
+        zero: what `biased` returned; of `int4`.
+        KIND: type of the numbers, bfloat16 or float16.
+        FORM: `int4` or `mxfp4`.
+        ASM: whether to use PTX.
+    """
+    if ASM and FORM == "int4":
+        zero = tl.broadcast_to(zero, words.shape)
+        if tl.bfloat16 == KIND:
+            p0, p1, p2, p3 = tl.inline_asm_elementwise(
+                _INT4_BF16, "=&r,=&r,=&r,=&r,r,r", [words, zero],
+                dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+            )  # fmt: skip
+        else:
+            p0, p1, p2, p3 = tl.inline_asm_elementwise(
+                _INT4_FP16, "=&r,=&r,=&r,=&r,r,r", [words, zero],
+                dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
+            )  # fmt: skip
+    elif ASM:
+        if tl.bfloat16 == KIND:
+            p0, p1, p2, p3 = tl.inline_asm_elementwise(
+                _E2M1_BF16, "=&r,=&r,=&r,=&r,r", [words],
+                dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+            )  # fmt: skip
+        else:
+            p0, p1, p2, p3 = tl.inline_asm_elementwise(
+                _E2M1_FP16, "=&r,=&r,=&r,=&r,r", [words],
+                dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
+            )  # fmt: skip
+    elif FORM == "int4":
+        # As in PTX: a sum of floats of 16 bits.
+        magic: tl.constexpr = 128.0 if tl.bfloat16 == KIND else 1024.0
+        zero = zero.to(tl.float32) - magic
+        p0 = (code_of(words, 0, 4).to(tl.float32) - zero).to(KIND)
+        p1 = (code_of(words, 1, 4).to(tl.float32) - zero).to(KIND)
+        p2 = (code_of(words, 2, 4).to(tl.float32) - zero).to(KIND)
+        p3 = (code_of(words, 3, 4).to(tl.float32) - zero).to(KIND)
+    else:
+        p0 = e2m1(code_of(words, 0, 4)).to(KIND)
+        p1 = e2m1(code_of(words, 1, 4)).to(KIND)
+        p2 = e2m1(code_of(words, 2, 4)).to(KIND)
+        p3 = e2m1(code_of(words, 3, 4)).to(KIND)
+    return p0, p1, p2, p3
+
+
+@triton.jit
+def factor(words, place: tl.constexpr, SCALES: tl.constexpr):
+    """Return number `place` of the scales in words, float32; of 16 bits, or exponents of 8."""
+    if tl.uint8 == SCALES:
+        found = (((words >> (8 * place)) & 255) << 23).to(tl.float32, bitcast=True)
+    else:
+        bits = (words >> (16 * (place % 2))).to(tl.int16)
+        found = bits.to(SCALES, bitcast=True).to(tl.float32)
+    return found
+
+
+@triton.jit
+def load_x(x_row, k, is_token, in_features, EVEN_K: tl.constexpr):
+    """Return the transpose of a plane's columns of the tokens."""
+    mask = is_token
+    if not EVEN_K:
+        mask = mask & (k < in_features)[None, :]
+    return tl.trans(tl.load(x_row + k[None, :], mask=mask, other=0.0))
+
+
+@triton.jit
+def step_scale(word, second, group: tl.constexpr, SCALES: tl.constexpr):
+    """Return the scales of a small group of a step, `[rows, 1]`."""
+    if tl.uint8 == SCALES or group < 2:
+        found = factor(word, group, SCALES)
+    else:
+        found = factor(second, group, SCALES)
+    return found[:, None]
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def few_kernel(
+    x_ptr,
+    code_ptr,
+    word_ptr,
+    row_scale_ptr,
+    row_zero_ptr,
+    bias_ptr,
+    out_ptr,
+    partial_ptr,
+    arrived_ptr,
+    num_tokens,
+    out_features,
+    in_features,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALES: tl.constexpr,
+    WORDS: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    ASM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Multiply `BLOCK_M` tokens by `BLOCK_N` rows.
+
+    `GROUP` is 0 for one scale a row. `SCALES` is the type of the scales in words.
+    """
+    block = tl.program_id(0)
+    part = tl.program_id(1)
+    feature = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    token = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    here = feature < out_features
+    num_steps = tl.cdiv(in_features, STEP)
+    share = tl.cdiv(num_steps, SPLIT_K)
+    begin = part * share
+    end = tl.minimum(begin + share, num_steps)
+    kind = x_ptr.dtype.element_ty
+    SMALL: tl.constexpr = GROUP > 0 and GROUP < STEP
+    PLANES: tl.constexpr = 2 if FORM == "int8" else 4
+    BLOCKS: tl.constexpr = STEP // (PLANES * PLANE)
+    within = tl.arange(0, PLANE)
+    code_row = code_ptr + feature[:, None] * PLANE + within[None, :]
+    stride = out_features.to(tl.int64) * PLANE
+    x_row = x_ptr + token.to(tl.int64)[:, None] * in_features
+    is_token = (token < num_tokens)[:, None]
+    middle: tl.constexpr = 128 if FORM == "int8" else 8
+    zeros = tl.full([BLOCK_N], middle, tl.int32)
+    if GROUP == 0 and HAS_ZERO:
+        zeros = tl.load(row_zero_ptr + feature, mask=here, other=0).to(tl.int32)
+    zero = biased(zeros, kind)
+    start_next(PDL)
+    wait_for_inputs(PDL)
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for step in tl.range(begin, end, num_stages=STAGES):
+        first = step * STEP + within
+        if GROUP > 0:
+            at = step if SMALL else step // (GROUP // STEP)
+            word_row = word_ptr + at * (WORDS * out_features) + feature
+            word = tl.load(word_row, mask=here, other=0)
+            second = word
+            if SMALL and tl.uint8 != SCALES and GROUP == 32:
+                second = tl.load(word_row + out_features, mask=here, other=0)
+            if SMALL and HAS_ZERO:
+                packed = tl.load(word_row + (WORDS - 1) * out_features, mask=here, other=0)
+            elif HAS_ZERO:
+                zeros = (word >> 16) & 255
+                zero = biased(zeros, kind)
+        product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        for block_of_step in tl.static_range(BLOCKS):
+            words = tl.load(
+                code_row + (step * BLOCKS + block_of_step) * stride,
+                mask=here[:, None],
+                other=0,
+                eviction_policy="evict_first",
+            )
+            if PLANES == 4 and not (SMALL and HAS_ZERO):
+                numbers = four_planes(words, zero, kind, FORM, ASM)
+            for plane in tl.static_range(PLANES):
+                # Of the step, in planes.
+                x = load_x(
+                    x_row,
+                    first + (block_of_step * PLANES + plane) * PLANE,
+                    is_token,
+                    in_features,
+                    EVEN_K,
+                )
+                if SMALL and HAS_ZERO:
+                    zeros = packed >> (8 * ((block_of_step * PLANES + plane) * PLANE // GROUP))
+                    zeros = zeros & 255
+                    if PLANES == 4:
+                        # What is not used of it costs nothing.
+                        numbers = four_planes(words, biased(zeros, kind), kind, FORM, ASM)
+                if PLANES == 2:
+                    weight = (code_of(words, plane, 8) - zeros[:, None]).to(tl.float32).to(kind)
+                else:
+                    weight = numbers[plane]
+                product = tl.dot(weight, x, acc=product)
+                if SMALL and (block_of_step * PLANES + plane + 1) * PLANE % GROUP == 0:
+                    acc += product * step_scale(
+                        word, second, (block_of_step * PLANES + plane) * PLANE // GROUP, SCALES
+                    )
+                    product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        if GROUP == 0:
+            acc += product
+        elif not SMALL:
+            acc += product * factor(word, 0, SCALES)[:, None]
+    if SPLIT_K > 1:
+        place = tl.program_id(2) * tl.num_programs(0) + block
+        before = leave_part(acc, partial_ptr, arrived_ptr, place, part, SPLIT_K, BLOCK_N, BLOCK_M)
+        if before != SPLIT_K - 1:
+            return
+        acc = sum_parts(partial_ptr, arrived_ptr, place, SPLIT_K, BLOCK_N, BLOCK_M)
+    if GROUP == 0:
+        acc *= tl.load(row_scale_ptr + feature, mask=here, other=0.0).to(tl.float32)[:, None]
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + feature, mask=here, other=0.0).to(tl.float32)[:, None]
+    tl.store(
+        out_ptr + token.to(tl.int64)[None, :] * out_features + feature[:, None],
+        acc.to(kind),
+        mask=here[:, None] & (token < num_tokens)[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=["first_row", "num_rows"])
+def widen_kernel(
+    code_ptr,
+    word_ptr,
+    row_scale_ptr,
+    row_zero_ptr,
+    out_ptr,
+    first_row,
+    num_rows,
+    out_features,
+    in_features,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALES: tl.constexpr,
+    WORDS: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Write the numbers of `ROWS` rows and `STEP` columns, of `[num_rows, in_features]`."""
+    step = tl.program_id(1)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    here = row < num_rows
+    feature = first_row + row
+    SMALL: tl.constexpr = GROUP > 0 and GROUP < STEP
+    PLANES: tl.constexpr = 2 if FORM == "int8" else 4
+    BITS: tl.constexpr = 16 // PLANES
+    BLOCKS: tl.constexpr = STEP // (PLANES * PLANE)
+    within = tl.arange(0, PLANE)
+    code_row = code_ptr + feature[:, None] * PLANE + within[None, :]
+    stride = out_features.to(tl.int64) * PLANE
+    out_row = out_ptr + row.to(tl.int64)[:, None] * in_features
+    kind = out_ptr.dtype.element_ty
+    at = step if SMALL or GROUP == 0 else step // (GROUP // STEP)
+    word_row = word_ptr + at * (WORDS * out_features) + feature
+    middle: tl.constexpr = 128 if FORM == "int8" else 8
+    zeros = tl.full([ROWS], middle, tl.int32)
+    if GROUP == 0:
+        scale = tl.load(row_scale_ptr + feature, mask=here, other=0.0).to(tl.float32)[:, None]
+        if HAS_ZERO:
+            zeros = tl.load(row_zero_ptr + feature, mask=here, other=0).to(tl.int32)
+    else:
+        word = tl.load(word_row, mask=here, other=0)
+        second = word
+        if SMALL and tl.uint8 != SCALES and GROUP == 32:
+            second = tl.load(word_row + out_features, mask=here, other=0)
+        if SMALL and HAS_ZERO:
+            packed = tl.load(word_row + (WORDS - 1) * out_features, mask=here, other=0)
+        if not SMALL:
+            scale = factor(word, 0, SCALES)[:, None]
+            if HAS_ZERO:
+                zeros = (word >> 16) & 255
+    for block in tl.static_range(BLOCKS):
+        words = tl.load(code_row + (step * BLOCKS + block) * stride, mask=here[:, None], other=0)
+        for plane in tl.static_range(PLANES):
+            if SMALL:
+                scale = step_scale(word, second, (block * PLANES + plane) * PLANE // GROUP, SCALES)
+                if HAS_ZERO:
+                    zeros = packed >> (8 * ((block * PLANES + plane) * PLANE // GROUP))
+                    zeros = zeros & 255
+            code = code_of(words, plane, BITS)
+            if FORM == "mxfp4":
+                number = e2m1(code)
+            else:
+                number = (code - zeros[:, None]).to(tl.float32)
+            column = step * STEP + (block * PLANES + plane) * PLANE + within
+            tl.store(
+                out_row + column[None, :],
+                (number * scale).to(kind),
+                mask=here[:, None] & (column < in_features)[None, :],
+            )

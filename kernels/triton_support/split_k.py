@@ -1,0 +1,81 @@
+"""Products whose columns several programs share: the last one to finish adds the parts, in order.
+
+A part's place in the sum does not depend on which program is the last, so that a result does not
+depend on timing. Source of the last-arrival sum: stream-K (Osama et al., 2023).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton_support.scratch import StreamScratch
+
+# Space for the parts of a product: float32 numbers, and blocks of its result.
+MAX_PARTIALS = 1024 * 1024
+MAX_BLOCKS = 8192
+
+
+def _space(device: torch.device) -> tuple[Tensor, ...]:
+    """Return space for parts and the counts of finished parts, 0 between products."""
+    return (
+        torch.empty(MAX_PARTIALS, dtype=torch.float32, device=device),
+        torch.zeros(MAX_BLOCKS, dtype=torch.int32, device=device),
+    )
+
+
+# One for all kernels: those of a stream that share it run one after the other.
+_SPACE = StreamScratch(_space)
+
+
+def fits(num_blocks: int, block_size: int, split: int) -> bool:
+    """Return whether there is space for the parts of so many blocks of so many numbers."""
+    return num_blocks * block_size * split <= MAX_PARTIALS and num_blocks <= MAX_BLOCKS
+
+
+def space(device: torch.device, num_blocks: int, block_size: int, split: int) -> tuple[Tensor, ...]:
+    """Return a kernel's `partial_ptr` and `arrived_ptr`, for so many blocks of so many numbers."""
+    assert fits(num_blocks, block_size, split)
+    return _SPACE.get(device)
+
+
+@triton.jit
+def leave_part(
+    acc,
+    partial_ptr,
+    arrived_ptr,
+    place,
+    part,
+    SPLIT_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Write one part, `[BLOCK_N, BLOCK_M]`, of block `place`; return how many came before it."""
+    inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+    first_ptr = partial_ptr + place * (SPLIT_K * BLOCK_N * BLOCK_M)
+    tl.store(first_ptr + part * (BLOCK_N * BLOCK_M) + inner, acc)
+    # All threads' parts are written before the count is incremented.
+    tl.debug_barrier()
+    return tl.atomic_add(arrived_ptr + place, 1, sem="acq_rel", scope="gpu")
+
+
+@triton.jit
+def sum_parts(
+    partial_ptr,
+    arrived_ptr,
+    place,
+    SPLIT_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Return the sum of the parts of block `place`, which is then free; for the last program."""
+    inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+    first_ptr = partial_ptr + place * (SPLIT_K * BLOCK_N * BLOCK_M)
+    tl.store(arrived_ptr + place, 0)
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for other in tl.static_range(SPLIT_K):
+        # Bypasses the L1 cache: other multiprocessors wrote these.
+        acc += tl.load(first_ptr + other * (BLOCK_N * BLOCK_M) + inner, cache_modifier=".cg")
+    return acc
