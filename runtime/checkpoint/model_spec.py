@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -40,7 +40,7 @@ class WeightSpec:
         kind: the kind of weight, which decides the values of dummy weights.
         dtypes: types in which it may be stored.
         of: for a scale, the codes that it belongs to. If the checkpoint has floats instead of
-            codes, the scale is computed.
+            codes, the scale is computed. For floats, the codes that they become.
     """
 
     name: str
@@ -204,6 +204,21 @@ class ModelSpec(ABC):
             return self.logical_weights
         expand = self.quantization.expand
         return tuple(stored for weight in self.logical_weights for stored in expand(weight))
+
+    @cached_property
+    def weights_in_floats(self) -> Mapping[str, WeightSpec]:
+        """Weights whose codes have another name, by the name that a trainer sends them under.
+
+        Each fills what its codes fill; `of` is the name of its codes.
+        """
+        if self.quantization is None:
+            return {}
+        found = {}
+        for weight in self.logical_weights:
+            codes = self.quantization.expand(weight)[0]
+            if codes.name != weight.name:
+                found[weight.name] = replace(weight, target=codes.target, of=codes.name)
+        return found
 
     @abstractmethod
     def _list_weights(self) -> Sequence[WeightSpec]:

@@ -81,7 +81,7 @@ class _Fill:
 
     def take(self, name: str, tensor: Tensor) -> None:
         name = self.spec.canonical(name)
-        spec = self.specs.get(name)
+        spec = self.specs.get(name) or self.spec.weights_in_floats.get(name)
         if spec is None:
             if self.spec.is_ignored(name):
                 return
@@ -97,9 +97,9 @@ class _Fill:
             self.before(holder_name, holder)
         if shards.pop((parameter_name, spec.shard), None) is None:
             raise StartupError(f"Tensor {name!r} comes twice")
-        if tensor.itemsize > 1:
+        if tensor.is_floating_point() and tensor.itemsize > 1:
             # Floats become codes with scales of their own.
-            for scale in self.scales.get(name, ()):
+            for scale in self.scales.get(name if name in self.specs else spec.of, ()):
                 shards.pop((scale.target.rpartition(".")[2], scale.shard), None)
         parameter.fill(spec.shard, tensor)
         if not shards:

@@ -110,6 +110,7 @@ class LiveWeights:
         """
         self._check_present()
         specs = {spec.name: spec for spec in self._model.spec.weights}
+        specs.update(self._model.spec.weights_in_floats)
         shapes = {self._model.spec.canonical(name): shape for name, shape in shapes.items()}
         unknown = [
             name for name in shapes if name not in specs and not self._model.spec.is_ignored(name)
@@ -190,7 +191,7 @@ class LiveWeights:
 
     def _spec(self, name: str) -> WeightSpec:
         wanted = self._model.spec.aliases.get(name, self._model.spec.canonical(name))
-        for spec in self._model.spec.weights:
+        for spec in (*self._model.spec.weights, *self._model.spec.weights_in_floats.values()):
             if spec.name == wanted:
                 return spec
         raise InvalidRequest(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from runtime.errors import StartupError
 from runtime.models.layers.build_context import BuildContext
-from runtime.models.quantization.fp8.scheme import Modules
+from runtime.models.quantization.modules import Modules
 from runtime.models.registry import read_model_spec
 from runtime.weights.live_weights import LiveWeights
 from runtime.weights.load_model import load_model
@@ -203,7 +203,7 @@ _NO = {"num_bits": 8, "type": "int", "strategy": "channel"}
         ),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups"),
         ({"quant_method": "fp8", "modules_to_not_convert": ["re:("]}, "modules_to_not_convert"),
-        ({"quant_method": "gptq"}, "'gptq' are not supported"),
+        ({"quant_method": "bitsandbytes"}, "'bitsandbytes' are not supported"),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_one_line(words: dict, said: str, tmp_path: Path) -> None:

@@ -48,8 +48,14 @@ _MODELOPT = "hf_quant_config.json"
 METHODS: dict[str, Method] = {
     "gguf": _method("gguf"),
     "fp8": _method("fp8"),
-    "compressed-tensors": _method("fp8"),
+    "gptq": _method("groups"),
+    "awq": _method("groups"),
+    "compressed-tensors": Method(
+        "runtime.models.quantization.compressed_tensors:read", "never: `read` is another method's"
+    ),
     "modelopt": _method("fp8"),
+    # What `Quantization.method` of theirs says.
+    "groups": _method("groups"),
 }
 
 # What weights in floats become while they load, by name: the path of
@@ -94,14 +100,16 @@ def read_quantization(path: Path, config: Keys, spec: ModelSpec) -> Quantization
     if method is None:
         raise StartupError(
             f"{config.source}: weights quantized with {name!r} are not supported;"
-            " use a bfloat16, float16, float32 or fp8 checkpoint, or a GGUF file"
+            " use a bfloat16, float16 or float32 checkpoint, one in fp8, GPTQ, AWQ or"
+            " compressed-tensors, or a GGUF file"
         )
-    if wanted in WHILE_LOADING and wanted != SAME and (wanted != "fp8" or method != METHODS["fp8"]):
+    read = cast("Callable[[Path, dict[str, Any]], Quantization]", load_object(method.front))
+    found = read(path, words)
+    if wanted in WHILE_LOADING and wanted != SAME and (wanted != "fp8" or found.method != "fp8"):
         raise StartupError(
             f"--quantization {wanted}: {config.source} is quantized with {name!r} already"
         )
-    read = cast("Callable[[Path, dict[str, Any]], Quantization]", load_object(method.front))
-    return read(path, words)
+    return found
 
 
 def _while_loading(wanted: object, path: Path, spec: ModelSpec) -> Quantization | None:

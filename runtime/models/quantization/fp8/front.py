@@ -8,21 +8,24 @@ DeepSeek) and of ModelOpt. If weight files exist, their headers decide: a matrix
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from runtime.checkpoint.headers import read_tensor_infos
 from runtime.checkpoint.model_spec import FLOATS, ModelSpec, Quantization, WeightSpec
 from runtime.errors import StartupError
-from runtime.models.quantization.fp8.scheme import Fp8Group, Fp8Scheme, Modules, find_group
+from runtime.models.quantization.fp8.scheme import Fp8Group, Fp8Scheme
+from runtime.models.quantization.modules import (
+    Modules,
+    find_scheme,
+    is_matrix,
+    is_usual,
+    read_modules,
+    stored_tensors,
+)
 
 CODES = "F8_E4M3"
-# Heads and routers. Tools leave these in 16 bits, and embeddings as well.
-_NOT_LINEAR = re.compile(r"(^|\.)(lm_head|score|classifier|router|shared_gate)\.\w+$")
-_EMBEDDING = re.compile(r"(^|\.)\w*embed\w*\.\w+$")
 _MAX_BLOCK = 1024
 
 
@@ -45,19 +48,16 @@ class Fp8Quantization(Quantization):
 
     def scheme(self, weight: WeightSpec) -> Fp8Scheme | None:
         """Return how a weight is stored; `None` for plain numbers."""
-        if weight.kind != "matrix" or len(weight.shape) != 2 or not weight.name.endswith(".weight"):
+        if not is_matrix(weight):
             return None
-        module = weight.name.removesuffix(".weight")
-        if self.stored is not None:
-            if not self.stored.get(weight.name, False):
+        if self.stored is None:
+            if not is_usual(weight, self.ignored):
                 return None
-        elif _NOT_LINEAR.search(weight.target) or module in self.ignored:
-            return None
-        if _EMBEDDING.search(weight.target):
+        elif not self.stored.get(weight.name, False):
             return None
         if self.while_loading and ".layers." not in weight.target:
             return None
-        return find_group(self.groups, module)
+        return find_scheme(self.groups, weight.name.removesuffix(".weight"))
 
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
         """See `Quantization`. The tensors are codes and scales, or floats that become codes."""
@@ -124,11 +124,8 @@ def while_loading(path: Path, spec: ModelSpec) -> Fp8Quantization:  # noqa: ARG0
 
 
 def _stored(path: Path) -> dict[str, bool] | None:
-    try:
-        infos = read_tensor_infos(path if path.is_dir() else path.parent)
-    except (StartupError, OSError):
-        return None
-    return {name: info.dtype == CODES for name, info in infos.items()}
+    infos = stored_tensors(path)
+    return None if infos is None else {name: each.dtype == CODES for name, each in infos.items()}
 
 
 class _Words:
@@ -146,17 +143,7 @@ class _Words:
 
     def names(self, *keys: str) -> Modules:
         """Return the modules that the first present key lists."""
-        for key in keys:
-            value = self.words.get(key)
-            if value is None:
-                continue
-            if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-                raise StartupError(f"{self.path}: {key!r} must be a list of modules")
-            try:
-                return Modules(tuple(value))
-            except re.error as error:
-                raise StartupError(f"{self.path}: {key!r} is no expression: {error}") from error
-        return Modules()
+        return read_modules(self.path, self.words, *keys)
 
     def block(self, value: object, modules: str = "Linear") -> tuple[int, int]:
         sizes = value if isinstance(value, list) else []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from runtime.models.quantization.modules import SchemeGroup
 
 
 @dataclass(frozen=True)
@@ -45,48 +45,4 @@ class Fp8Scheme:
         return f"{weights} scales, activations rounded by {by}"
 
 
-@dataclass(frozen=True)
-class Fp8Group:
-    """Matrices with a scheme.
-
-    Attributes:
-        targets: module names, `re:` expressions of them, or classes of modules, such as `Linear`.
-    """
-
-    scheme: Fp8Scheme
-    targets: tuple[str, ...] = ("Linear",)
-
-
-@dataclass(frozen=True)
-class Modules:
-    """A list of modules, in the notation of any tool.
-
-    Attributes:
-        names: full names, last parts of names, `re:` expressions, or shell patterns with `*`.
-    """
-
-    names: tuple[str, ...] = ()
-    _expressions: tuple[re.Pattern[str], ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_expressions", tuple(map(_expression, self.names)))
-
-    def __contains__(self, module: str) -> bool:
-        return any(expression.match(module) for expression in self._expressions)
-
-
-def _expression(name: str) -> re.Pattern[str]:
-    if name.startswith("re:"):
-        return re.compile(name[3:])
-    if "*" in name:
-        return re.compile(re.escape(name).replace(r"\*", ".*") + r"\Z")
-    # A name covers a module and all modules in it. `transformers` also lists last parts of names.
-    return re.compile(rf"(.*\.)?{re.escape(name)}(\..*)?\Z")
-
-
-def find_group(groups: Sequence[Fp8Group], module: str) -> Fp8Scheme | None:
-    """Return the scheme of a linear module; `None` if no group names it."""
-    named = [group for group in groups if module in Modules(group.targets)]
-    of_all = [group for group in groups if "Linear" in group.targets]
-    found = [*named, *of_all]
-    return found[0].scheme if found else None
+Fp8Group = SchemeGroup[Fp8Scheme]

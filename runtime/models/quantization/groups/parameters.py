@@ -1,0 +1,162 @@
+"""What a checkpoint fills of matrices in codes: codes, or floats that become codes; and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from kernels.group_linear import Form, encode
+from runtime.checkpoint.model_spec import WeightSpec
+from runtime.models.layers.parameter import Parameter, WeightShard
+from runtime.models.quantization.groups.layouts import pack_zeros, scales_by_row, unpack_codes
+from runtime.models.quantization.groups.scheme import GroupScheme
+
+FORMS: dict[int, Form] = {4: "int4", 8: "int8"}
+
+
+class SmallParameter(Parameter):
+    """Scales and the like of matrices, as they are stored, whole on each rank: they are few.
+
+    Attributes:
+        dtypes: of each shard, as it last came.
+        filled: by shard, what was filled since it was packed.
+    """
+
+    __slots__ = ("dtypes", "filled")
+
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shards: dict[str, WeightShard] = {}
+        rows = 0
+        for name, shape in shapes.items():
+            shards[name] = WeightShard(shape, rows)
+            rows += shape[0]
+        super().__init__((rows,), shards, dtype, device)
+        self.dtypes = dict.fromkeys(shapes, dtype)
+        self.filled: dict[str, Tensor] = {}
+
+    def cut(self, shard_name: str, whole: Tensor) -> Tensor:  # noqa: ARG002  # no rank has a part
+        return whole
+
+    def problem(self, spec: WeightSpec, tensor: Tensor) -> str:
+        if not spec.has_shape(tuple(tensor.shape)):
+            return f"{list(tensor.shape)}, expected {list(spec.shape)}"
+        if tensor.is_floating_point() != self.dtype.is_floating_point:
+            return f"{tensor.dtype}, expected a type like {self.dtype}"
+        return ""
+
+    def fill(self, shard_name: str, tensor: Tensor) -> None:
+        self.dtypes[shard_name] = tensor.dtype
+        shape = self.shards[shard_name].shape
+        # A copy: what comes may be a view of a file or of a trainer's memory.
+        self.filled[shard_name] = tensor.reshape(shape).to(self.device, copy=True)
+
+    def restore(self, saved: Tensor) -> None:
+        first = 0
+        for name, shard in self.shards.items():
+            dtype = self.dtypes[name]
+            count = torch.Size(shard.shape).numel() * dtype.itemsize
+            self.fill(name, saved[first : first + count].clone().view(dtype).view(shard.shape))
+            first += count
+
+
+class CodeParameter(Parameter):
+    """Codes of each shard, one a byte, or plain numbers of those that are stored so.
+
+    Attributes:
+        schemes: by shard; `None` for plain numbers.
+        filled: by shard, this rank's part, what was filled since it was packed.
+        small: by the ending of its name, what belongs to the codes.
+    """
+
+    __slots__ = ("filled", "schemes", "small")
+
+    def __init__(
+        self,
+        plain: Parameter,
+        schemes: Mapping[str, GroupScheme | None],
+        small: Mapping[str, SmallParameter],
+    ) -> None:
+        super().__init__(plain.shape, plain.shards, plain.dtype, plain.device)
+        self.schemes = dict(schemes)
+        self.small = dict(small)
+        self.filled: dict[str, Tensor] = {}
+
+    def ordered(self) -> list[str]:
+        """Names of the shards that are here, from the first row down."""
+        here = [name for name, shard in self.shards.items() if shard.num_rows]
+        return sorted(here, key=lambda name: self.shards[name].offset)
+
+    def problem(self, spec: WeightSpec, tensor: Tensor) -> str:
+        if self.schemes[spec.shard] is None:
+            return super().problem(spec, tensor)
+        # Words are not cut among ranks, and floats only when they have become codes.
+        if tuple(tensor.shape) != spec.shape:
+            return f"{list(tensor.shape)}, expected {list(spec.shape)}"
+        if tensor.dtype is torch.int32 and "I32" in spec.dtypes:
+            return ""
+        if "I32" in spec.dtypes:
+            return f"{tensor.dtype}, expected codes in torch.int32"
+        return super().problem(spec, tensor)
+
+    def cut(self, shard_name: str, whole: Tensor) -> Tensor:
+        return super().cut(shard_name, whole) if self.schemes[shard_name] is None else whole
+
+    def fill(self, shard_name: str, tensor: Tensor) -> None:
+        shard, scheme = self.shards[shard_name], self.schemes[shard_name]
+        if not shard.num_rows:
+            return
+        if scheme is None:
+            is_part = tuple(tensor.shape) == shard.local_shape
+            part = (tensor if is_part else shard.local_part(tensor)).to(self.dtype)
+        elif tensor.dtype is torch.int32:
+            codes = unpack_codes(tensor.to(self.device), scheme, shard.shape)
+            part = shard.local_part(codes)
+        else:
+            part = shard.local_part(self._encode(shard_name, scheme, tensor.to(self.device)))
+        self.filled[shard_name] = torch.empty_like(
+            part, device=self.device, memory_format=torch.contiguous_format
+        ).copy_(part)
+
+    def _encode(self, shard_name: str, scheme: GroupScheme, numbers: Tensor) -> Tensor:
+        rows, columns = self.shards[shard_name].shape
+        scales = self.small["_scale"]
+        group = scheme.group_of(columns)
+        made = encode(
+            numbers,
+            FORMS[scheme.bits],
+            group,
+            scales.dtypes[shard_name],
+            # GPTQ's symmetric ones are stored with the middle as zero.
+            zeros=scheme.has_zeros and not scheme.is_symmetric,
+        )
+        scales.fill(shard_name, scales_by_row(made.scales, scheme))
+        device = made.scales.device
+        if scheme.has_zeros:
+            zeros = made.zeros
+            if zeros is None:
+                zeros = torch.full_like(made.scales, scheme.middle, dtype=torch.uint8)
+            self.small["_zero"].fill(shard_name, pack_zeros(zeros, scheme))
+        if scheme.has_order:
+            places = torch.arange(columns, dtype=torch.int32, device=device) // group
+            self.small["_order"].fill(shard_name, places.to(torch.int32))
+        if "_shape" in self.small and shard_name in self.small["_shape"].shards:
+            self.small["_shape"].fill(shard_name, torch.tensor([rows, columns]))
+        return made.codes
+
+    def restore(self, saved: Tensor) -> None:
+        """Take the bytes of all shards, one after the other."""
+        first = 0
+        for name in self.ordered():
+            shard, scheme = self.shards[name], self.schemes[name]
+            dtype = self.dtype if scheme is None else torch.uint8
+            count = torch.Size(shard.local_shape).numel() * dtype.itemsize
+            part = saved[first : first + count].clone().view(dtype)
+            if scheme is not None:
+                # Any bytes, where noise overwrites codes.
+                part &= 2**scheme.bits - 1
+            self.filled[name] = part.view(shard.local_shape).to(self.device)
+            first += count

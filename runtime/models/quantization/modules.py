@@ -1,0 +1,110 @@
+"""Lists of modules in the words of tools, and the schemes that they are for. Front-safe: no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from runtime.checkpoint.headers import read_tensor_infos
+from runtime.checkpoint.model_spec import WeightSpec
+from runtime.checkpoint.tensor_info import TensorInfo
+from runtime.errors import StartupError
+
+SchemeT = TypeVar("SchemeT")
+
+# Matrices that score or choose: tools leave them in 16 bits, and all those that are looked up.
+_NOT_LINEAR = re.compile(r"(^|\.)(lm_head|score|classifier|router|shared_gate)\.\w+$")
+_EMBEDDING = re.compile(r"(^|\.)\w*embed\w*\.\w+$")
+
+
+@dataclass(frozen=True)
+class Modules:
+    """A list of modules, in any tool's words.
+
+    Attributes:
+        names: names or ends of them, `re:` expressions, or with `*` as in a shell.
+    """
+
+    names: tuple[str, ...] = ()
+    _expressions: tuple[re.Pattern[str], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_expressions", tuple(map(_expression, self.names)))
+
+    def __contains__(self, module: str) -> bool:
+        return any(expression.match(module) for expression in self._expressions)
+
+
+def _expression(name: str) -> re.Pattern[str]:
+    if name.startswith("re:"):
+        return re.compile(name[3:])
+    if "*" in name:
+        return re.compile(re.escape(name).replace(r"\*", ".*") + r"\Z")
+    # A module, or all that is in it; `transformers` lists the last parts of names too.
+    return re.compile(rf"(.*\.)?{re.escape(name)}(\..*)?\Z")
+
+
+@dataclass(frozen=True)
+class SchemeGroup(Generic[SchemeT]):
+    """Matrices with a scheme.
+
+    Attributes:
+        targets: module names, `re:` expressions of them, or classes of modules, such as `Linear`.
+    """
+
+    scheme: SchemeT
+    targets: tuple[str, ...] = ("Linear",)
+
+
+def find_scheme(groups: Sequence[SchemeGroup[SchemeT]], module: str) -> SchemeT | None:
+    """The scheme of a linear module; `None` where no group names it."""
+    named = [group for group in groups if module in Modules(group.targets)]
+    of_all = [group for group in groups if "Linear" in group.targets]
+    found = [*named, *of_all]
+    return found[0].scheme if found else None
+
+
+def is_matrix(weight: WeightSpec) -> bool:
+    """Whether tools may quantize a weight: a matrix of products, not one that is looked up."""
+    return (
+        weight.kind == "matrix"
+        and len(weight.shape) == 2
+        and weight.name.endswith(".weight")
+        and not _EMBEDDING.search(weight.target)
+    )
+
+
+def is_usual(weight: WeightSpec, ignored: Modules) -> bool:
+    """Whether a tool quantizes a matrix, as far as its words tell, where no files do."""
+    module = weight.name.removesuffix(".weight")
+    return not _NOT_LINEAR.search(weight.target) and module not in ignored
+
+
+def read_modules(path: Path, words: Mapping[str, Any], *keys: str) -> Modules:
+    """Return the modules that the first key of those here lists.
+
+    Raises:
+        StartupError: not a list of modules; one line.
+    """
+    for key in keys:
+        value = words.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise StartupError(f"{path}: {key!r} must be a list of modules")
+        try:
+            return Modules(tuple(value))
+        except re.error as error:
+            raise StartupError(f"{path}: {key!r} is no expression: {error}") from error
+    return Modules()
+
+
+def stored_tensors(path: Path) -> dict[str, TensorInfo] | None:
+    """Return the tensors of a model's files by name; `None` where there are no files."""
+    try:
+        return read_tensor_infos(path if path.is_dir() else path.parent)
+    except (StartupError, OSError):
+        return None
