@@ -12,7 +12,6 @@ Columns whose groups are scattered (GPTQ's act order) are sorted by group, and s
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 

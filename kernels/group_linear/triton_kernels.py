@@ -20,7 +20,7 @@ Source of the conversion: Kim et al., "Who Says Elephants Can't Run" (2022), als
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel's parameters
+# ruff: noqa: PLR0913, C901 a kernel's parameters, and its variants, of which one is compiled
 
 import triton
 import triton.language as tl
@@ -32,8 +32,8 @@ from kernels.triton_support.split_k import leave_part, sum_parts
 STEP = tl.constexpr(128)
 PLANE = tl.constexpr(32)
 
-# By type: the float of a code of zero below which a code's bits fit, -1, and 2 to the power by which
-# the bits of E2M1 are off; where its exponent and mantissa go, and how far to the left.
+# By type: the float below which a code's bits fit, -1, and 2 to the power by which the bits of E2M1
+# are off; where its exponent and mantissa go, and how far to the left.
 _BF16 = ("bf16x2", "0x43004300", "0xBF80BF80", "0x7E807E80", "0x01C001C0", 6)
 _FP16 = ("f16x2", "0x64006400", "0xBC00BC00", "0x74007400", "0x0E000E00", 9)
 
@@ -169,6 +169,91 @@ def step_scale(word, second, group: tl.constexpr, SCALES: tl.constexpr):
     return found[:, None]
 
 
+@triton.jit
+def add_step(
+    acc,
+    x_row,
+    code_row,
+    word_row,
+    zeros,
+    is_token,
+    here,
+    step,
+    out_features,
+    in_features,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALES: tl.constexpr,
+    WORDS: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """Return `acc` and the products of `STEP` columns; pointers are of rows, at their beginning."""
+    kind = x_row.dtype.element_ty
+    SMALL: tl.constexpr = GROUP > 0 and GROUP < STEP
+    PLANES: tl.constexpr = 2 if FORM == "int8" else 4
+    BLOCKS: tl.constexpr = STEP // (PLANES * PLANE)
+    within = tl.arange(0, PLANE)
+    stride = out_features.to(tl.int64) * PLANE
+    zero = biased(zeros, kind)
+    first = step * STEP + within
+    if GROUP > 0:
+        at = step if SMALL else step // (GROUP // STEP)
+        word_row += at * (WORDS * out_features)
+        word = tl.load(word_row, mask=here, other=0)
+        second = word
+        if SMALL and tl.uint8 != SCALES and GROUP == 32:
+            second = tl.load(word_row + out_features, mask=here, other=0)
+        if SMALL and HAS_ZERO:
+            packed = tl.load(word_row + (WORDS - 1) * out_features, mask=here, other=0)
+        elif HAS_ZERO:
+            zeros = (word >> 16) & 255
+            zero = biased(zeros, kind)
+    product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for block_of_step in tl.static_range(BLOCKS):
+        words = tl.load(
+            code_row + (step * BLOCKS + block_of_step) * stride,
+            mask=here[:, None],
+            other=0,
+            eviction_policy="evict_first",
+        )
+        if PLANES == 4 and not (SMALL and HAS_ZERO):
+            numbers = four_planes(words, zero, kind, FORM, ASM)
+        for plane in tl.static_range(PLANES):
+            # Of the step, in planes.
+            x = load_x(
+                x_row,
+                first + (block_of_step * PLANES + plane) * PLANE,
+                is_token,
+                in_features,
+                EVEN_K,
+            )
+            if SMALL and HAS_ZERO:
+                zeros = packed >> (8 * ((block_of_step * PLANES + plane) * PLANE // GROUP))
+                zeros = zeros & 255
+                if PLANES == 4:
+                    # What is not used of it costs nothing.
+                    numbers = four_planes(words, biased(zeros, kind), kind, FORM, ASM)
+            if PLANES == 2:
+                weight = (code_of(words, plane, 8) - zeros[:, None]).to(tl.float32).to(kind)
+            else:
+                weight = numbers[plane]
+            product = tl.dot(weight, x, acc=product)
+            if SMALL and (block_of_step * PLANES + plane + 1) * PLANE % GROUP == 0:
+                acc += product * step_scale(
+                    word, second, (block_of_step * PLANES + plane) * PLANE // GROUP, SCALES
+                )
+                product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    if GROUP == 0:
+        acc += product
+    elif not SMALL:
+        acc += product * factor(word, 0, SCALES)[:, None]
+    return acc
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def few_kernel(
     x_ptr,
@@ -211,75 +296,38 @@ def few_kernel(
     begin = part * share
     end = tl.minimum(begin + share, num_steps)
     kind = x_ptr.dtype.element_ty
-    SMALL: tl.constexpr = GROUP > 0 and GROUP < STEP
-    PLANES: tl.constexpr = 2 if FORM == "int8" else 4
-    BLOCKS: tl.constexpr = STEP // (PLANES * PLANE)
-    within = tl.arange(0, PLANE)
-    code_row = code_ptr + feature[:, None] * PLANE + within[None, :]
-    stride = out_features.to(tl.int64) * PLANE
+    code_row = code_ptr + feature[:, None] * PLANE + tl.arange(0, PLANE)[None, :]
     x_row = x_ptr + token.to(tl.int64)[:, None] * in_features
     is_token = (token < num_tokens)[:, None]
     middle: tl.constexpr = 128 if FORM == "int8" else 8
     zeros = tl.full([BLOCK_N], middle, tl.int32)
     if GROUP == 0 and HAS_ZERO:
         zeros = tl.load(row_zero_ptr + feature, mask=here, other=0).to(tl.int32)
-    zero = biased(zeros, kind)
     start_next(PDL)
     wait_for_inputs(PDL)
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for step in tl.range(begin, end, num_stages=STAGES):
-        first = step * STEP + within
-        if GROUP > 0:
-            at = step if SMALL else step // (GROUP // STEP)
-            word_row = word_ptr + at * (WORDS * out_features) + feature
-            word = tl.load(word_row, mask=here, other=0)
-            second = word
-            if SMALL and tl.uint8 != SCALES and GROUP == 32:
-                second = tl.load(word_row + out_features, mask=here, other=0)
-            if SMALL and HAS_ZERO:
-                packed = tl.load(word_row + (WORDS - 1) * out_features, mask=here, other=0)
-            elif HAS_ZERO:
-                zeros = (word >> 16) & 255
-                zero = biased(zeros, kind)
-        product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        for block_of_step in tl.static_range(BLOCKS):
-            words = tl.load(
-                code_row + (step * BLOCKS + block_of_step) * stride,
-                mask=here[:, None],
-                other=0,
-                eviction_policy="evict_first",
-            )
-            if PLANES == 4 and not (SMALL and HAS_ZERO):
-                numbers = four_planes(words, zero, kind, FORM, ASM)
-            for plane in tl.static_range(PLANES):
-                # Of the step, in planes.
-                x = load_x(
-                    x_row,
-                    first + (block_of_step * PLANES + plane) * PLANE,
-                    is_token,
-                    in_features,
-                    EVEN_K,
-                )
-                if SMALL and HAS_ZERO:
-                    zeros = packed >> (8 * ((block_of_step * PLANES + plane) * PLANE // GROUP))
-                    zeros = zeros & 255
-                    if PLANES == 4:
-                        # What is not used of it costs nothing.
-                        numbers = four_planes(words, biased(zeros, kind), kind, FORM, ASM)
-                if PLANES == 2:
-                    weight = (code_of(words, plane, 8) - zeros[:, None]).to(tl.float32).to(kind)
-                else:
-                    weight = numbers[plane]
-                product = tl.dot(weight, x, acc=product)
-                if SMALL and (block_of_step * PLANES + plane + 1) * PLANE % GROUP == 0:
-                    acc += product * step_scale(
-                        word, second, (block_of_step * PLANES + plane) * PLANE // GROUP, SCALES
-                    )
-                    product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        if GROUP == 0:
-            acc += product
-        elif not SMALL:
-            acc += product * factor(word, 0, SCALES)[:, None]
+        acc = add_step(
+            acc,
+            x_row,
+            code_row,
+            word_ptr + feature,
+            zeros,
+            is_token,
+            here,
+            step,
+            out_features,
+            in_features,
+            FORM,
+            GROUP,
+            SCALES,
+            WORDS,
+            HAS_ZERO,
+            EVEN_K,
+            BLOCK_M,
+            BLOCK_N,
+            ASM,
+        )
     if SPLIT_K > 1:
         place = tl.program_id(2) * tl.num_programs(0) + block
         before = leave_part(acc, partial_ptr, arrived_ptr, place, part, SPLIT_K, BLOCK_N, BLOCK_M)

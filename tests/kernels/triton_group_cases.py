@@ -43,7 +43,7 @@ def cases() -> Iterator[tuple[tuple[int, int], Form, int, bool, torch.dtype]]:
         yield shape, "mxfp4", 32, False, torch.bfloat16
 
 
-@pytest.mark.parametrize(("shape", "form", "group", "zeros", "dtype"), cases())
+@pytest.mark.parametrize(("shape", "form", "group", "zeros", "dtype"), [*cases()])
 def test_products(
     shape: tuple[int, int], form: Form, group: int, zeros: bool, dtype: torch.dtype
 ) -> None:

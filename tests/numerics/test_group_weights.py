@@ -25,7 +25,7 @@ from tests.support.group_models import LAYOUTS, quantized, stored, write_codes
 # Several groups in each row, of heads' columns too.
 WIDE = {"hidden_size": 192, "intermediate_size": 320, "head_dim": 64, "num_key_value_heads": 2,
         "num_attention_heads": 4}  # fmt: skip
-# Mean divergence: a CPU rounds activations to 8 bits, and these random models double any difference.
+# Mean divergence: a CPU rounds activations to 8 bits; these random models double any difference.
 MOST = 0.01
 # Where they are not rounded; least numbers of blocks are not, either.
 EXACT = 1e-6

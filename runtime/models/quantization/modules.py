@@ -1,4 +1,4 @@
-"""Lists of modules in the words of tools, and the schemes that they are for. Front-safe: no torch."""
+"""Lists of modules in the words of tools, and schemes for them. Front-safe: no torch."""
 
 from __future__ import annotations
 

@@ -214,13 +214,13 @@ class Codes:
     def as_stored(self, shard_name: str, codes: Tensor) -> Tensor:
         """This rank's codes in words, where its part has whole words; else one a byte."""
         scheme = self.code.schemes[shard_name]
-        if scheme is None or any(size % (32 // scheme.bits) for size in codes.shape):
-            if (
-                scheme is None
-                or scheme.layout != "packed"
-                or codes.shape != (self.code.shards[shard_name].shape)
-            ):
-                return codes
+        if scheme is None:
+            return codes
+        is_even = not any(size % (32 // scheme.bits) for size in codes.shape)
+        # The last word of a row may be short in this layout.
+        is_whole = scheme.layout == "packed" and codes.shape == self.code.shards[shard_name].shape
+        if not is_even and not is_whole:
+            return codes
         return pack_codes(codes, scheme)
 
     def discard(self) -> None:
@@ -252,7 +252,7 @@ class Product:
     def pack(self, bias: Tensor | None) -> PackedLinear:
         """Multiply by what was filled."""
         filled = [self.stored.code.filled.pop(name) for name in self._names]
-        made = self._pack_codes(filled, bias) if self._keeps else None
+        made: PackedLinear | None = self._pack_codes(filled, bias) if self._keeps else None
         if made is None:
             self._order = None
             numbers = torch.cat(
@@ -339,8 +339,8 @@ class _Reading:
         """Of the parameter of this name, or of what belongs to it."""
         raise NotImplementedError
 
-    def _product(self, name: str, shard_name: str) -> Product:
-        """That multiplies by a matrix of this rank."""
+    def _kept(self, name: str, shard_name: str) -> Tensor:
+        """This rank's codes of a matrix, one a byte, or its plain numbers."""
         raise NotImplementedError
 
     def plain(self, name: str) -> Tensor:
@@ -348,7 +348,7 @@ class _Reading:
         stored = self._codes(name)
         parameter = dict(stored.parameters())[name]
         if parameter is stored.code:
-            parts = [self._product(name, each).codes(each) for each in stored.code.ordered()]
+            parts = [self._kept(name, each) for each in stored.code.ordered()]
         else:
             parts = [stored.small(name, each) for each in parameter.shards]
         return torch.cat([part.contiguous().view(-1).view(torch.uint8) for part in parts])
@@ -360,7 +360,7 @@ class _Reading:
             return stored.small(name, shard_name)
         if not stored.code.shards[shard_name].num_rows:
             return torch.empty(0, 0, dtype=torch.uint8)
-        return stored.as_stored(shard_name, self._product(name, shard_name).codes(shard_name))
+        return stored.as_stored(shard_name, self._kept(name, shard_name))
 
     def values(self, name: str, shard_name: str) -> Tensor:
         """See `Matrix`."""
@@ -370,7 +370,7 @@ class _Reading:
         shard = stored.code.shards[shard_name]
         if not shard.num_rows:
             return torch.empty(shard.local_shape)
-        return stored.numbers(shard_name, self._product(name, shard_name).codes(shard_name))
+        return stored.numbers(shard_name, self._kept(name, shard_name))
 
 
 class GroupMatrix(_Reading, Matrix):
@@ -398,8 +398,8 @@ class GroupMatrix(_Reading, Matrix):
     def _codes(self, name: str) -> Codes:  # noqa: ARG002  # there is one
         return self._stored
 
-    def _product(self, name: str, shard_name: str) -> Product:  # noqa: ARG002  # likewise
-        return self._made
+    def _kept(self, name: str, shard_name: str) -> Tensor:  # noqa: ARG002  # likewise
+        return self._made.codes(shard_name)
 
     def release(self) -> None:
         self.discard()
@@ -417,11 +417,16 @@ class GroupExperts(_Reading, ExpertsStore):
     ) -> None:
         self._all, self._mine, self._implementations = dict(stored), mine, implementations
         self._packed: PackedExperts | None = None
+        self._on_cpu = stored["down"].code.device.type == "cpu"
+        names: dict[str, list[list[str]]] = {
+            "gate_up": [[f"{i}.gate", f"{i}.up"] for i in mine],
+            "down": [[str(i)] for i in mine],
+        }
+        self._names = names
         self._products = {
-            "gate_up": [
-                Product(stored["gate_up"], [f"{i}.gate", f"{i}.up"], None, keeps=True) for i in mine
-            ],
-            "down": [Product(stored["down"], [str(i)], None, keeps=True) for i in mine],
+            name: [Product(stored[name], shards, None, keeps=True) for shards in of_name]
+            for name, of_name in names.items()
+            if self._on_cpu
         }
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -431,23 +436,29 @@ class GroupExperts(_Reading, ExpertsStore):
     def pack(self, kept: list[tuple[str, str]]) -> PackedExperts:
         for name, shard_name in kept:
             if name in self._all and self._all[name].code.shards[shard_name].num_rows:
-                product = self._product(name, shard_name)
-                self._all[name].code.filled[shard_name] = product.codes(shard_name)
+                self._all[name].code.filled[shard_name] = self._kept(name, shard_name)
         for codes in self._all.values():
             codes.take_small()
-        gate_up, down = ([each.pack(None) for each in self._products[n]] for n in self._all)
-        if self._all["down"].code.device.type == "cpu":
+        if self._on_cpu:
+            gate_up, down = ([each.pack(None) for each in self._products[n]] for n in self._all)
             self._packed = LoopedExperts(gate_up, down)
             return self._packed
-        dtype = self._all["down"].code.dtype
-        stacked = [
-            torch.stack([each.unpack().to(dtype) for each in made]) for made in (gate_up, down)
-        ]
+        stacked = self._widened("gate_up"), self._widened("down")
         if self._packed is None:
             self._packed = pack_experts(*stacked, *self._implementations)
         else:
             self._packed.repack(*stacked)
         return self._packed
+
+    def _widened(self, name: str) -> Tensor:
+        """The filled matrices of all experts, `[experts, rows, columns]` in 16 bits."""
+        stored = self._all[name]
+        taken = [
+            torch.cat([stored.numbers(each, stored.code.filled.pop(each)) for each in shards])
+            .to(stored.code.dtype)
+            for shards in self._names[name]
+        ]  # fmt: skip
+        return torch.stack(taken)
 
     def discard(self) -> None:
         for codes in self._all.values():
@@ -456,9 +467,17 @@ class GroupExperts(_Reading, ExpertsStore):
     def _codes(self, name: str) -> Codes:
         return self._all["gate_up" if name.startswith("gate_up") else "down"]
 
-    def _product(self, name: str, shard_name: str) -> Product:
-        place = int(shard_name.partition(".")[0]) - self._mine.start
-        return self._products[name][place]
+    def _kept(self, name: str, shard_name: str) -> Tensor:
+        expert = int(shard_name.partition(".")[0]) - self._mine.start
+        if self._on_cpu:
+            return self._products[name][expert].codes(shard_name)
+        assert self._packed is not None, "the weights are not loaded"
+        gate_up, down = self._packed.unpack_one(expert)
+        numbers = down
+        if name == "gate_up":
+            gate, up = gate_up.chunk(2)
+            numbers = gate if shard_name.endswith("gate") else up
+        return self._all[name].codes_of(shard_name, numbers)
 
     def release(self) -> None:
         self.discard()

@@ -133,7 +133,7 @@ class _Words:
     def bits(self, value: object, modules: str = "Linear") -> int:
         if isinstance(value, bool) or value not in (4, 8):
             raise self.refused(f"{value!r} bits", modules)
-        return int(value)  # type: ignore[call-overload, no-any-return]  # 4 or 8
+        return 4 if value == 4 else 8
 
     def group(self, value: object, modules: str = "Linear") -> int:
         if value == -1:

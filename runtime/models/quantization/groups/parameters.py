@@ -1,4 +1,4 @@
-"""What a checkpoint fills of matrices in codes: codes, or floats that become codes; and the rest."""
+"""What a checkpoint fills of matrices in codes: codes or floats that become codes, and the rest."""
 
 from __future__ import annotations
 

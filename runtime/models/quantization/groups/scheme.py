@@ -8,8 +8,9 @@ from typing import Literal
 
 from runtime.models.quantization.modules import SchemeGroup
 
-# How codes lie in words of 32 bits: GPTQ's along the columns of the matrix, its first format with a
-# code of zero that is one less; AWQ's along the rows, interleaved; compressed-tensors' along columns.
+# How codes lie in words of 32 bits: GPTQ's along the columns of the matrix, its first format with
+# codes of zero that are one less; AWQ's along the rows, interleaved; compressed-tensors' along
+# columns.
 Layout = Literal["gptq", "gptq_v2", "awq", "packed"]
 # Endings of the names on disk: codes, scales, codes of zero, each column's group.
 _NAMES = {
