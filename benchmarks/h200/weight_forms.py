@@ -3,8 +3,8 @@
     python -m benchmarks.h200.weight_forms [--shape 8b 0.5b] [--tokens 1 4 16 64 256 2048]
         [--forms bf16 fp8 w4a16 ...] [--tune] [--json FILE]
 
-Each product of a layer is timed in CUDA graphs, with weights of its own in every call, more than the
-second-level cache holds. The bound is the time in which the weight's bytes, the tokens and the
+Each product of a layer is timed in CUDA graphs, with weights of its own in every call: more than
+the second-level cache holds. The bound is the time in which the weight's bytes, the tokens and the
 result pass through memory, at the rate of a copy that is measured first; from 256 tokens on the
 share of bf16's speed says more. `--tune` times other tiles of the products with 4-bit codes.
 """

@@ -5,7 +5,7 @@ registers. For more tokens slices of rows are widened to 16 bits, which stay in 
 cache until cuBLAS has multiplied by them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ _WIDENED_ROWS = 64
 STEP: int = triton_kernels.STEP.value
 PLANE: int = triton_kernels.PLANE.value
 _SCALES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.uint8: tl.uint8}
-# Programs that a multiprocessor holds at once, about.
-_RESIDENT = 4
+# Programs that share the columns of a block of rows.
+_MOST_SPLIT = 8
 
 
 @dataclass(frozen=True)
@@ -181,17 +181,39 @@ def _from_words(weight: PackedCodes) -> tuple[Tensor, Tensor | None]:
     return scales.reshape(weight.rows, -1)[:, :count], zeros
 
 
-def tile_of(rows: int, num_steps: int, block_m: int, num_processors: int) -> Tile:
-    """The tile of a product of up to `block_m` tokens."""
-    high = 64
-    blocks, split = triton.cdiv(rows, high), 1
+def tile_of(rows: int, num_steps: int, num_tokens: int, num_processors: int) -> Tile:
+    """Return the tile of a product.
+
+    The programs of few tokens should all run at once, as many as fit. Chosen on an H100 at the 8B
+    shape with `benchmarks.h200.weight_forms --tune`.
+    """
+    if num_tokens > TOKEN_BLOCKS[-1]:
+        return Tile(128, 1, 8, 4)
+    if num_tokens > TOKEN_BLOCKS[0]:
+        if triton.cdiv(rows, 64) >= 3 * num_processors:
+            return Tile(128, 1, 8, 3)
+        if num_steps >= 64:
+            return _split(Tile(128, 1, 8, 6), rows, num_steps, num_tokens, num_processors)
+        return _split(Tile(64, 1, 4, 4), rows, num_steps, num_tokens, 2 * num_processors)
+    low = _split(Tile(64, 1, 4, 6), rows, num_steps, num_tokens, 4 * num_processors)
+    high = _split(Tile(128, 1, 8, 3), rows, num_steps, num_tokens, 3 * num_processors)
+    # Programs of 128 rows count twice.
+    more = triton.cdiv(rows, 128) * high.split * 2 > triton.cdiv(rows, 64) * low.split
+    return high if more else low
+
+
+def _split(tile: Tile, rows: int, num_steps: int, num_tokens: int, most: int) -> Tile:
+    """Return the tile whose columns the most programs share of which `most` are not exceeded."""
+    blocks, split = triton.cdiv(rows, tile.rows), 1
+    block_m = next(block for block in TOKEN_BLOCKS if num_tokens <= block)
     while (
-        blocks * split < _RESIDENT * num_processors
+        split < _MOST_SPLIT
+        and blocks * 2 * split <= most
         and num_steps >= 8 * split
-        and split_k.fits(blocks, high * block_m, 2 * split)
+        and split_k.fits(blocks, tile.rows * block_m, 2 * split)
     ):
         split *= 2
-    return Tile(high, split, 4, 6 if block_m <= 16 else 4)
+    return replace(tile, split=split)
 
 
 def multiply_few(
@@ -214,7 +236,7 @@ def multiply_few(
     block_m = next((block for block in TOKEN_BLOCKS if num_tokens <= block), TOKEN_BLOCKS[-1])
     token_blocks = triton.cdiv(num_tokens, block_m)
     if tile is None:
-        tile = tile_of(rows, num_steps, block_m * token_blocks, multiprocessors(x.device))
+        tile = tile_of(rows, num_steps, num_tokens, multiprocessors(x.device))
     blocks = triton.cdiv(rows, tile.rows)
     partials, arrived = out, out
     if tile.split > 1:

@@ -62,7 +62,8 @@ def test_products(
         close = {"rtol": step, "atol": 2e-4}
         few = multiply_few(x, linear.weight, bias)
         torch.testing.assert_close(few.double(), expected, **close)
-        if num_tokens <= 64:
+        # There is no space for the parts of larger results.
+        if num_tokens <= 64 and shape[0] <= 8192:
             split = multiply_few(x, linear.weight, bias, Tile(64, 2, 4, 3))
             torch.testing.assert_close(split.double(), expected, **close)
         # Weights are rounded to 16 bits there.
