@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.group_linear import BITS, Form, Grouped, GroupedLinear, triton_kernels
-from kernels.group_linear.triton_kernels import few_kernel, widen_kernel
+from kernels.group_linear import BITS, Form, Grouped, GroupedLinear, triton_codes
+from kernels.group_linear.triton_codes import few_kernel, widen_kernel
 from kernels.linear import PackedLinear
 from kernels.triton_support import split_k
 from kernels.triton_support.device import interpreted, multiprocessors, shared_memory
@@ -26,8 +26,8 @@ TOKEN_BLOCKS = (16, 32, 64)
 # Of a slice of rows in 16 bits.
 SLICE_BYTES = 32 * 1024 * 1024
 _WIDENED_ROWS = 64
-STEP: int = triton_kernels.STEP.value
-PLANE: int = triton_kernels.PLANE.value
+STEP: int = triton_codes.STEP.value
+PLANE: int = triton_codes.PLANE.value
 _SCALES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.uint8: tl.uint8}
 # Programs that share the columns of a block of rows.
 _MOST_SPLIT = 8
@@ -92,7 +92,7 @@ class PackedCodes:
         }
 
     def pointers(self) -> tuple[Tensor, ...]:
-        """The kernels' arguments from `code_ptr` on."""
+        """The kernels' arguments from `plane_ptr` on."""
         zeros = self.row_scales if self.row_zeros is None else self.row_zeros
         return self.codes, self.words, self.row_scales, zeros
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from runtime.errors import StartupError
 from runtime.models.layers.build_context import BuildContext
-from runtime.models.quantization.modules import Modules
+from runtime.models.quantization.module_lists import Modules
 from runtime.models.registry import read_model_spec
 from runtime.weights.live_weights import LiveWeights
 from runtime.weights.load_model import load_model

@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 import triton
+import triton.language as tl
 from triton._C.libtriton import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
@@ -29,6 +30,8 @@ from kernels.experts.triton_kernels import choose_kernel, product_kernel, sort_k
 from kernels.fp8_linear import triton as fp8_linear
 from kernels.greedy import NAN_TOKEN
 from kernels.greedy import triton as greedy
+from kernels.group_linear import triton as group_linear
+from kernels.group_linear import triton_codes
 from kernels.linear import triton as linear
 from kernels.linear import triton_gemv as gemv
 from kernels.linear import triton_invariant as invariant_linear
@@ -69,6 +72,7 @@ FLOATS = {
     *("block_max_ptr", "weights_ptr", "scale_ptr", "x_scale_ptr", "static_ptr"),
 }
 CODES = {"code_ptr", "x_code_ptr"}
+SHORTS = {"plane_ptr"}
 LONGS = {
     *("positions_ptr", "slots_ptr", "token_ids_ptr", "rows_ptr", "seq_lens_ptr", "new_pages_ptr"),
     *("last_token_ptr", "latest_input_ptr", "input_ids_ptr", "turn_ptr", "kept_ptr", "wanted_ptr"),
@@ -129,7 +133,8 @@ def compiled(
         elif name.endswith("_ptr"):
             halves, floats = name in HALVES, name in FLOATS
             kind = "bf16" if halves else "fp32" if floats else "i64" if name in LONGS else "i32"
-            types[name] = "*fp8e4nv" if name in CODES else f"*{kind}"
+            kind = "fp8e4nv" if name in CODES else "i16" if name in SHORTS else kind
+            types[name] = f"*{kind}"
         else:
             types[name] = NUMBERS.get(name, "i32")
     aligned = {
@@ -308,6 +313,17 @@ def fp8(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
     yield "fp8, rounding", rounding._round_kernel, constants, 8
 
 
+def codes_in_groups(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
+    """Yield the product with 4-bit codes that takes the most memory."""
+    tile = group_linear.tile_of(4096, 112, 64, 132)
+    constants: dict[str, Any] = {"FORM": "int4", "GROUP": 32, "SCALES": tl.float16, "WORDS": 3}
+    constants |= {"HAS_ZERO": True, "HAS_BIAS": True, "EVEN_K": True, "BLOCK_M": 64}
+    constants |= {"BLOCK_N": tile.rows, "SPLIT_K": tile.split, "ASM": True, "PDL": pdl}
+    block_bytes = 128 * (tile.rows // 2 + 128) + 12 * tile.rows
+    constants["STAGES"] = shared.stages(tile.num_stages, block_bytes)
+    yield "codes in groups", triton_codes.few_kernel, constants, tile.num_warps
+
+
 def sampling() -> Iterator[Kernel]:
     """Yield the sampling kernels that compare all pairs, sort, or hold most of a row."""
     few = triton_rows.FEW_CANDIDATES
@@ -351,6 +367,7 @@ def dependent() -> Iterator[Kernel]:
         *shared_attentions(pdl=True),
         *layer_ops(pdl=True),
         *fp8(shared, pdl=True),
+        *codes_in_groups(shared, pdl=True),
     ):
         if kernel[1] not in seen:
             seen.add(kernel[1])
@@ -411,6 +428,7 @@ def main() -> None:
                 *products(shared, pdl=pdl),
                 *attentions(shared, pdl=pdl),
                 *mixtures(shared),
+                *codes_in_groups(shared, pdl=pdl),
             ]
             if capability in KINDS_OF_CODE:
                 kernels += layer_ops(pdl=pdl)

@@ -16,7 +16,7 @@ from typing import Any
 from runtime.checkpoint.model_spec import FLOATS, ModelSpec, Quantization, WeightSpec
 from runtime.errors import StartupError
 from runtime.models.quantization.fp8.scheme import Fp8Group, Fp8Scheme
-from runtime.models.quantization.modules import (
+from runtime.models.quantization.module_lists import (
     Modules,
     find_scheme,
     is_matrix,

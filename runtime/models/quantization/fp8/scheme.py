@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.models.quantization.modules import SchemeGroup
+from runtime.models.quantization.module_lists import SchemeGroup
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from runtime.models.layers.experts import ExpertsStore
 from runtime.models.layers.matrix import Matrix
 from runtime.models.layers.parameter import Parameter, Stored
 from runtime.models.quantization.groups.front import GroupQuantization
+from runtime.models.quantization.groups.group_parameters import FORMS, CodeParameter, SmallParameter
+from runtime.models.quantization.groups.group_scheme import GroupScheme
 from runtime.models.quantization.groups.layouts import pack_codes, scales_by_row, unpack_zeros
-from runtime.models.quantization.groups.parameters import FORMS, CodeParameter, SmallParameter
-from runtime.models.quantization.groups.scheme import GroupScheme
 from runtime.models.quantization.method import DeviceMethod
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from typing import Any
 
 from runtime.checkpoint.model_spec import Quantization, WeightSpec
 from runtime.errors import StartupError
-from runtime.models.quantization.groups.scheme import CodesGroup, GroupScheme, Layout
-from runtime.models.quantization.modules import (
+from runtime.models.quantization.groups.group_scheme import CodesGroup, GroupScheme, Layout
+from runtime.models.quantization.module_lists import (
     Modules,
     find_scheme,
     is_matrix,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.models.quantization.groups.scheme import GroupScheme
+from runtime.models.quantization.groups.group_scheme import GroupScheme
 
 # AWQ's word holds columns 0, 2, 4, 6, 1, 3, 5, 7 of eight, from the lowest bits up: where each is.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)

@@ -257,7 +257,7 @@ def add_step(
 @triton.jit(do_not_specialize=["num_tokens"])
 def few_kernel(
     x_ptr,
-    code_ptr,
+    plane_ptr,
     word_ptr,
     row_scale_ptr,
     row_zero_ptr,
@@ -296,7 +296,7 @@ def few_kernel(
     begin = part * share
     end = tl.minimum(begin + share, num_steps)
     kind = x_ptr.dtype.element_ty
-    code_row = code_ptr + feature[:, None] * PLANE + tl.arange(0, PLANE)[None, :]
+    code_row = plane_ptr + feature[:, None] * PLANE + tl.arange(0, PLANE)[None, :]
     x_row = x_ptr + token.to(tl.int64)[:, None] * in_features
     is_token = (token < num_tokens)[:, None]
     middle: tl.constexpr = 128 if FORM == "int8" else 8
@@ -347,7 +347,7 @@ def few_kernel(
 
 @triton.jit(do_not_specialize=["first_row", "num_rows"])
 def widen_kernel(
-    code_ptr,
+    plane_ptr,
     word_ptr,
     row_scale_ptr,
     row_zero_ptr,
@@ -373,7 +373,7 @@ def widen_kernel(
     BITS: tl.constexpr = 16 // PLANES
     BLOCKS: tl.constexpr = STEP // (PLANES * PLANE)
     within = tl.arange(0, PLANE)
-    code_row = code_ptr + feature[:, None] * PLANE + within[None, :]
+    code_row = plane_ptr + feature[:, None] * PLANE + within[None, :]
     stride = out_features.to(tl.int64) * PLANE
     out_row = out_ptr + row.to(tl.int64)[:, None] * in_features
     kind = out_ptr.dtype.element_ty

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.models.quantization.modules import SchemeGroup
+from runtime.models.quantization.module_lists import SchemeGroup
 
 # How codes lie in words of 32 bits: GPTQ's along the columns of the matrix, its first format with
 # codes of zero that are one less; AWQ's along the rows, interleaved; compressed-tensors' along

@@ -10,8 +10,8 @@ from torch import Tensor
 from kernels.group_linear import Form, encode
 from runtime.checkpoint.model_spec import WeightSpec
 from runtime.models.layers.parameter import Parameter, WeightShard
+from runtime.models.quantization.groups.group_scheme import GroupScheme
 from runtime.models.quantization.groups.layouts import pack_zeros, scales_by_row, unpack_codes
-from runtime.models.quantization.groups.scheme import GroupScheme
 
 FORMS: dict[int, Form] = {4: "int4", 8: "int8"}
 
