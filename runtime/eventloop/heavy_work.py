@@ -7,7 +7,6 @@ stands still only that long, not for the whole work.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import sys
 from collections.abc import Callable, Hashable
 from functools import lru_cache
@@ -17,6 +16,7 @@ import msgspec
 import msgspec.inspect
 
 from runtime.eventloop.offload import OffloadPool
+from runtime.ipc.freed_memory import return_freed_memory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -120,9 +120,7 @@ def free_politely(value: object, after_s: float = _FREED_AFTER_S) -> None:
 
 def _free(held: list[Any]) -> None:
     take_apart(held)
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    return_freed_memory()
 
 
 def take_apart(held: list[Any]) -> None:

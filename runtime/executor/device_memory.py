@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Callable
 
 import torch
 
 from runtime.executor.model_runner import StepRunner
+from runtime.ipc.freed_memory import return_freed_memory
 from runtime.models.attention.forward_batch import KVCache
 
 
@@ -73,7 +73,4 @@ def give_back() -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         return
-    # The C library's allocator would keep the freed memory.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    return_freed_memory()

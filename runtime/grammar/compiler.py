@@ -15,8 +15,9 @@ import zmq
 
 from runtime.config.options import GrammarConfig
 from runtime.grammar.grammar_backend import GrammarBackend, GrammarError
-from runtime.grammar.libraries import open_libraries
+from runtime.grammar.libraries import NotLoaded, open_libraries
 from runtime.grammar.probe import probe
+from runtime.ipc.freed_memory import return_freed_memory
 from runtime.ipc.limited_forks import ForkEnd, ForkLimits, LimitedForks
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import CompileGrammar, GrammarReply, GrammarsUnavailable
@@ -31,7 +32,7 @@ MAX_MEMORY_BYTES = 2 * 2**30
 NICENESS = 10
 _LAST_MESSAGE_MS = 5000
 _MAX_REASON_CHARS = 300
-_COMPILED, _REFUSED = b"+", b"-"
+_COMPILED, _REFUSED, _NEEDS_MORE = b"+", b"-", b"?"
 
 
 class _Compiler:
@@ -46,7 +47,9 @@ class _Compiler:
 
     def compile(self, message: CompileGrammar) -> bytes:
         try:
-            payload = self.libraries.compile(message.grammar, self._check)
+            payload = self.libraries.compile(message.grammar, self._check, may_load=False)
+        except NotLoaded:
+            return _NEEDS_MORE
         except GrammarError as error:
             return _REFUSED + str(error).encode()
         except MemoryError:
@@ -92,6 +95,7 @@ def main(payload: bytes) -> None:
         # Forks share this memory: the garbage collector must not write to it.
         with uncollected():
             compiler = _Compiler(config)
+        return_freed_memory()
     # This catches everything that the libraries raise: their panics are not `Exception`s.
     except BaseException as error:
         reason = " ".join(str(error).split())[:_MAX_REASON_CHARS] or type(error).__name__
@@ -110,11 +114,17 @@ def _serve(compiler: _Compiler, inbox: Inbox[CompileGrammar], front: Outbox) -> 
     forks = LimitedForks(poller, compiler.config.max_parallel)
 
     def take(message: CompileGrammar) -> None:
-        forks.add(
-            lambda: compiler.compile(message),
-            limits,
-            lambda end: front.send(reply_to(message, end)),
-        )
+        def reply(end: ForkEnd) -> None:
+            if end.answer == _NEEDS_MORE:
+                # Here and not in the fork, so that the next ones have it.
+                with uncollected():
+                    compiler.libraries.load_all()
+                return_freed_memory()
+                take(message)
+                return
+            front.send(reply_to(message, end))
+
+        forks.add(lambda: compiler.compile(message), limits, reply)
 
     while True:
         forks.turn()

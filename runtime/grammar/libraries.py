@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +29,11 @@ logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE_CHARS = 600
 Check = Callable[[GrammarBackend[Any], bytes], None]
+Make = Callable[[], GrammarBackend[Any]]
+
+
+class NotLoaded(Exception):
+    """A library is needed that is not loaded."""
 
 
 class _Loaded(NamedTuple):
@@ -61,23 +68,61 @@ class GrammarLibraries:
         names: names of the libraries; the first one is tried first.
     """
 
-    def __init__(self, libraries: Mapping[str, GrammarBackend[Any]]) -> None:
-        """Use `backends`, at least one, in their order."""
-        self._libraries = dict(libraries)
-        self.names = tuple(self._libraries)
+    def __init__(
+        self,
+        libraries: Mapping[str, GrammarBackend[Any]],
+        later: Mapping[str, Make] = MappingProxyType({}),
+    ) -> None:
+        """Use at least one library, in their order.
 
-    def compile(self, spec: GrammarSpec, check: Check | None = None) -> bytes:
+        Args:
+            libraries: loaded libraries.
+            later: libraries that are loaded once the others cannot compile a constraint: one of
+                them needs 240 MB for a vocabulary of 150,000 tokens.
+        """
+        self._libraries = dict(libraries)
+        self._later = dict(later)
+        self.names = (*self._libraries, *self._later)
+
+    def load_all(self) -> None:
+        """Load the remaining libraries; omit those that cannot work."""
+        for name in tuple(self._later):
+            self._loaded(name)
+
+    def _loaded(self, name: str) -> GrammarBackend[Any] | None:
+        make = self._later.pop(name, None)
+        if make is not None:
+            try:
+                self._libraries[name] = make()
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            # This catches everything that the libraries raise: their panics are not `Exception`s.
+            except BaseException as error:
+                _log_failure(name, error)
+                self.names = tuple(each for each in self.names if each != name)
+        return self._libraries.get(name)
+
+    def compile(
+        self, spec: GrammarSpec, check: Check | None = None, *, may_load: bool = True
+    ) -> bytes:
         """Compile a constraint with the first library that can; the bytes name the library.
 
         Args:
             spec: the constraint.
             check: raises `GrammarError` for a compiled grammar that cannot be used.
+            may_load: whether a library may be loaded for it.
 
         Raises:
             GrammarError: no library can compile it.
+            NotLoaded: no loaded library can compile it, and there are others.
         """
         reasons: dict[str, str] = {}
-        for name, library in self._libraries.items():
+        for name in self.names:
+            if name in self._later and not may_load:
+                raise NotLoaded(name)
+            library = self._loaded(name)
+            if library is None:
+                continue
             try:
                 payload = library.compile(spec)
                 if check is not None:
@@ -90,14 +135,15 @@ class GrammarLibraries:
         raise GrammarError(_reason(reasons))
 
     def load(self, payload: bytes) -> _Loaded:
-        """Load a grammar from the bytes that `compile` wrote.
+        """Load a grammar from the bytes that `compile` wrote; may load its library.
 
         Raises:
             GrammarError: `compile` did not write these bytes, or their library is not available.
         """
         mark, content = content_of(payload)[:1], content_of(payload)[1:]
-        for name, library in self._libraries.items():
-            if mark == _mark(name):
+        for name in self.names:
+            library = self._loaded(name) if mark == _mark(name) else None
+            if library is not None:
                 head = payload[: len(payload) - len(content) - 1]
                 return _Loaded(name, library.load(head + content))
         raise GrammarError("not a grammar of an available library")
@@ -126,6 +172,8 @@ def open_libraries(
 ) -> GrammarLibraries:
     """Return all installed libraries that can work with a tokenizer, `first` in front.
 
+    The others are loaded when they are needed, or at once if `first` cannot work with it.
+
     Args:
         first: name of the library that is tried first.
         tokenizer_folder: folder of the tokenizer.
@@ -135,23 +183,28 @@ def open_libraries(
     Raises:
         Exception: whatever `first` raised, if no library can work.
     """
+
+    def make(name: str) -> GrammarBackend[Any]:
+        return GRAMMAR_BACKENDS.load(name)(tokenizer_folder, vocab_size, eos_token_ids)
+
     others = [name for name in GRAMMAR_BACKENDS if name != first and find_spec(name) is not None]
-    found: dict[str, GrammarBackend[Any]] = {}
-    failure: BaseException | None = None
-    for name in (first, *others):
-        try:
-            make = GRAMMAR_BACKENDS.load(name)
-            found[name] = make(tokenizer_folder, vocab_size, eos_token_ids)
-        except (KeyboardInterrupt, SystemExit):
+    later = {name: partial(make, name) for name in others}
+    try:
+        return GrammarLibraries({first: make(first)}, later)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # This catches everything that the libraries raise: their panics are not `Exception`s.
+    except BaseException as error:
+        _log_failure(first, error)
+        found = GrammarLibraries({}, later)
+        found.load_all()
+        if not found.names:
             raise
-        # This catches everything that the libraries raise: their panics are not `Exception`s.
-        except BaseException as error:
-            logger.info("%s cannot work with this tokenizer: %s", name, error)
-            failure = failure or error
-    if not found:
-        assert failure is not None
-        raise failure
-    return GrammarLibraries(found)
+        return found
+
+
+def _log_failure(name: str, error: BaseException) -> None:
+    logger.info("%s cannot work with this tokenizer: %s", name, error)
 
 
 def _mark(name: str) -> bytes:

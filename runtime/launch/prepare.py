@@ -26,6 +26,7 @@ from runtime.checkpoint.hub import resolve_model_folder
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
+from runtime.ipc.freed_memory import return_freed_memory
 from runtime.ipc.transport import create_run_folder, remove_run_folder
 from runtime.launch.adapters import GivenAdapters, read_adapters
 from runtime.launch.hardware import detect_hardware
@@ -89,6 +90,7 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
         raise
     for choice in resolved.choices:
         logger.info(choice)
+    return_freed_memory()
     return PreparedEngine(resolved, model, tokenizer, folders, media, adapters)
 
 

@@ -17,6 +17,7 @@ import zmq
 
 from runtime.config.options import DetokenizerConfig
 from runtime.errors import StartupError
+from runtime.ipc.freed_memory import return_freed_memory
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import (
     DetokenizerInbound,
@@ -170,6 +171,7 @@ def main(payload: bytes) -> None:
         front.close(_FAREWELL_MS)
         context.term()
         raise SystemExit(1) from None
+    return_freed_memory()
     shared = SharedState(run_folder / SHARED_STATE_FILE)
     inbox: Inbox[DetokenizerInbound] = Inbox(
         context,

@@ -35,6 +35,7 @@ from runtime.executor.out_of_memory import TOO_LARGE, memory_for, require_room
 from runtime.executor.profiler import Profiler
 from runtime.grammar.grammar_backend import GrammarBackend
 from runtime.grammar.libraries import open_libraries
+from runtime.ipc.freed_memory import return_freed_memory
 from runtime.ipc.messages import (
     ControlReply,
     FrontInbound,
@@ -90,6 +91,7 @@ def build_worker(
     """
     grammars = build_grammars(config)
     executor = build_rank(config, 0, report)
+    return_freed_memory()
     return build_scheduler(config, executor, grammars, shared, send_tokens, send_front, ranks)
 
 
@@ -317,12 +319,14 @@ def build_grammars(config: WorkerConfig) -> Grammars:
         return Grammars(None, vocab_size, config.eos_token_ids)
 
     def make() -> GrammarBackend[Any]:
-        return open_libraries(
+        libraries = open_libraries(
             config.grammar_backend,
             Path(config.tokenizer_folder),
             vocab_size,
             config.eos_token_ids,
         )
+        return_freed_memory()
+        return libraries
 
     return Grammars(make, vocab_size, config.eos_token_ids)
 
