@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,18 @@ TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
 TYPES = {"smollm2": "llama", "gemma3": "gemma3_text", "qwen2.5-coder": "qwen2"}
 # What rounding activations to 8 bits costs, see docs/gguf.md.
 MOST_DIVERGENCE = {"smollm2": 0.006, "gemma3": 0.006, "qwen2.5-coder": 0.006}
-# What the model says to these in float32 as well; others it gets wrong, being as small as it is.
+# How the greedy answers to ten questions begin, as they are: the model is small.
 QUESTIONS = {
-    "What color is the sky on a clear day?": "blue",
-    "How many days are in a week?": "7",
-    "What is the opposite of hot?": "cold",
-    "Who wrote Romeo and Juliet?": "shakespeare",
+    "What is the capital of Japan?": "The capital of Japan is Tokyo.",
+    "What color is the sky on a clear day?": "The sky on a clear day is often described as",
+    "How many days are in a week?": "A week is approximately 7 days.",
+    "What is the opposite of hot?": "The opposite of hot is cold.",
+    "Who wrote Romeo and Juliet?": "The story of Romeo and Juliet by William Shakespeare",
+    "What is 2 * 2?": "2 * 2 = 4",
+    "What do bees make?": "Bees are incredibly complex creatures",
+    "What is water made of?": "Water is a fundamental element",
+    "What language is spoken in Brazil?": "In Brazil, the official language is Portuguese",
+    "What is the freezing point of water?": "The freezing point of water is",
 }
 
 
@@ -135,6 +142,50 @@ def test_sentence_pieces_are_those_of_the_library() -> None:
     assert not different, (len(different), different[:5])
 
 
+def merged(word: str, ranks: dict[tuple[str, str], int]) -> list[str]:
+    """A word's pieces: the best pair is merged until none is known."""
+    pieces = list(word)
+    while True:
+        pairs = [(ranks[pair], at) for at, pair in enumerate(pairwise(pieces)) if pair in ranks]
+        if not pairs:
+            return pieces
+        _, at = min(pairs)
+        pieces[at : at + 2] = ["".join(pieces[at : at + 2])]
+
+
+def test_byte_pairs_are_those_of_the_textbook() -> None:
+    """The source's steps: single digits, GPT-2's expression, bytes as letters, merges."""
+    path = path_of("smollm2")
+    if not path.is_file():
+        pytest.skip("not fetched")
+    regex = pytest.importorskip("regex")
+    metadata = open_gguf(path).metadata
+    tokens, lines = (metadata[f"tokenizer.ggml.{key}"].texts() for key in ("tokens", "merges"))
+    ids = {token: token_id for token_id, token in enumerate(tokens)}
+    ranks = {tuple(line.split(" ")): rank for rank, line in enumerate(lines)}
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {byte: chr(byte) for byte in printable}
+    others = [byte for byte in range(256) if byte not in letters]
+    letters |= {byte: chr(256 + at) for at, byte in enumerate(others)}
+    digits = regex.compile(r"\p{N}|\P{N}+")
+    words = regex.compile(
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    )
+    ours = Tokenizer.from_folder(path)
+    pages = sorted(TEXT.parent.glob("*.md"))
+    texts = [line for page in pages for line in page.read_text().split("\n") if line.strip()]
+    texts = texts[:: max(1, len(texts) // 500)]
+    texts += ["Größe, naïve, Ωμέγα, 你好世界, العربية", "🦊🏔️ 12345 it's\n\n  x\t\ty  "]
+    for text in texts:
+        expected = [
+            ids[piece]
+            for run in digits.findall(text)
+            for word in words.findall(run)
+            for piece in merged("".join(letters[byte] for byte in word.encode()), ranks)
+        ]
+        assert ours.encode(text, add_special_tokens=False) == expected, text
+
+
 def test_answers() -> None:
     path = path_of("smollm2")
     if not path.is_file():
@@ -150,6 +201,6 @@ def test_answers() -> None:
         prompt = template.render(messages=messages, add_generation_prompt=True)
         sequence = driver.start(tokenizer.encode(prompt, add_special_tokens=False))
         start = len(sequence.tokens)
-        driver.greedy([sequence], 32)
-        answer = tokenizer.decode(sequence.tokens[start:]).lower()
-        assert expected in answer, (question, answer)
+        driver.greedy([sequence], 16)
+        answer = tokenizer.decode(sequence.tokens[start:])
+        assert answer.startswith(expected), (question, answer)
