@@ -12,13 +12,13 @@ from openai_api.chat_messages import TemplateShape, image_items, template_messag
 from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest, ChatMessage, ThinkingSwitch
 from openai_api.split_tokens import Marks
-from runtime.client.admission import MAX_CHARS_PER_TOKEN, EngineLimits, check_prompt_length
-from runtime.client.tokenization import encode_prompts
+from runtime.client.admission import EngineLimits
 from runtime.errors import InvalidRequest, TooLong
 from runtime.eventloop.heavy_work import aside
 from runtime.media.image_loader import NamedItem
 from runtime.media.placeholders import expand_text, write_expansions
 from runtime.requests.image_input import ImageInput
+from runtime.text.encoding import MAX_CHARS_PER_TOKEN, check_prompt_length, encode_prompts
 
 # The longest text to render if a prompt that is too long is truncated instead of refused.
 MAX_TRUNCATED_CHARS = 64 * 2**20

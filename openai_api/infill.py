@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import msgspec
 
 from runtime.client.admission import EngineLimits
-from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import SamplingParams
+from runtime.text.encoding import encode_prompts
 from runtime.text.tokenizer import Tokenizer
 
 # This character, put before a text, keeps tokenizers from adding a space there. No tokenizer merges

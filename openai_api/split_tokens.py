@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from runtime.client.admission import EngineLimits
-from runtime.client.tokenization import encode_pieces
 from runtime.errors import InvalidRequest
+from runtime.text.encoding import encode_pieces
 from runtime.text.tokenizer import Tokenizer
 
 # The roles whose text comes from outside the application: users and results of tools.

@@ -61,7 +61,7 @@ STATIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "prompt": (
         ("front", "server.protocol:GuardedProtocol.data_received"),
         ("front", "runtime.eventloop.json_body:decode_body"),
-        ("front", "runtime.text.tokenizer:Tokenizer.encode_batch"),
+        ("front", "runtime.text.encoding:TextEncoder.encode_batch"),
         ("front", "runtime.client.admission:admit"),
         ("front", _SEND),
         ("worker", _DRAIN),

@@ -11,11 +11,10 @@ from headrace.engine.core import EngineCore
 from headrace.engine.engine_errors import translated
 from headrace.engine.progress_bar import Progress
 from headrace.engine.workers import run_workers
-from runtime.client.admission import admit, check_text_size
+from runtime.client.admission import admit
 from runtime.client.answer_size import check_answer_size
 from runtime.client.front_extras import check_extras
 from runtime.client.generation_stream import GenerationInput
-from runtime.client.tokenization import encode_texts
 from runtime.service.adapter_names import with_adapters
 from runtime.service.context import ServiceContext
 from runtime.service.generate_request import (
@@ -27,6 +26,7 @@ from runtime.service.generate_request import (
 )
 from runtime.service.generation import NativeGeneration, admit_plan, open_output
 from runtime.service.image_prompts import encode_with_images
+from runtime.text.encoding import check_text_size, encode_texts
 
 Answer = dict[str, Any]
 

@@ -37,7 +37,6 @@ from openai_api.schemas.completions import (
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.generation_stream import GenerationInput
 from runtime.client.replica_router import wanted_rank
-from runtime.client.tokenization import decode_texts, encode_prompts
 from runtime.errors import InvalidRequest
 from runtime.eventloop.json_body import let_go
 from runtime.eventloop.json_pieces import list_of
@@ -56,6 +55,8 @@ from runtime.service.generation import (
     new_id,
     sample_rids,
 )
+from runtime.text.encoding import encode_prompts
+from runtime.text.tokenizer import decode_texts
 
 # Encoding this many characters of text takes as long as encoding one number.
 _CHARS_PER_COST = 64

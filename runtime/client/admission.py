@@ -15,9 +15,7 @@ from runtime.checkpoint.vision_spec import VisionSpec
 from runtime.errors import InvalidRequest, TooLong
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
-
-# Byte-level tokens rarely have more characters than this, so longer texts cannot fit.
-MAX_CHARS_PER_TOKEN = 128
+from runtime.text.encoding import check_prompt_length
 
 
 @dataclass(frozen=True)
@@ -63,20 +61,6 @@ class EngineLimits:
     def max_req_len(self) -> int:
         """The longest prompt plus output that fits the context and an otherwise empty pool."""
         return min(self.context_len, self.max_total_num_tokens)
-
-
-def check_text_size(text: str, limits: EngineLimits) -> None:
-    """Refuse a text that is too long before spending time on tokenizing it.
-
-    Raises:
-        TooLong: more characters than the context could hold.
-    """
-    most = limits.context_len * MAX_CHARS_PER_TOKEN
-    if len(text) > most and not limits.allow_auto_truncate:
-        raise TooLong(
-            f"The prompt has {len(text)} characters, which is longer than the model's context "
-            f"length ({limits.context_len} tokens)."
-        )
 
 
 def pack_token_ids(input_ids: list[int], limits: EngineLimits) -> bytes:
@@ -128,28 +112,6 @@ def check_images(input_ids: list[int], spec: RequestSpec, limits: EngineLimits) 
             "own placeholders; text that only spells one is told apart in chats with "
             "split_special_tokens.",
             param="input_ids",
-        )
-
-
-def check_prompt_length(num_prompt: int, limits: EngineLimits) -> None:
-    """Refuse a prompt that leaves no room for an output.
-
-    Raises:
-        TooLong: more tokens than the context or the KV pool holds.
-    """
-    if limits.allow_auto_truncate:
-        return
-    least = limits.num_least_output
-    if num_prompt + least > limits.context_len:
-        raise TooLong(
-            f"The input ({num_prompt} tokens) is longer than the model's context length "
-            f"({limits.context_len} tokens)"
-            + (", of which the output needs one." if least else ".")
-        )
-    if num_prompt + least > limits.max_total_num_tokens:
-        raise TooLong(
-            f"The input ({num_prompt} tokens) is longer than the KV pool holds "
-            f"({limits.max_total_num_tokens} tokens), of which the output needs one."
         )
 
 

@@ -10,7 +10,6 @@ from typing import Annotated, TypedDict
 
 import msgspec
 
-from runtime.client.tokenization import check_num_chars, encode_prompts, encode_texts
 from runtime.errors import InvalidRequest
 from runtime.eventloop.json_body import work_out
 from runtime.eventloop.large_body import MAX_NUMBERS
@@ -21,6 +20,7 @@ from runtime.requests.bounds import at_most
 from runtime.service.context import ServiceContext
 from runtime.service.generation import new_id
 from runtime.service.prefills import Prefill, prefill
+from runtime.text.encoding import check_num_chars, encode_prompts, encode_texts
 
 
 @dataclass(slots=True)

@@ -21,7 +21,6 @@ from runtime.client.answer_size import check_answer_size
 from runtime.client.front_extras import AnsweredSample, ExtraAnswer, answers_of
 from runtime.client.generation_stream import GenerationChunk, GenerationInput, GenerationStream
 from runtime.client.session_store import SessionParams
-from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest
 from runtime.eventloop.json_pieces import INLINE_COST, JsonItems, Pieces, encode
 from runtime.eventloop.time_slices import SLICE_S, Slices
@@ -32,6 +31,7 @@ from runtime.service.adapter_names import with_adapters
 from runtime.service.context import ServiceContext
 from runtime.service.generate_request import GenerateBody, GeneratePlan, plan_body
 from runtime.service.image_prompts import encode_with_images
+from runtime.text.encoding import encode_prompts
 
 T = TypeVar("T")
 

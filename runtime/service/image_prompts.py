@@ -10,11 +10,11 @@ from typing import cast
 import msgspec
 
 from runtime.checkpoint.vision_spec import VisionSpec
-from runtime.client.admission import check_prompt_length
 from runtime.media.placeholders import expand_ids, expand_text, write_expansions
 from runtime.requests.image_input import ImageInput, PreparedImage
 from runtime.service.context import ServiceContext
 from runtime.service.generate_request import GeneratePlan, Prompts
+from runtime.text.encoding import check_prompt_length
 
 EncodePrompts = Callable[[Prompts], Awaitable[list[list[int]]]]
 _PARAM = "image_data"

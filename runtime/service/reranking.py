@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
-from runtime.client.tokenization import check_num_chars
 from runtime.errors import InvalidRequest
 from runtime.requests.bounds import within
 from runtime.service.classes import require_scores
@@ -23,6 +22,7 @@ from runtime.service.text_embeddings import (
     describe,
     embed,
 )
+from runtime.text.encoding import check_num_chars
 
 # Writes the prompt that asks whether a document answers a query: instruction, query, document.
 AskPrompt = Callable[[str, str, str], Awaitable[str]]

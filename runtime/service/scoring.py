@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from runtime.client.tokenization import check_num_chars, encode_prompts
 from runtime.errors import InvalidRequest
 from runtime.eventloop.body_errors import fields_of_type
 from runtime.eventloop.json_body import work_out
@@ -23,6 +22,7 @@ from runtime.service.context import ServiceContext
 from runtime.service.generation import new_id
 from runtime.service.prefills import prefill
 from runtime.service.text_embeddings import embed
+from runtime.text.encoding import check_num_chars, encode_prompts
 
 MAX_ITEMS = 4096
 

@@ -20,7 +20,6 @@ from runtime.client.generation_stream import (
     GenerationChunk,
     GenerationInput,
 )
-from runtime.client.tokenization import check_num_chars, encode_pairs, encode_prompts, encode_texts
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.extras.pooled.front import VectorAnswer
 from runtime.extras.pooled.parts import VECTOR, behind_prompt, of_pair
@@ -32,6 +31,7 @@ from runtime.requests.sampling_params import SamplingParams, check_priority
 from runtime.service.context import ServiceContext
 from runtime.service.generation import Generation, generate
 from runtime.service.prefills import MAX_TOKENS_TOGETHER, check_tokens_together
+from runtime.text.encoding import check_num_chars, encode_pairs, encode_prompts, encode_texts
 from runtime.text.tokenizer import Tokenizer
 
 # Most names that a refusal lists.

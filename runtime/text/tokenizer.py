@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Encoding, processors
+from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
@@ -18,6 +18,7 @@ from runtime.checkpoint.gguf.files import is_gguf
 from runtime.checkpoint.json_file import read_json_object
 from runtime.errors import InvalidRequest, StartupError
 from runtime.text.chat_template_files import read_chat_template
+from runtime.text.encoding import POOL, TextEncoder
 from runtime.text.gguf_tokenizer import gguf_tokenizer
 from runtime.text.tokenizer_conversion import converted_tokenizer_file
 
@@ -46,6 +47,8 @@ _CLEAN_UPS = (
     (" 're", "'re"),
 )
 
+# Decoding this many ids takes about a millisecond; a hop to a thread takes a twentieth of that.
+_INLINE_IDS = 1024
 
 _MISSING = "This server has no tokenizer (--skip-tokenizer-init): send input_ids, read output_ids."
 
@@ -57,7 +60,7 @@ def clean_up_spaces(text: str) -> str:
     return text
 
 
-class Tokenizer:
+class Tokenizer(TextEncoder):
     """A loaded tokenizer; safe to use from several threads.
 
     Attributes:
@@ -78,13 +81,13 @@ class Tokenizer:
         chat_template: str | dict[str, str] | None = None,
     ) -> None:
         """Wrap `backend` by `config`, the content of `tokenizer_config.json`; see `from_folder`."""
-        self.backend = backend
         # A saved file may have settings from its training, but requests must never be cut silently.
         backend.no_truncation()
         backend.no_padding()
         _add_configured_tokens(backend, config)
         self._names = {name: _token_text(config.get(name)) for name in _NAMED_TOKENS}
         _add_configured_template(backend, config, self.bos_token, self.eos_token)
+        super().__init__(backend)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.model_max_length = _plausible_length(config.get("model_max_length"))
         self.chat_template = chat_template
@@ -93,15 +96,6 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(
             token_id for token_id, token in added.items() if token.special
-        )
-        # A text after this token is in the middle of a prompt; the token never merges with it.
-        self._guard = next(
-            (
-                token.content
-                for token in added.values()
-                if token.special and not (token.rstrip or token.single_word)
-            ),
-            None,
         )
         # Clean-up is destructive for BPE, whose spaces are part of its tokens.
         self.cleans_up_spaces = bool(config.get("clean_up_tokenization_spaces")) and (
@@ -214,115 +208,7 @@ class Tokenizer:
             return ""
         return self.backend.id_to_token(token_id) or ""
 
-    # ---- text to ids ----
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids of `text`; by default with the tokenizer's own BOS and EOS rule.
-
-        Raises:
-            InvalidRequest: `text` holds half a surrogate pair, which no encoding can carry.
-        """
-        return self.encode_batch([text], add_special_tokens)[0]
-
-    def encode_batch(
-        self,
-        texts: Sequence[str],
-        add_special_tokens: bool = True,
-        check_length: Callable[[int], object] | None = None,
-        most: int | None = None,
-    ) -> list[list[int]]:
-        """Return token ids of each text; the library releases the GIL meanwhile.
-
-        Args:
-            texts: any number.
-            add_special_tokens: whether the tokenizer's own BOS and EOS rule applies.
-            check_length: called with the number of each text's tokens; raises to refuse. It runs
-                before the ids become Python integers, which holds the GIL for 20 milliseconds per
-                million ids.
-            most: most tokens of a text, including those that the tokenizer adds. A longer text is
-                cut, but its closing tokens stay.
-
-        Raises:
-            InvalidRequest: a text holds half a surrogate pair.
-        """
-        _refuse_surrogates(texts)
-        # The `fast` variant skips character offsets, which are unused here. It takes a third less
-        # time.
-        encodings = self.backend.encode_batch_fast(
-            list(texts), add_special_tokens=add_special_tokens
-        )
-        if check_length is not None:
-            for encoding in encodings:
-                check_length(len(encoding))
-        if most is not None:
-            return [
-                encoding.ids if len(encoding) <= most else self._cut(most, text).ids
-                for text, encoding in zip(texts, encodings, strict=True)
-            ]
-        return [encoding.ids for encoding in encodings]
-
-    def encode_inner(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return token ids of texts inside another text, independent of the text before them.
-
-        Some tokenizers write a space before the text that begins a prompt, but not before these
-        texts. Tokenizers that write one after every special token do so here as well.
-
-        Raises:
-            InvalidRequest: a text holds half a surrogate pair.
-        """
-        guard = self._guard
-        if guard is None:
-            return self.encode_batch(texts, add_special_tokens=False)
-        encoded = self.encode_batch([guard + text for text in texts], add_special_tokens=False)
-        return [ids[1:] for ids in encoded]
-
-    def encode_pairs(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        check_length: Callable[[int], object] | None = None,
-        most: int | None = None,
-    ) -> list[tuple[list[int], int]]:
-        """Return token ids of pairs of texts, in the form that models of pairs are trained on.
-
-        Args:
-            pairs: any number.
-            check_length: see `encode_batch`.
-            most: see `encode_batch`; the longer text of a pair is cut first.
-
-        Returns:
-            For each pair its ids, and how many of them belong to the first text; 0 if the tokenizer
-            does not distinguish the texts.
-
-        Raises:
-            InvalidRequest: a text holds half a surrogate pair.
-        """
-        for pair in pairs:
-            _refuse_surrogates(pair)
-        # The `fast` variant does not distinguish the two texts if no template joins them.
-        encodings = self.backend.encode_batch(list(pairs), add_special_tokens=True)
-        if check_length is not None:
-            for encoding in encodings:
-                check_length(len(encoding))
-        if most is not None:
-            encodings = [
-                encoding if len(encoding) <= most else self._cut(most, *pair)
-                for pair, encoding in zip(pairs, encodings, strict=True)
-            ]
-        return [
-            (encoding.ids, types.index(1) if 1 in (types := encoding.type_ids) else 0)
-            for encoding in encodings
-        ]
-
-    def _cut(self, most: int, text: str, second: str | None = None) -> Encoding:
-        """Cut a text or a pair to `most` tokens as `transformers` does: the longer text first."""
-        texts = [text] if second is None else [text, second]
-        parts = self.backend.encode_batch(texts, add_special_tokens=False)
-        room = max(0, most - self.backend.num_special_tokens_to_add(second is not None))
-        for part, kept in zip(parts, _kept(room, [len(part) for part in parts]), strict=True):
-            part.truncate(kept)
-        return self.backend.post_process(parts[0], parts[1] if second is not None else None)
-
-    # ---- ids to text ----
+    # ---- ids to text; `TextEncoder` does text to ids ----
 
     def decode(
         self,
@@ -358,6 +244,15 @@ class Tokenizer:
         except (OverflowError, TypeError) as error:
             raise InvalidRequest(f"Token ids must be integers in [0, 2**32): {error}.") from error
         return [clean_up_spaces(text) if self.cleans_up_spaces else text for text in texts]
+
+
+async def decode_texts(
+    tokenizer: Tokenizer, sequences: Sequence[list[int]], *, skip_special_tokens: bool = True
+) -> list[str]:
+    """Return the text of each sequence of token ids; see `Tokenizer.decode_batch`."""
+    if sum(map(len, sequences)) + len(sequences) <= _INLINE_IDS:
+        return tokenizer.decode_batch(sequences, skip_special_tokens)
+    return await POOL.run(tokenizer.decode_batch, sequences, skip_special_tokens)
 
 
 class _NoTokenizer(Tokenizer):
@@ -399,27 +294,6 @@ class _NoTokenizer(Tokenizer):
         skip_special_tokens: bool = True,  # noqa: ARG002
     ) -> list[str]:
         raise InvalidRequest(_MISSING)
-
-
-def _kept(room: int, lengths: Sequence[int]) -> Sequence[int]:
-    """Return how many tokens to keep of a text, or of two: the longer is shortened first."""
-    if len(lengths) == 1:
-        return [room]
-    shorter = min(*lengths, room // 2)
-    kept = shorter, room - shorter
-    return kept if lengths[0] <= lengths[1] else kept[::-1]
-
-
-def _refuse_surrogates(texts: Sequence[str]) -> None:
-    for text in texts:
-        if text.isascii():
-            continue
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"The text is not valid Unicode: half a surrogate pair at character {error.start}."
-            ) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from starlette.responses import Response
 
 from openai_api.chat_template import ChatTemplate
 from runtime.client.admission import EngineLimits
-from runtime.client.tokenization import check_texts, decode_texts, encode_texts
 from runtime.errors import InvalidRequest
 from runtime.eventloop.json_body import read_json, work_out
 from runtime.eventloop.json_pieces import BATCH, JsonItems, JsonList
 from runtime.service.context import ServiceContext
 from runtime.service.operation import json_of, operation
+from runtime.text.encoding import check_texts, encode_texts
+from runtime.text.tokenizer import decode_texts
 from server.access import Access, AccessRouter
 from server.dialect import Dialect
 from server.error_responses import DecodeError, json_response

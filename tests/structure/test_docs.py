@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client import answer_size, tokenization
+from runtime.client import answer_size
 from runtime.eventloop import large_body
 from runtime.requests.sampling_params import SamplingFields
 from runtime.service import choices, prefills
+from runtime.text import encoding
 from server.native import tokenize
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +51,7 @@ def test_the_page_of_limits_tells_the_bounds() -> None:
         answer_size.MAX_PROMPT_TOKENS,
         prefills.MAX_TOKENS_TOGETHER,
         choices.MAX_CHOICE_TOKENS,
-        tokenization.MAX_TEXT_CHARS,
+        encoding.MAX_TEXT_CHARS,
         tokenize.MAX_TOKENIZE_CHARS,
         tokenize.MAX_DETOKENIZE_IDS,
     }

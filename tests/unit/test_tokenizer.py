@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openai_api.chat_template import load_chat_template
-from runtime.client.tokenization import encode_texts
 from runtime.errors import InvalidRequest, StartupError
+from runtime.text.encoding import encode_texts
 from runtime.text.tokenizer import Tokenizer
 from runtime.text.tokenizer_conversion import converted_tokenizer_file
 from tests.support.tiny_tokenizers import CORPUS, KINDS, gpt2, llama3, wordpiece, write_folder
