@@ -8,6 +8,7 @@
 #endif
 
 #include "pool.h"
+#include "stored_tiles.h"
 
 namespace hr {
 
@@ -327,7 +328,9 @@ using namespace hr;
 
 extern "C" int64_t hr_stored_panel_bytes(int64_t form, int64_t in) { return bytes_of_panel(form, in); }
 
-extern "C" const char *hr_dots_name(void) { return dots_name(); }
+extern "C" const char *hr_dots_name(void) {
+    return uses_tiles(Q8_0, BLOCK) ? "AMX bfloat16" : dots_name();
+}
 
 // `stored`: [out] rows of a form; `packed`: panels of COLUMNS rows.
 extern "C" void hr_stored_pack(int64_t form, const void *stored, void *packed, int64_t in,

@@ -137,4 +137,14 @@ inline V signed_quants(const uint8_t *planes, int g, int64_t at) {
     }
 }
 
+// The same as unsigned bytes: the values with OFFSET added.
+template <class F>
+inline vu shifted_quants(const uint8_t *planes, int g, int64_t at) {
+    vu q = quants<F::BITS, vu>(planes, g, at);
+    if constexpr (F::TABLE != 0)
+        return look_up(SHIFTED_TABLES[F::TABLE - 1], q);
+    else
+        return q;
+}
+
 }  // namespace hr

@@ -1,7 +1,9 @@
-// Products with weights in stored blocks (see stored.h), rows rounded to 8 bits block by block.
+// Products with weights in stored blocks (see stored.h).
 //
-// Within a block all is integers; blocks are added in float32, in order, by fused additions that
-// are spelled out. So every path here gives the same bits: any instruction set, any number of rows.
+// With AMX, weights are widened and rows rounded to bfloat16 (stored_tiles.h). Elsewhere rows are
+// rounded to 8 bits block by block: within a block all is integers, and blocks are added in float32,
+// in order, by fused additions that are spelled out, so that all other instruction sets give the
+// same bits. Any number of rows does.
 #include <algorithm>
 
 #include "pool.h"
@@ -11,6 +13,7 @@ namespace hr {
 
 constexpr int64_t MAX_TOKENS = 512;  // quantized at once: the rows of more do not stay in cache
 constexpr int64_t GROUP_BYTES = 256 << 10;  // of panels that one block of rows meets in turn
+constexpr int64_t WIDE_BYTES = 1 << 20;     // of widened panels that many rows meet in turn
 #if defined(__AVX512F__)
 constexpr int ROWS = 8;  // of a register block
 #elif !defined(HR_DOT) && !defined(HR_PAIRS)
@@ -29,10 +32,8 @@ template <class F>
 inline vu operand(const uint8_t *planes, int g, int64_t at) {
     if constexpr (AS_SIGNED<F>)
         return signed_quants<F, vu>(planes, g, at);
-    else if constexpr (F::TABLE != 0)
-        return look_up(SHIFTED_TABLES[F::TABLE - 1], quants<F::BITS, vu>(planes, g, at));
     else
-        return quants<F::BITS, vu>(planes, g, at);
+        return shifted_quants<F>(planes, g, at);
 }
 
 constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
@@ -246,10 +247,12 @@ struct Result {
 // Rows of a product: bytes and their blocks, and float32 for forms that take it.
 struct Rows {
     int64_t tokens, k;
-    const int8_t *bytes;     // [tokens, k], or by tiles
+    const int8_t *bytes;     // [tokens, k]
     const RowBlock *blocks;  // [tokens, k / 32]
     const float *numbers;    // [tokens, k]
-    const float *tiled;      // null: not by tiles; see `Tiled`
+    const uint16_t *tiled;   // by tiles, see stored_tiles.h; rows past `tokens` hold anything
+    const float *sums;       // beside them
+    const float *rounded;    // [FEW, k], of no more than FEW
 };
 
 template <class F>
@@ -294,106 +297,166 @@ void sweep_numbers(const Part &part, int64_t begin, int64_t end, const Rows &x, 
         }
 }
 
-#if defined(HR_AMX_BYTES)
+#if defined(HR_STORED_TILES)
 template <class F>
 void sweep_tiles(const Part &part, int64_t begin, int64_t end, const Rows &x, const Result &result) {
-    const int64_t bytes = F::panel_bytes(x.k), num_blocks = x.k / BLOCK, wide = x.k * COLUMNS;
-    const int64_t group = std::max<int64_t>(1, 2 * GROUP_BYTES / wide);
-    static thread_local Scratch memory;
-    int8_t *spread = (int8_t *)memory.get(std::min(group, end - begin) * wide);
+    const int64_t bytes = F::panel_bytes(x.k), num_blocks = x.k / BLOCK;
+    const int64_t words = num_blocks * WIDE_BLOCK;
     alignas(64) float tile[TILE * COLUMNS];
-    configure_bytes<F>();
-    for (int64_t first = begin; first < end; first += group) {
-        const int64_t last = std::min(end, first + group);
-        for (int64_t i = first; i < last; i++)
-            for (int64_t block = 0; block < num_blocks; block++)
-                for (int g = 0; g < 8; g++) {
-                    vu word = signed_quants<F, vu>(part.panels + i * bytes + block * F::QUANT_BYTES, g, 0);
-                    std::memcpy(spread + (i - first) * wide + (block * 8 + g) * 64, &word, sizeof word);
+    if (x.tokens <= FEW) {
+        for (int64_t i = begin; i < end; i++) {
+            const uint8_t *panel = part.panels + i * bytes;
+            if (x.tokens == 1)
+                few_rows<F, 1>(x.rounded, x.sums, panel, x.k, tile);
+            else
+                few_rows<F, FEW>(x.rounded, x.sums, panel, x.k, tile);
+            result.write(part, i, 0, x.tokens, tile);
+        }
+        return;
+    }
+    configure_blocks<F>(std::min<int64_t>(TILE, x.tokens));
+    if (x.tokens <= TILE) {
+        alignas(64) uint32_t wide[2 * F::BLOCKS * WIDE_BLOCK];
+        for (int64_t i = begin; i < end; i++) {
+            const uint8_t *panel = part.panels + i * bytes;
+            if (x.tokens <= 8)
+                tile_rows<F, 8, true>(x.tiled, x.sums, panel, wide, x.k, tile);
+            else
+                tile_rows<F, 16, true>(x.tiled, x.sums, panel, wide, x.k, tile);
+            result.write(part, i, 0, x.tokens, tile);
+        }
+    } else {
+        const int64_t group = std::max<int64_t>(1, WIDE_BYTES / (words * 4));
+        static thread_local Scratch memory;
+        uint32_t *wide = (uint32_t *)memory.get(std::min(group, end - begin) * words * 4);
+        for (int64_t first = begin; first < end; first += group) {
+            const int64_t last = std::min(end, first + group);
+            for (int64_t i = first; i < last; i++)
+                widen_blocks<F>(part.panels + i * bytes, num_blocks, wide + (i - first) * words);
+            amx_fence(wide);
+            for (int64_t row = 0; row < x.tokens; row += TILE)
+                for (int64_t i = first; i < last; i++) {
+                    tile_rows<F, 16, false>(x.tiled + row * x.k, x.sums + row / TILE * num_blocks * TILE_SUMS,
+                                            part.panels + i * bytes, wide + (i - first) * words, x.k, tile);
+                    result.write(part, i, row, std::min<int64_t>(TILE, x.tokens - row), tile);
                 }
-        for (int64_t row = 0; row < x.tokens; row += TILE)
-            for (int64_t i = first; i < last; i++) {
-                tile_rows<F>(x.bytes + row * x.k, x.tiled + row / TILE * num_blocks * Tiled::NUMBERS,
-                             spread + (i - first) * wide,
-                             part.panels + i * bytes + num_blocks * F::QUANT_BYTES, x.k, tile);
-                result.write(part, i, row, std::min<int64_t>(TILE, x.tokens - row), tile);
-            }
+        }
     }
     _tile_release();
 }
 
+template <class N>
+void sweep_tiles_of(const Part &part, int64_t begin, int64_t end, const Rows &x, const Result &result) {
+    const int64_t num_blocks = x.k / BLOCK, row_tiles = (x.tokens + TILE - 1) / TILE;
+    const int64_t a_step = num_blocks * TILE_BLOCK, b_step = num_blocks * WIDE_BLOCK;
+    const int64_t group = std::max<int64_t>(2, WIDE_BYTES / (b_step * 4) / 2 * 2);
+    static thread_local Scratch memory;
+    uint32_t *wide = (uint32_t *)memory.get(std::min(group, end - begin) * b_step * 4);
+    alignas(64) float tiles[4 * TILE * COLUMNS];
+    amx_configure(std::min<int64_t>(TILE, x.tokens));
+    for (int64_t first = begin; first < end; first += group) {
+        const int64_t last = std::min(end, first + group);
+        for (int64_t i = first; i < last; i++)
+            widen_numbers((const N *)part.panels + i * x.k * COLUMNS, num_blocks, wide + (i - first) * b_step);
+        for (int64_t tile = 0; tile < row_tiles; tile += 2)
+            for (int64_t panel = first; panel < last; panel += 2) {
+                const int64_t panels = std::min<int64_t>(2, last - panel);
+                const int64_t count = std::min<int64_t>(2, row_tiles - tile);
+                clear_tiles();
+                multiply_blocks(x.tiled + tile * a_step, a_step, count, wide + (panel - first) * b_step,
+                                b_step, panels, num_blocks);
+                store_tiles(tiles);
+                for (int64_t r = 0; r < count; r++)
+                    for (int64_t p = 0; p < panels; p++) {
+                        const int64_t row = (tile + r) * TILE;
+                        result.write(part, panel + p, row, std::min<int64_t>(TILE, x.tokens - row),
+                                     tiles + (r * 2 + p) * TILE * COLUMNS);
+                    }
+            }
+    }
+    _tile_release();
+}
 #endif
 
 void sweep(const Part &part, int64_t begin, int64_t end, const Rows &x, const Result &result) {
+#if defined(HR_STORED_TILES)
+    if (uses_tiles(part.form, x.k)) {
+        if (part.form == F16) return sweep_tiles_of<uint16_t>(part, begin, end, x, result);
+        if (part.form == BF16) return sweep_tiles_of<bf16>(part, begin, end, x, result);
+        return with_form(part.form, [&](auto f) { sweep_tiles<decltype(f)>(part, begin, end, x, result); });
+    }
+#endif
     switch (part.form) {
         case F32: return sweep_numbers<float>(part, begin, end, x, result);
         case F16: return sweep_numbers<uint16_t>(part, begin, end, x, result);
         case BF16: return sweep_numbers<bf16>(part, begin, end, x, result);
     }
-    with_form(part.form, [&](auto f) {
-#if defined(HR_AMX_BYTES)
-        if (x.tiled) return sweep_tiles<decltype(f)>(part, begin, end, x, result);
-#endif
-        sweep_blocks<decltype(f)>(part, begin, end, x, result);
-    });
+    with_form(part.form, [&](auto f) { sweep_blocks<decltype(f)>(part, begin, end, x, result); });
 }
 
-// Bytes of one row, in row order or in tile order.
+// A block of a row, rounded, in the order of a tile.
 template <class T>
-void quantize_row(const T *x, int64_t row, int64_t k, bool tiles, int8_t *bytes, RowBlock *blocks,
-                  float *tiled) {
-    const int64_t num_blocks = k / BLOCK;
-    for (int64_t i = 0; i < num_blocks; i++) {
-        if (!tiles) {
-            quantize_block(x + i * BLOCK, bytes + row * k + i * BLOCK, blocks + row * num_blocks + i);
-            continue;
-        }
-        const int64_t at = row / TILE * num_blocks + i, r = row % TILE;
-        RowBlock block;
-        quantize_block(x + i * BLOCK, bytes + (at * TILE + r) * BLOCK, &block);
-        float *numbers = tiled + at * Tiled::NUMBERS + r;
-        numbers[0] = block.scale;
-        for (int j = 0; j < 3; j++) numbers[(1 + j) * TILE] = block.sums[j];
+void put_in_tile(const T *x, bf16 *to, float *sums) {
+    float rounded[BLOCK], halves[2] = {0.0f, 0.0f};
+    for (int64_t i = 0; i < BLOCK; i += W) store(rounded + i, rounded_as(load(x + i), (const bf16 *)nullptr));
+    for (int64_t i = 0; i < BLOCK; i += 4) {
+        const float values[4] = {rounded[i], rounded[i + 2], rounded[i + 1], rounded[i + 3]};
+        for (int j = 0; j < 4; j++) from_float(values[j], to + i + j);
     }
+    // Four chains each: one would be as long as a block.
+    for (int half = 0; half < 2; half++) {
+        float part[4] = {};
+        for (int i = 0; i < 16; i++) part[i % 4] += rounded[half * 16 + i];
+        halves[half] = (part[0] + part[1]) + (part[2] + part[3]);
+    }
+    sums[0] = halves[0] + halves[1];
+    sums[TILE] = halves[0];
+    sums[2 * TILE] = halves[1];
 }
 
 template <class T>
 void linear_stored(const T *x, const Part *parts, int64_t num_parts, const Result &result,
                    int64_t tokens, int64_t k, int64_t threads) {
-    bool any_blocks = false, any_numbers = false;
+    bool any_blocks = false, any_numbers = false, any_tiles = false;
     int64_t panels = 0;
     for (int64_t i = 0; i < num_parts; i++) {
-        (parts[i].form <= BF16 ? any_numbers : any_blocks) = true;
+        const int64_t form = parts[i].form;
+        (uses_tiles(form, k) ? any_tiles : form <= BF16 ? any_numbers : any_blocks) = true;
         panels += parts[i].count();
     }
-    const bool tiles = any_blocks && uses_tiles(tokens);
-    const int64_t padded = tiles ? (tokens + TILE - 1) / TILE * TILE : tokens;
-    const int64_t num_blocks = (k + BLOCK - 1) / BLOCK;
+    const int64_t num_blocks = (k + BLOCK - 1) / BLOCK, row_tiles = (tokens + TILE - 1) / TILE;
     auto rounded = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
-    const int64_t size_bytes = any_blocks ? rounded(padded * k) : 0;
-    const int64_t size_scales = !any_blocks ? 0
-                                : tiles     ? rounded(padded / TILE * num_blocks * Tiled::NUMBERS * 4)
-                                            : rounded(tokens * num_blocks * sizeof(RowBlock));
-    const bool widen = any_numbers && sizeof(T) != 4;
-    const int64_t size_numbers = widen ? tokens * k * 4 : 0;
+    const int64_t size_bytes = any_blocks ? rounded(tokens * k) : 0;
+    const int64_t size_blocks = any_blocks ? rounded(tokens * num_blocks * sizeof(RowBlock)) : 0;
+    const int64_t size_tiles = any_tiles ? row_tiles * num_blocks * TILE_BLOCK * 2 : 0;
+    const int64_t size_sums = any_tiles ? row_tiles * num_blocks * TILE_SUMS * 4 : 0;
+    const bool few = any_tiles && tokens <= FEW;
+    const int64_t size_rounded = few ? FEW * k * 4 : 0;
+    const bool convert = any_numbers && sizeof(T) != 4;
+    const int64_t size_numbers = convert ? tokens * k * 4 : 0;
     static thread_local Scratch memory;
-    char *at = memory.get(size_bytes + size_scales + size_numbers + 64);
+    char *at = memory.get(size_bytes + size_blocks + size_tiles + size_sums + size_rounded + size_numbers + 64);
     int8_t *bytes = (int8_t *)at;
     RowBlock *blocks = (RowBlock *)(at + size_bytes);
-    float *tiled = (float *)blocks, *numbers = (float *)(at + size_bytes + size_scales);
-    if (tiles && padded > tokens) {
-        // Rows that no result has; whatever bytes were left would do, but numbers may be NaNs.
-        const int64_t full = tokens / TILE * TILE;
-        std::memset(bytes + full * k, 0, TILE * k);
-        std::memset(tiled + full / TILE * num_blocks * Tiled::NUMBERS, 0, num_blocks * Tiled::NUMBERS * 4);
-    }
+    bf16 *tiled = (bf16 *)(at + size_bytes + size_blocks);
+    float *sums = (float *)(at + size_bytes + size_blocks + size_tiles);
+    float *values = (float *)((char *)sums + size_sums);
+    float *numbers = (float *)((char *)values + size_rounded);
     parallel(tokens, threads, tokens * k, [=](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++) {
-            if (any_blocks) quantize_row(x + row * k, row, k, tiles, bytes, blocks, tiled);
-            for (int64_t i = 0; widen && i < k; i++) numbers[row * k + i] = to_float(x[row * k + i]);
+            const T *from = x + row * k;
+            for (int64_t i = 0; any_blocks && i < num_blocks; i++)
+                quantize_block(from + i * BLOCK, bytes + row * k + i * BLOCK, blocks + row * num_blocks + i);
+            const int64_t tile = row / TILE * num_blocks, r = row % TILE;
+            for (int64_t i = 0; any_tiles && i < num_blocks; i++)
+                put_in_tile(from + i * BLOCK, tiled + (tile + i) * TILE_BLOCK + r * BLOCK,
+                            sums + (tile + i) * TILE_SUMS + r);
+            for (int64_t i = 0; few && i < k; i += W)
+                store(values + row * k + i, rounded_as(load(from + i), (const bf16 *)nullptr));
+            for (int64_t i = 0; convert && i < k; i++) numbers[row * k + i] = to_float(from[i]);
         }
     });
-    const Rows rows{tokens, k, bytes, blocks, widen ? numbers : (const float *)x, tiles ? tiled : nullptr};
+    const Rows rows{tokens, k, bytes, blocks, convert ? numbers : (const float *)x, (const uint16_t *)tiled, sums, values};
     parallel(panels, threads, panels * COLUMNS * k, [&](int64_t begin, int64_t end) {
         int64_t first = 0;  // panel of the part, among those of all parts
         for (int64_t i = 0; i < num_parts; first += parts[i].count(), i++) {

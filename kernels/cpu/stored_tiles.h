@@ -1,106 +1,270 @@
-// Products of bytes through AMX tiles, 16 rows at a time.
+// Products with stored weights through AMX tiles of bfloat16.
+//
+// Rows are rounded to bfloat16. Quants are small integers, which bfloat16 holds exactly; a block's
+// sums are scaled in float32, so weights lose nothing. They are widened just before their product,
+// and memory is read at its stored size. Every number of rows takes this path: a row has the same
+// bits in any batch.
 #pragma once
 
 #include "amx.h"
 #include "stored_rows.h"
 
-#if defined(HR_AMX) && defined(__AMX_INT8__) && defined(__AVX512F__)
-#define HR_AMX_BYTES 1
-#endif
-
 namespace hr {
 
 constexpr int64_t TILE = 16;  // rows of a tile
 
-#if defined(HR_AMX_BYTES)
+// Rows by tiles: [tile, block of 32, 16, 32] bfloat16; of 4 neighbours k, first 0 and 2, then 1 and 3.
+constexpr int64_t TILE_BLOCK = TILE * BLOCK;
+// Beside them sums over k: [tile, block, 3, 16] float32, of a block and of its two halves.
+constexpr int64_t TILE_SUMS = 3 * TILE;
+// A panel's block, widened: [16 pairs along k, 16 columns, 2] bfloat16, as words.
+constexpr int64_t WIDE_BLOCK = BLOCK * COLUMNS / 2;
 
-// Rows by tiles of 16. Bytes: [tile, block, 16, 32]. Numbers: [tile, block, 4, 16]: the scale and
-// the sums of `RowBlock`.
-struct Tiled {
-    static constexpr int64_t NUMBERS = 4 * TILE;
-};
+#if defined(HR_AMX) && defined(__AVX512F__)
+#define HR_STORED_TILES 1
 
-// Fewer rows are as quick without: a tile's time does not depend on how many of its rows count.
-constexpr int64_t TILED_FROM = 12;
+inline bool uses_tiles(int64_t form, int64_t k) {
+    return form != F32 && k % BLOCK == 0 && amx_allowed();
+}
 
-inline bool uses_tiles(int64_t tokens) { return tokens >= TILED_FROM && amx_allowed(); }
+inline vu pair_of(vf first, vf second) {
+    return ((vu)first >> 16) | ((vu)second & 0xffff0000u);
+}
 
+// The low 7 bits of a bfloat16 of 128 to 255 are an integer: 0x4300 | q is 128 + q. So bytes need no
+// conversion, and a block's sum loses 128 times the sum of its row. Quants of 8 bits do not fit.
 template <class F>
-void configure_bytes() {
+constexpr bool CONVERTED = F::BITS == 8 || F::TABLE == 1;
+template <class F>
+constexpr float BASE = 128.0f + (float)F::OFFSET;
+
+// A byte at bits 15 to 22 as the number that it stands for.
+template <class F>
+inline vf converted(vu shifted) {
+    return (vf)((shifted & 0x007f8000u) | 0x43800000u) - (256.0f + (float)F::OFFSET);
+}
+
+// `blocks` of 32 of a panel to `out`.
+template <class F>
+inline void widen_blocks(const uint8_t *planes, int64_t blocks, uint32_t *out) {
+    for (int64_t block = 0; block < blocks; block++, planes += F::QUANT_BYTES, out += WIDE_BLOCK) {
+#pragma GCC unroll 8
+        for (int i = 0; i < F::BITS; i++) __builtin_prefetch(planes + 4096 + i * 64);
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; g++) {
+            const vu bytes = shifted_quants<F>(planes, g, 0);
+            vu even, odd;
+            if constexpr (CONVERTED<F>) {
+                even = pair_of(converted<F>(bytes << 15), converted<F>(bytes >> 1));
+                odd = pair_of(converted<F>(bytes << 7), converted<F>(bytes >> 9));
+            } else {
+                even = (bytes & 0x007f007fu) | 0x43004300u;
+                odd = ((bytes >> 8) & 0x007f007fu) | 0x43004300u;
+            }
+            std::memcpy(out + g * 2 * COLUMNS, &even, sizeof even);
+            std::memcpy(out + (g * 2 + 1) * COLUMNS, &odd, sizeof odd);
+        }
+    }
+}
+
+// What a row's sum counts for, beside the products of its quants.
+template <class F>
+inline vf least_of(const Scales<F> &scales, vf scale, int block, int group) {
+    vf least = {};
+    if constexpr (!CONVERTED<F>) least = scale * -BASE<F>;
+    if constexpr (F::MIN) least += scales.min_of(block, group);
+    return least;
+}
+
+// Tiles 0, 1: sums; 4, 5: rows; 6, 7: weights. A product covers the columns of one scale.
+template <class F>
+void configure_blocks(int64_t rows) {
     TileConfig config;
     for (int i = 0; i < 8; i++) {
         const bool is_rows = i == 4 || i == 5, is_weights = i >= 6;
-        config.row_bytes[i] = is_rows ? BLOCK / F::GROUPS : 64;
-        config.rows[i] = is_weights ? 8 / F::GROUPS : 16;
+        config.row_bytes[i] = is_rows ? 64 / F::GROUPS : 64;
+        config.rows[i] = is_weights ? 16 / F::GROUPS : (uint8_t)rows;
     }
     amx_fence(&config);
     _tile_loadconfig(&config);
 }
 
-// 16 rows times a panel whose quants were spread out as signed bytes: [block, 8, 16, 4].
-template <class F>
-void tile_rows(const int8_t *a, const float *numbers, const int8_t *spread, const uint8_t *head,
-               int64_t k, float *out) {
-    constexpr int64_t A_STEP = BLOCK / F::GROUPS, B_STEP = BLOCK * COLUMNS / F::GROUPS;
-    constexpr int64_t A_BLOCK = TILE * BLOCK, B_BLOCK = BLOCK * COLUMNS;
-    alignas(64) int32_t sums[2][TILE * COLUMNS];
-    vf acc[TILE];
+// Up to M rows times a panel. `wide`: the widened panel, or with FUSED room for two units of it.
+template <class F, int M, bool FUSED>
+void tile_rows(const uint16_t *a, const float *row_sums, const uint8_t *panel, uint32_t *wide, int64_t k,
+               float *out) {
+    constexpr int64_t STEP = TILE_BLOCK, UNIT = F::BLOCKS * WIDE_BLOCK;
+    const uint8_t *head = panel + k / BLOCK * F::QUANT_BYTES;
+    const int64_t units = k / F::VALUES, steps = k / BLOCK * F::GROUPS;
+    alignas(64) float sums[2][TILE * COLUMNS];
+    vf acc[M];
 #pragma GCC unroll 16
-    for (int m = 0; m < TILE; m++) acc[m] = vf{};
-    const int64_t steps = k / BLOCK * F::GROUPS;
-    amx_fence(a);
-    amx_fence(spread);
+    for (int m = 0; m < M; m++) acc[m] = vf{};
     auto multiply = [&](int64_t step) {
         const int64_t block = step / F::GROUPS, group = step % F::GROUPS;
-        const int8_t *from_a = a + block * A_BLOCK + group * A_STEP;
-        const int8_t *from_b = spread + block * B_BLOCK + group * B_STEP;
+        const uint16_t *rows = a + block * STEP + group * (BLOCK / F::GROUPS);
+        const int64_t at = FUSED ? block % (2 * F::BLOCKS) : block;
+        const uint32_t *words = wide + at * WIDE_BLOCK + group * (WIDE_BLOCK / F::GROUPS);
         // Tile numbers are constants; two in turns, so that one is computed as one is read.
         if (step % 2 == 0) {
             _tile_zero(0);
-            _tile_loadd(4, from_a, BLOCK);
-            _tile_loadd(6, from_b, 64);
-            _tile_dpbssd(0, 4, 6);
+            _tile_loadd(4, rows, 64);
+            _tile_loadd(6, words, 64);
+            _tile_dpbf16ps(0, 4, 6);
             _tile_stored(0, sums[0], 64);
         } else {
             _tile_zero(1);
-            _tile_loadd(5, from_a, BLOCK);
-            _tile_loadd(7, from_b, 64);
-            _tile_dpbssd(1, 5, 7);
+            _tile_loadd(5, rows, 64);
+            _tile_loadd(7, words, 64);
+            _tile_dpbf16ps(1, 5, 7);
             _tile_stored(1, sums[1], 64);
         }
     };
+    if constexpr (FUSED) widen_blocks<F>(panel, F::BLOCKS, wide);
+    amx_fence(a);
     multiply(0);
     int64_t step = 0;
-    for (int64_t unit = 0; unit < k / F::VALUES; unit++, head += F::SCALE_BYTES) {
+    for (int64_t unit = 0; unit < units; unit++, head += F::SCALE_BYTES) {
+        if (FUSED && unit + 1 < units) {
+            widen_blocks<F>(panel + (unit + 1) * F::BLOCKS * F::QUANT_BYTES, F::BLOCKS,
+                            wide + (unit + 1) % 2 * UNIT);
+            amx_fence(wide);
+        }
         Scales<F> scales;
         scales.begin(head, 0);
-        for (int block = 0; block < F::BLOCKS; block++, numbers += Tiled::NUMBERS)
+        for (int block = 0; block < F::BLOCKS; block++, row_sums += TILE_SUMS)
 #pragma GCC unroll 2
             for (int group = 0; group < F::GROUPS; group++, step++) {
                 if (step + 1 < steps) multiply(step + 1);
-                const int32_t *from = sums[step % 2];
-                vf scale = scales.of(block, group);
+                const float *from = sums[step % 2];
+                const float *of_rows = row_sums + (F::GROUPS == 1 ? 0 : 1 + group) * TILE;
+                const vf scale = scales.of(block, group);
+                const vf least = least_of(scales, scale, block, group);
 #pragma GCC unroll 16
-                for (int m = 0; m < TILE; m++)
-                    acc[m] = fma(__builtin_convertvector(load_as<vi>(from + m * COLUMNS), vf),
-                                 scale * in_all(numbers + m), acc[m]);
-                if constexpr (F::MIN) {
-                    const float *of_rows = numbers + (F::GROUPS == 1 ? 1 : 2 + group) * TILE;
-                    vf min = scales.min_of(block, group);
-#pragma GCC unroll 16
-                    for (int m = 0; m < TILE; m++) acc[m] = fma(min, in_all(of_rows + m), acc[m]);
+                for (int m = 0; m < M; m++) {
+                    acc[m] = fma(load(from + m * COLUMNS), scale, acc[m]);
+                    if (!CONVERTED<F>) acc[m] = fma(least, in_all(of_rows + m), acc[m]);
                 }
             }
     }
 #pragma GCC unroll 16
-    for (int m = 0; m < TILE; m++) store(out + m * COLUMNS, acc[m]);
+    for (int m = 0; m < M; m++) store(out + m * COLUMNS, acc[m]);
+}
+
+// Few rows wait for tiles longer than for memory. This adds in the order of `tdpbf16ps`: a chain for
+// the first and one for the second of each pair along k, from zero. So it gives the same bits.
+constexpr int64_t FEW = 4;
+
+template <class F, int M>
+void few_rows(const float *x, const float *row_sums, const uint8_t *panel, int64_t k, float *out) {
+    constexpr int WORDS = 8 / F::GROUPS;
+    const uint8_t *planes = panel, *head = panel + k / BLOCK * F::QUANT_BYTES;
+    vf acc[M];
+#pragma GCC unroll 4
+    for (int m = 0; m < M; m++) acc[m] = vf{};
+    for (int64_t unit = 0; unit < k / F::VALUES; unit++, head += F::SCALE_BYTES) {
+        Scales<F> scales;
+        scales.begin(head, 0);
+        for (int block = 0; block < F::BLOCKS; block++, planes += F::QUANT_BYTES, x += BLOCK) {
+#pragma GCC unroll 8
+            for (int i = 0; i < F::BITS; i++) __builtin_prefetch(planes + 4096 + i * 64);
+#pragma GCC unroll 2
+            for (int group = 0; group < F::GROUPS; group++) {
+                vf even[M], odd[M];
+#pragma GCC unroll 4
+                for (int m = 0; m < M; m++) even[m] = odd[m] = vf{};
+#pragma GCC unroll 8
+                for (int i = 0; i < WORDS; i++) {
+                    const int g = group * WORDS + i;
+                    const vu bytes = shifted_quants<F>(planes, g, 0);
+                    auto add = [&](int at, vf *sum) {
+                        vf w;
+                        if constexpr (CONVERTED<F>)
+                            w = converted<F>(at < 2 ? bytes << (15 - 8 * at) : bytes >> (8 * at - 15));
+                        else
+                            w = (vf)(((at < 2 ? bytes << (16 - 8 * at) : bytes >> (8 * at - 16)) & 0x007f0000u) |
+                                     0x43000000u);
+#pragma GCC unroll 4
+                        for (int m = 0; m < M; m++) sum[m] = fma(w, in_all(x + m * k + g * 4 + at), sum[m]);
+                    };
+                    add(0, even);
+                    add(1, even);
+                    add(2, odd);
+                    add(3, odd);
+                }
+                const float *of_rows = row_sums + (F::GROUPS == 1 ? 0 : 1 + group) * TILE;
+                const vf scale = scales.of(block, group);
+                const vf least = least_of(scales, scale, block, group);
+#pragma GCC unroll 4
+                for (int m = 0; m < M; m++) {
+                    acc[m] = fma(even[m] + odd[m], scale, acc[m]);
+                    if (!CONVERTED<F>) acc[m] = fma(least, in_all(of_rows + m), acc[m]);
+                }
+            }
+            row_sums += TILE_SUMS;
+        }
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < M; m++) store(out + m * COLUMNS, acc[m]);
+}
+
+// Numbers of 16 bits: float16 is cut to bfloat16, which loses three bits. The factor makes up for
+// what is cut on average.
+inline vf widened(const uint16_t *half) { return load_half(half) * 1.0027f; }
+inline vf widened(const bf16 *number) { return load(number); }
+
+template <class N>
+inline void widen_numbers(const N *numbers, int64_t blocks, uint32_t *out) {
+    for (int64_t i = 0; i < blocks * BLOCK / 4; i++, numbers += 4 * COLUMNS, out += 2 * COLUMNS) {
+        __builtin_prefetch(numbers + 2048);
+        __builtin_prefetch(numbers + 2048 + 2 * COLUMNS);
+        const vu even = pair_of(widened(numbers), widened(numbers + 2 * COLUMNS));
+        const vu odd = pair_of(widened(numbers + COLUMNS), widened(numbers + 3 * COLUMNS));
+        std::memcpy(out, &even, sizeof even);
+        std::memcpy(out + COLUMNS, &odd, sizeof odd);
+    }
+}
+
+inline void clear_tiles() {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+// Tiles 0 to 3 += one or two tiles of rows (`a_step` apart) times one or two panels (`b_step` apart).
+[[gnu::noinline]] inline void multiply_blocks(const uint16_t *a, int64_t a_step, int64_t row_tiles,
+                                              const uint32_t *b, int64_t b_step, int64_t panels,
+                                              int64_t blocks) {
+    amx_fence(a);
+    amx_fence(b);
+    for (int64_t i = 0; i < blocks; i++, a += TILE_BLOCK, b += WIDE_BLOCK) {
+        _tile_loadd(6, b, 64);
+        _tile_loadd(4, a, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (panels > 1) {
+            _tile_loadd(7, b + b_step, 64);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (row_tiles > 1) {
+            _tile_loadd(5, a + a_step, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            if (panels > 1) _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+}
+
+// Tiles 0 to 3 to `out`: [4, 16, 16] float32.
+inline void store_tiles(float *out) {
+    _tile_stored(0, out, 64);
+    _tile_stored(1, out + TILE * COLUMNS, 64);
+    _tile_stored(2, out + 2 * TILE * COLUMNS, 64);
+    _tile_stored(3, out + 3 * TILE * COLUMNS, 64);
+    amx_fence(out);
 }
 
 #else
-struct Tiled {
-    static constexpr int64_t NUMBERS = 0;
-};
-inline bool uses_tiles(int64_t) { return false; }
+inline bool uses_tiles(int64_t, int64_t) { return false; }
 #endif
 
 }  // namespace hr

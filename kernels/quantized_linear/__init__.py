@@ -10,12 +10,13 @@ whatever forms its parts have:
 
 `QuantizedLinear` is a `PackedLinear`: a linear layer takes either.
 
-A product with blocks of 2 to 8 bits rounds each row of `x` to 8 bits in blocks of 32 values: the
-scale is the block's largest magnitude / 127, values round to nearest, ties to even. Products
-within a block are integers and so exact; blocks are added in float32 in order. A row therefore
-has the same bits in any batch, with any number of threads and any instruction set. A row's block
-that holds an infinity or a NaN makes all of the row's results NaN. The forms of 16 and 32 bits
-multiply in float32 and round no row.
+A product with blocks of 2 to 8 bits rounds each row of `x`. On CPUs with AMX it is rounded to
+bfloat16; forms of 16 bits are multiplied in bfloat16 too, float16 cut to it. Elsewhere it is
+rounded to 8 bits in blocks of 32 values: the scale is the block's largest magnitude / 127, values
+round to nearest, ties to even; products within a block are integers and so exact, and the forms of
+16 bits multiply in float32 and round no row. Blocks are added in float32 in order. A row therefore
+has the same bits in any batch and with any number of threads; without AMX, with any instruction
+set. A row's block that holds an infinity or a NaN leaves no finite result in the row.
 """
 
 from abc import abstractmethod
