@@ -304,13 +304,14 @@ void sweep_tiles(const Part &part, int64_t begin, int64_t end, const Rows &x, co
     const int64_t words = num_blocks * WIDE_BLOCK;
     alignas(64) float tile[TILE * COLUMNS];
     if (x.tokens <= FEW) {
-        for (int64_t i = begin; i < end; i++) {
-            const uint8_t *panel = part.panels + i * bytes;
-            if (x.tokens == 1)
-                few_rows<F, 1>(x.rounded, x.sums, panel, x.k, tile);
-            else
-                few_rows<F, FEW>(x.rounded, x.sums, panel, x.k, tile);
-            result.write(part, i, 0, x.tokens, tile);
+        // One row's two chains would wait for themselves: two panels have four.
+        for (; x.tokens == 1 && begin + 2 <= end; begin += 2) {
+            few_rows<F, 1, 2>(x.rounded, x.sums, part.panels + begin * bytes, bytes, x.k, tile);
+            for (int p = 0; p < 2; p++) result.write(part, begin + p, 0, 1, tile + p * COLUMNS);
+        }
+        for (; begin < end; begin++) {
+            few_rows<F, FEW, 1>(x.rounded, x.sums, part.panels + begin * bytes, bytes, x.k, tile);
+            result.write(part, begin, 0, x.tokens, tile);
         }
         return;
     }

@@ -155,57 +155,71 @@ void tile_rows(const uint16_t *a, const float *row_sums, const uint8_t *panel, u
 // the first and one for the second of each pair along k, from zero. So it gives the same bits.
 constexpr int64_t FEW = 4;
 
-template <class F, int M>
-void few_rows(const float *x, const float *row_sums, const uint8_t *panel, int64_t k, float *out) {
+// M rows times P panels, `panel_bytes` apart; `out`: [P, M, COLUMNS].
+template <class F, int M, int P>
+void few_rows(const float *x, const float *row_sums, const uint8_t *panel, int64_t panel_bytes, int64_t k,
+              float *out) {
     constexpr int WORDS = 8 / F::GROUPS;
     const uint8_t *planes = panel, *head = panel + k / BLOCK * F::QUANT_BYTES;
-    vf acc[M];
+    vf acc[P][M];
+#pragma GCC unroll 2
+    for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-    for (int m = 0; m < M; m++) acc[m] = vf{};
+        for (int m = 0; m < M; m++) acc[p][m] = vf{};
     for (int64_t unit = 0; unit < k / F::VALUES; unit++, head += F::SCALE_BYTES) {
-        Scales<F> scales;
-        scales.begin(head, 0);
+        Scales<F> scales[P];
+#pragma GCC unroll 2
+        for (int p = 0; p < P; p++) scales[p].begin(head + p * panel_bytes, 0);
         for (int block = 0; block < F::BLOCKS; block++, planes += F::QUANT_BYTES, x += BLOCK) {
-#pragma GCC unroll 8
-            for (int i = 0; i < F::BITS; i++) __builtin_prefetch(planes + 4096 + i * 64);
 #pragma GCC unroll 2
             for (int group = 0; group < F::GROUPS; group++) {
-                vf even[M], odd[M];
+                vf even[P][M], odd[P][M];
+#pragma GCC unroll 2
+                for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-                for (int m = 0; m < M; m++) even[m] = odd[m] = vf{};
+                    for (int m = 0; m < M; m++) even[p][m] = odd[p][m] = vf{};
 #pragma GCC unroll 8
-                for (int i = 0; i < WORDS; i++) {
-                    const int g = group * WORDS + i;
-                    const vu bytes = shifted_quants<F>(planes, g, 0);
-                    auto add = [&](int at, vf *sum) {
-                        vf w;
-                        if constexpr (CONVERTED<F>)
-                            w = converted<F>(at < 2 ? bytes << (15 - 8 * at) : bytes >> (8 * at - 15));
-                        else
-                            w = (vf)(((at < 2 ? bytes << (16 - 8 * at) : bytes >> (8 * at - 16)) & 0x007f0000u) |
-                                     0x43000000u);
+                for (int i = 0; i < WORDS; i++)
+#pragma GCC unroll 2
+                    for (int p = 0; p < P; p++) {
+                        const int g = group * WORDS + i;
+                        if (i < F::BITS) __builtin_prefetch(planes + p * panel_bytes + 4096 + i * 64);
+                        const vu bytes = shifted_quants<F>(planes + p * panel_bytes, g, 0);
+                        auto add = [&](int at, vf *sum) {
+                            vf w;
+                            if constexpr (CONVERTED<F>)
+                                w = converted<F>(at < 2 ? bytes << (15 - 8 * at) : bytes >> (8 * at - 15));
+                            else
+                                w = (vf)(((at < 2 ? bytes << (16 - 8 * at) : bytes >> (8 * at - 16)) &
+                                          0x007f0000u) | 0x43000000u);
 #pragma GCC unroll 4
-                        for (int m = 0; m < M; m++) sum[m] = fma(w, in_all(x + m * k + g * 4 + at), sum[m]);
-                    };
-                    add(0, even);
-                    add(1, even);
-                    add(2, odd);
-                    add(3, odd);
-                }
+                            for (int m = 0; m < M; m++)
+                                sum[m] = fma(w, in_all(x + m * k + g * 4 + at), sum[m]);
+                        };
+                        add(0, even[p]);
+                        add(1, even[p]);
+                        add(2, odd[p]);
+                        add(3, odd[p]);
+                    }
                 const float *of_rows = row_sums + (F::GROUPS == 1 ? 0 : 1 + group) * TILE;
-                const vf scale = scales.of(block, group);
-                const vf least = least_of(scales, scale, block, group);
+#pragma GCC unroll 2
+                for (int p = 0; p < P; p++) {
+                    const vf scale = scales[p].of(block, group);
+                    const vf least = least_of(scales[p], scale, block, group);
 #pragma GCC unroll 4
-                for (int m = 0; m < M; m++) {
-                    acc[m] = fma(even[m] + odd[m], scale, acc[m]);
-                    if (!CONVERTED<F>) acc[m] = fma(least, in_all(of_rows + m), acc[m]);
+                    for (int m = 0; m < M; m++) {
+                        acc[p][m] = fma(even[p][m] + odd[p][m], scale, acc[p][m]);
+                        if (!CONVERTED<F>) acc[p][m] = fma(least, in_all(of_rows + m), acc[p][m]);
+                    }
                 }
             }
             row_sums += TILE_SUMS;
         }
     }
+#pragma GCC unroll 2
+    for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-    for (int m = 0; m < M; m++) store(out + m * COLUMNS, acc[m]);
+        for (int m = 0; m < M; m++) store(out + (p * M + m) * COLUMNS, acc[p][m]);
 }
 
 // Numbers of 16 bits: float16 is cut to bfloat16, which loses three bits. The factor makes up for
