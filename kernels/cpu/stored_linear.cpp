@@ -304,10 +304,11 @@ void sweep_tiles(const Part &part, int64_t begin, int64_t end, const Rows &x, co
     const int64_t words = num_blocks * WIDE_BLOCK;
     alignas(64) float tile[TILE * COLUMNS];
     if (x.tokens <= FEW) {
-        // One row's two chains would wait for themselves: two panels have four.
-        for (; x.tokens == 1 && begin + 2 <= end; begin += 2) {
-            few_rows<F, 1, 2>(x.rounded, x.sums, part.panels + begin * bytes, bytes, x.k, tile);
-            for (int p = 0; p < 2; p++) result.write(part, begin + p, 0, 1, tile + p * COLUMNS);
+        // One row has two chains, which wait for themselves: take several panels.
+        constexpr int P = 4;
+        for (; x.tokens == 1 && begin + P <= end; begin += P) {
+            few_rows<F, 1, P>(x.rounded, x.sums, part.panels + begin * bytes, bytes, x.k, tile);
+            for (int p = 0; p < P; p++) result.write(part, begin + p, 0, 1, tile + p * COLUMNS);
         }
         for (; begin < end; begin++) {
             few_rows<F, FEW, 1>(x.rounded, x.sums, part.panels + begin * bytes, bytes, x.k, tile);

@@ -133,7 +133,7 @@ void tile_rows(const uint16_t *a, const float *row_sums, const uint8_t *panel, u
         Scales<F> scales;
         scales.begin(head, 0);
         for (int block = 0; block < F::BLOCKS; block++, row_sums += TILE_SUMS)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int group = 0; group < F::GROUPS; group++, step++) {
                 if (step + 1 < steps) multiply(step + 1);
                 const float *from = sums[step % 2];
@@ -162,25 +162,25 @@ void few_rows(const float *x, const float *row_sums, const uint8_t *panel, int64
     constexpr int WORDS = 8 / F::GROUPS;
     const uint8_t *planes = panel, *head = panel + k / BLOCK * F::QUANT_BYTES;
     vf acc[P][M];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) acc[p][m] = vf{};
     for (int64_t unit = 0; unit < k / F::VALUES; unit++, head += F::SCALE_BYTES) {
         Scales<F> scales[P];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int p = 0; p < P; p++) scales[p].begin(head + p * panel_bytes, 0);
         for (int block = 0; block < F::BLOCKS; block++, planes += F::QUANT_BYTES, x += BLOCK) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int group = 0; group < F::GROUPS; group++) {
                 vf even[P][M], odd[P][M];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                 for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
                     for (int m = 0; m < M; m++) even[p][m] = odd[p][m] = vf{};
 #pragma GCC unroll 8
                 for (int i = 0; i < WORDS; i++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                     for (int p = 0; p < P; p++) {
                         const int g = group * WORDS + i;
                         if (i < F::BITS) __builtin_prefetch(planes + p * panel_bytes + 4096 + i * 64);
@@ -202,7 +202,7 @@ void few_rows(const float *x, const float *row_sums, const uint8_t *panel, int64
                         add(3, odd[p]);
                     }
                 const float *of_rows = row_sums + (F::GROUPS == 1 ? 0 : 1 + group) * TILE;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                 for (int p = 0; p < P; p++) {
                     const vf scale = scales[p].of(block, group);
                     const vf least = least_of(scales[p], scale, block, group);
@@ -216,7 +216,7 @@ void few_rows(const float *x, const float *row_sums, const uint8_t *panel, int64
             row_sums += TILE_SUMS;
         }
     }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) store(out + (p * M + m) * COLUMNS, acc[p][m]);
