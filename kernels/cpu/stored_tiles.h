@@ -12,6 +12,7 @@
 namespace hr {
 
 constexpr int64_t TILE = 16;  // rows of a tile
+constexpr int64_t FEW = 4;    // rows that are added without tiles, see few_rows()
 
 // Rows by tiles: [tile, block of 32, 16, 32] bfloat16; of 4 neighbours k, first 0 and 2, then 1 and 3.
 constexpr int64_t TILE_BLOCK = TILE * BLOCK;
@@ -153,8 +154,6 @@ void tile_rows(const uint16_t *a, const float *row_sums, const uint8_t *panel, u
 
 // Few rows wait for tiles longer than for memory. This adds in the order of `tdpbf16ps`: a chain for
 // the first and one for the second of each pair along k, from zero. So it gives the same bits.
-constexpr int64_t FEW = 4;
-
 // M rows times P panels, `panel_bytes` apart; `out`: [P, M, COLUMNS].
 template <class F, int M, int P>
 void few_rows(const float *x, const float *row_sums, const uint8_t *panel, int64_t panel_bytes, int64_t k,
