@@ -9,7 +9,7 @@ WORKERS := -n auto --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of processes; without bytecode, each would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install install-dev serve chat test test-fast test-gpu test-real test-clients check format bench docs clean help
+.PHONY: install install-dev serve chat test test-fast test-page test-gpu test-real test-clients check format bench docs clean help
 
 install: $(VENV)/installed  ## Headrace in .venv, and the demo model (98 MB) in ~/.cache/headrace
 	@$(BIN)/python -m headrace.demo.fetch || true
@@ -52,6 +52,9 @@ test: install-dev  ## all tests; make test ARGS="-k radix"
 
 test-fast: install-dev  ## the quick tests, in under two minutes on two cores
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow" tests/unit tests/structure $(ARGS)
+
+test-page: install-dev  ## the tests of the page at /, in headless Chromium (Debian's package chromium)
+	$(BIN)/python -m pytest -n 0 tests/page $(ARGS)
 
 # One process: the GPU is not shared.
 test-gpu: install-dev  ## the tests of what a GPU computes, on a machine with one or two

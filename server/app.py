@@ -24,6 +24,7 @@ from server.native import (
     health,
     info,
     loads,
+    page,
     parse,
     pooling,
     profile,
@@ -74,6 +75,7 @@ def create_app(openai: OpenAIContext) -> Application:
     routers.append(_metrics_router(metrics))
     if not http.disable_docs:
         routers.append(docs_page.create_router())
+    routers.append(page.create_router(http))
     # Last: its path comes from the environment and must not replace another route.
     routers.append(cloud.create_router(context))
     table = RouteTable(http.fastapi_root_path)
@@ -82,6 +84,7 @@ def create_app(openai: OpenAIContext) -> Application:
         table.add(route, Access.KEY)
     for router in routers:
         _include(api, table, router)
+    table.show_page("/", f"/page/{page.INDEX}")
 
     return Application(api, table, http, context.lifecycle, metrics)
 

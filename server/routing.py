@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.absent_routes import instead_of
+from server.accept import prefers_html
 from server.access import Access
 from server.dialect import Dialect
 from server.error_responses import HttpRefusal, MethodNotAllowed, RouteNotFound, error_response
@@ -58,6 +59,7 @@ class RouteTable:
         self._root_path = root_path.rstrip("/")
         self._exact: dict[str, dict[str, RouteMatch]] = {}
         self._patterns: list[tuple[BaseRoute, RouteMatch]] = []
+        self._pages: dict[str, dict[str, RouteMatch]] = {}
 
     def add(
         self,
@@ -97,6 +99,10 @@ class RouteTable:
             by_method.setdefault("HEAD", match)
         return match
 
+    def show_page(self, path: str, page: str) -> None:
+        """Answer `path` with the route `page`, where a request prefers HTML."""
+        self._pages[path] = self._exact[page]
+
     def resolve(self, scope: Scope) -> RouteMatch:
         """Find the route of a request and store it in `scope["route"]`."""
         path: str = scope["path"]
@@ -105,6 +111,8 @@ class RouteTable:
             if path.startswith(f"{self._root_path}/"):
                 path = path[len(self._root_path) :]
         by_method = self._exact.get(path, _NO_METHODS)
+        if path in self._pages and prefers_html(scope):
+            by_method = by_method | self._pages[path]
         match = by_method.get(scope["method"])
         if match is None:
             near = dict(by_method)

@@ -48,6 +48,7 @@ ORDER = (
     *ASKING,
     "kernels",
     "numerics",
+    "page",
     "real",
     "unit",
     "structure",

@@ -67,7 +67,9 @@ def create_router(openai: OpenAIContext) -> AccessRouter:
                 "docs": None if context.config.http.disable_docs else "/docs",
                 "openai": "/v1",
                 "health": "/health",
-            }
+            },
+            # Browsers get a page at this address.
+            vary="accept",
         )
 
     router.add_api_route("/", root, methods=["GET"], openapi_extra=operation(ok=json_of(Root)))

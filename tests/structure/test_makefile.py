@@ -28,6 +28,7 @@ def test_help_tells_of_every_target() -> None:
     [
         ("test", {"-n"}),
         ("test-fast", {"-n", "tests/unit", "tests/structure"}),
+        ("test-page", {"tests/page"}),
         ("test-gpu", {"tests/gpu"}),
     ],
 )

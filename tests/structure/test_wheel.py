@@ -54,7 +54,7 @@ def test_the_wheel_holds_every_module_and_what_is_read_at_run_time(files: set[st
     wanted = {
         str(path.relative_to(ROOT))
         for folder in PRODUCT
-        for suffix in (".py", ".cpp", ".h", ".html")
+        for suffix in (".py", ".cpp", ".h", ".html", ".css", ".js", ".svg")
         for path in (ROOT / folder).rglob(f"*{suffix}")
     }
     assert wanted | {"headrace/py.typed"} <= files

@@ -19,8 +19,11 @@ from server.listener import prepare
 from server.routing import RouteTable
 from tests.support.fake_server import FakeServer
 
+ROOT = Path(__file__).resolve().parents[3]
 # As the documents list them; a new route is an admin's or a client's by a line here.
 OPEN = {"/health", "/health_generate", "/livez", "/readyz", "/ready", "/startupz", "/metrics"}
+# The page that browsers get at `/`: its files hold nothing of the server's.
+PAGE = {f"/page/{file.name}" for file in (ROOT / "server" / "page").iterdir()}
 ADMIN = {
     *("/flush_cache", "/abort_request", "/pause_generation", "/continue_generation"),
     *(f"/{action}_expert_distribution_record" for action in ("start", "stop", "dump")),
@@ -158,7 +161,7 @@ def make_server(folder, api=None, admin=None, **options):
 
 def required(path, api, admin):
     """The key that opens a route, None when everybody may have it."""
-    if path in OPEN:
+    if path in OPEN | PAGE:
         return None
     return admin or api if path in ADMIN else api
 
@@ -173,12 +176,12 @@ def refusal(path, form, api, admin):
 
 def test_every_route_is_in_one_of_the_lists(tmp_path):
     listed = {path for path, _ in routes(make_server(tmp_path))}
-    assert listed == OPEN | ADMIN | CLIENTS
-    assert len(OPEN) + len(ADMIN) + len(CLIENTS) == len(listed)
+    assert listed == OPEN | PAGE | ADMIN | CLIENTS
+    assert len(OPEN) + len(PAGE) + len(ADMIN) + len(CLIENTS) == len(listed)
 
 
 def test_the_page_names_every_route_that_is_no_clients():
-    page = (Path(__file__).resolve().parents[3] / "docs" / "access.md").read_text()
+    page = (ROOT / "docs" / "access.md").read_text()
     assert [path for path in OPEN | ADMIN if f"`{path}`" not in page.replace("GET ", "")] == []
 
 

@@ -1,0 +1,69 @@
+"""The page for people at `/`: static files of `server/page`, which load nothing from elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+
+from fastapi import Request
+from starlette.responses import Response
+
+from runtime.config.options import HttpArgs
+from server.access import Access, AccessRouter
+
+INDEX = "index.html"
+_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+# `data:` is for images that a person attaches. Trusted types refuse every string that would become
+# markup, so a mistake in the page cannot turn a model's text into one.
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    # A new version of the server has new files under the same names.
+    "cache-control": "no-cache",
+    "vary": "accept",
+}
+
+
+def create_router(http: HttpArgs) -> AccessRouter:
+    """The files under `/page/`; `RouteTable` gives `/page/index.html` to browsers that ask for `/`.
+
+    Nothing in the files is secret, so that a browser gets them without a key and the page can ask
+    for it.
+    """
+    router = AccessRouter(Access.OPEN, include_in_schema=False)
+    for file in files("server").joinpath("page").iterdir():
+        suffix = file.name.rpartition(".")[2]
+        if suffix not in _TYPES:
+            continue
+        data = file.read_bytes()
+        if file.name == INDEX and (http.api_key or http.admin_api_key):
+            # The page asks for the key at once, instead of after a refusal.
+            data = data.replace(b"<html ", b'<html data-key="needed" ', 1)
+        router.add_api_route(f"/page/{file.name}", _file(data, _TYPES[suffix]), methods=["GET"])
+    return router
+
+
+def _file(data: bytes, content_type: str) -> Callable[[Request], Awaitable[Response]]:
+    tag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
+    headers = {**_HEADERS, "etag": tag}
+
+    async def send_file(request: Request) -> Response:
+        """A file of the page."""
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(data, media_type=content_type, headers=headers)
+
+    return send_file
