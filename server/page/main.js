@@ -3,6 +3,8 @@
 import { keepKey, key, onRefusal, read } from "./api.js";
 import { announce, byId } from "./dom.js";
 import * as talk from "./talk.js";
+import * as understand from "./understand.js";
+import * as watch from "./watch.js";
 
 let asking = null;
 
@@ -70,6 +72,8 @@ async function start() {
     byId("model").textContent = server.model;
     document.title = `${server.model} · Headrace`;
     await talk.start(server);
+    watch.start();
+    understand.start();
     document.body.dataset.ready = "true";
   } catch (error) {
     byId("failure").textContent = `The server does not answer this page: ${error.message}`;
