@@ -8,6 +8,7 @@ from openai_api.openai_context import OpenAIContext
 from runtime.service.operation import operation, text
 from server.access import Access, AccessRouter
 from server.entry.application import Application
+from server.entry.last_errors import LastErrors, create_errors_router
 from server.error_responses import RouteNotFound
 from server.metrics import Metrics
 from server.native import (
@@ -73,6 +74,8 @@ def create_app(openai: OpenAIContext) -> Application:
     if metrics is not None:
         context.client.sinks.append(metrics.on_record)
     routers.append(_metrics_router(metrics))
+    last_errors = LastErrors()
+    routers.append(create_errors_router(last_errors))
     if not http.disable_docs:
         routers.append(docs_page.create_router())
     routers.append(page.create_router(http))
@@ -86,7 +89,7 @@ def create_app(openai: OpenAIContext) -> Application:
         _include(api, table, router)
     table.show_page("/", f"/page/{page.INDEX}")
 
-    return Application(api, table, http, context.lifecycle, metrics)
+    return Application(api, table, http, context.lifecycle, metrics, last_errors)
 
 
 def _include(api: Description, table: RouteTable, router: AccessRouter) -> None:

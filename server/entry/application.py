@@ -21,6 +21,7 @@ from server.access import Access
 from server.entry.body_limit import BodyLimit
 from server.entry.connections import check_connection
 from server.entry.keys import Keys
+from server.entry.last_errors import LastErrors
 from server.entry.origins import Origins
 from server.error_responses import error_response
 from server.routing import RouteMatch, RouteTable
@@ -66,10 +67,12 @@ class Application:
         http: HttpArgs,
         lifecycle: Lifecycle,
         observer: HttpObserver | None,
+        last_errors: LastErrors,
     ) -> None:
         """Check requests as `http` specifies, and run the route from `routes` for each.
 
-        Connections are closed once `lifecycle` drains; `observer` is notified of each request.
+        Connections are closed once `lifecycle` drains; `observer` is notified of each request,
+        `last_errors` of each that is refused or fails.
         """
         self.api = api
         self.routes = routes
@@ -78,6 +81,7 @@ class Application:
         self._body_limit = BodyLimit(int(http.max_body_mb * 2**20))
         self._lifecycle = lifecycle
         self.observer = observer
+        self._last_errors = last_errors
         # Origins are checked before this middleware, because it echoes any origin that it receives.
         self._serve_with_cors = CORSMiddleware(
             self._serve,
@@ -136,7 +140,11 @@ class Application:
         finally:
             if self.observer is not None:
                 self.observer.on_response(scope, status_code or 499)
-            _log(scope, status_code or 499, time.perf_counter() - started_at, reason)
+            path = _UNPRINTABLE.sub("?", scope["path"][:MAX_LOGGED_PATH])
+            _log(scope, path, status_code or 499, time.perf_counter() - started_at, reason)
+            if status_code >= 400:
+                request = scope["state"]["request_id"]
+                self._last_errors.note(status_code, scope["method"], path, reason, request)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the route's response, or the reason for refusing the request."""
@@ -161,7 +169,7 @@ def _request_id(scope: Scope) -> bytes:
     return random_hex(16).encode()
 
 
-def _log(scope: Scope, status_code: int, seconds: float, reason: str) -> None:
+def _log(scope: Scope, path: str, status_code: int, seconds: float, reason: str) -> None:
     route: RouteMatch = scope["route"]
     is_open = route.access is Access.OPEN and route.path is not None
     is_polled = is_open or route.path in _POLLED_ROUTES
@@ -170,7 +178,6 @@ def _log(scope: Scope, status_code: int, seconds: float, reason: str) -> None:
     if not access_logger.isEnabledFor(level):
         return
     client = scope.get("client")
-    path = _UNPRINTABLE.sub("?", scope["path"][:MAX_LOGGED_PATH])
     access_logger.log(
         level,
         "%s %s %s %d %.1f ms id=%s%s",

@@ -52,6 +52,9 @@ def create_router(http: HttpArgs) -> AccessRouter:
         if file.name == INDEX and (http.api_key or http.admin_api_key):
             # The page asks for the key at once, instead of after a refusal.
             data = data.replace(b"<html ", b'<html data-key="needed" ', 1)
+        if file.name == INDEX and http.admin_api_key:
+            # What needs the operator's key is asked for on a click.
+            data = data.replace(b"<html ", b'<html data-admin="apart" ', 1)
         router.add_api_route(f"/page/{file.name}", _file(data, _TYPES[suffix]), methods=["GET"])
     return router
 

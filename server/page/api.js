@@ -33,7 +33,7 @@ async function send(path, body, signal) {
     }
     const response = await fetch(path, options);
     if (response.ok) return response;
-    const message = await reason(response);
+    const message = response.status === 401 ? "The server does not take this key." : await reason(response);
     if (response.status !== 401 || !(await askForKey(message)))
       throw new ApiError(response.status, message);
   }
@@ -43,7 +43,7 @@ async function reason(response) {
   const text = await response.text();
   try {
     const body = JSON.parse(text);
-    return body.error?.message ?? body.message ?? text;
+    return body.error?.message ?? body.message ?? body.error ?? text;
   } catch {
     return text.slice(0, 500) || `status ${response.status}`;
   }

@@ -1,6 +1,6 @@
 // Watch: the server's load as small live plots.
 
-import { read, readText } from "./api.js";
+import { post, read, readText } from "./api.js";
 import { byId, make } from "./dom.js";
 import { plot } from "./plot.js";
 
@@ -11,8 +11,17 @@ let info = null;
 let timer = null;
 let before = null;
 
+// Other clients' errors are the operator's to see.
+let showsErrors = document.documentElement.dataset.admin !== "apart";
+
 /** Poll while the view is shown. */
 export function start() {
+  const show = byId("show-errors");
+  show.hidden = showsErrors;
+  show.addEventListener("click", () => {
+    show.hidden = showsErrors = true;
+    follow(true);
+  });
   document.addEventListener("view", event => follow(event.detail === "watch"));
   document.addEventListener("visibilitychange", () => follow(!document.hidden && !byId("watch").hidden));
 }
@@ -32,9 +41,11 @@ async function poll() {
     history.push(sample(loads, metrics));
     if (history.length > KEPT) history.shift();
     draw(loads, metrics);
+    if (showsErrors) drawErrors((await post("last_errors", {})).errors);
     byId("watch-note").textContent = metrics ? "" :
-      "Start the server with --enable-metrics to see the time to the first token and errors.";
+      "Start the server with --enable-metrics to see the time to the first token and how many requests fail.";
   } catch (error) {
+    if (error.status === 403) showsErrors = false;
     byId("watch-note").textContent = `The server does not answer: ${error.message}`;
   }
   // Another call may have begun to poll meanwhile.
@@ -102,10 +113,12 @@ function draw(loads, metrics) {
     load.dp_rank, load.num_running_reqs, load.num_waiting_reqs, load.gen_throughput.toFixed(1),
     percent(load.token_usage), percent(load.cache_hit_rate),
   ]));
-  rows("errors", (metrics?.http_responses_total ?? []).filter(isError)
-    .sort((a, b) => b.value - a.value)
-    .map(({ labels, value }) => [labels.status_code, `${labels.method} ${labels.endpoint}`, value]));
 }
+
+const drawErrors = errors =>
+  rows("errors", errors.map(each => [
+    new Date(each.time).toLocaleTimeString(), each.status, `${each.method} ${each.path}`, each.reason, each.request_id,
+  ]));
 
 function rows(id, lines) {
   byId(id).replaceChildren(...lines.map(line => make("tr", {}, ...line.map(cell => make("td", {}, String(cell))))));

@@ -1,9 +1,10 @@
 """The page with real models behind it: what it watches, explains and sees."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.page.test_talk import READY, ask, settle
+from tests.page.test_talk import READY, ask, fill, settle
 from tests.support.browser import Page
 from tests.support.server import ROOT, ServerProcess, running_server
 
@@ -29,7 +30,7 @@ def test_watch_and_understand(new_page: Callable[..., Page]) -> None:
     )
     assert server.client.get("/nowhere").status_code == 404
     page.wait("document.querySelector('#errors tr')")
-    assert page.texts("#errors td")[0] == "404"
+    assert page.texts("#errors td")[1:3] == ["404", "GET /nowhere"]
 
     page.click("#tab-understand")
     page.click("#tokenize button")
@@ -47,6 +48,22 @@ def test_watch_and_understand(new_page: Callable[..., Page]) -> None:
     assert "ms" in page.text("#times")
 
 
+def test_answers_follow_a_schema(new_page: Callable[..., Page]) -> None:
+    page = new_page(running_server("demo", *OPTIONS).url)
+    page.wait(READY)
+    schema = {
+        "type": "object",
+        "properties": {"capital": {"enum": ["Bern", "Tokyo"]}},
+        "required": ["capital"],
+        "additionalProperties": False,
+    }
+    fill(page, "schema", json.dumps(schema))
+    fill(page, "max_tokens", "40")
+    fill(page, "temperature", "0")
+    ask(page, "What is the capital of Japan?")
+    assert json.loads(settle(page)) in ({"capital": "Bern"}, {"capital": "Tokyo"})
+
+
 def test_a_key_is_asked_for(new_page: Callable[..., Page]) -> None:
     with ServerProcess("--api-key", "SECRET", "--fastapi-root-path", "/llm") as server:
         server.wait_ready()
@@ -55,7 +72,7 @@ def test_a_key_is_asked_for(new_page: Callable[..., Page]) -> None:
         assert page.errors == []
         page.type("wrong")
         page.press("Enter")
-        page.wait("document.querySelector('#key-refusal').innerText.includes('key')")
+        page.wait("document.querySelector('#key-refusal').innerText.includes('not take this key')")
         page.wait("document.querySelector('#key-dialog[open]')")
         # The browser tells of the refusal.
         assert [each for each in page.errors if " 401 " not in each] == []

@@ -32,7 +32,7 @@ ADMIN = {
     *("/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_ipc"),
     *("/update_weights_from_distributed", "/begin_weight_update", "/end_weight_update"),
     *("/init_weights_update_group", "/destroy_weights_update_group", "/update_weight_version"),
-    *("/weights_checker", "/get_weights_by_name"),
+    *("/weights_checker", "/get_weights_by_name", "/last_errors"),
 }
 CLIENTS = {
     *("/", "/docs", "/openapi.json", "/ping", "/invocations"),

@@ -1,0 +1,71 @@
+"""`/last_errors`: which requests were refused or failed lately, and why."""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import UTC, datetime
+from typing import TypedDict
+
+from starlette.responses import Response
+
+from runtime.service.operation import json_of, operation
+from server.access import Access, AccessRouter
+from server.error_responses import json_response
+
+MAX_KEPT = 100
+
+
+class LastError(TypedDict):
+    """A response with status 400 or above."""
+
+    time: str
+    status: int
+    method: str
+    path: str
+    reason: str
+    request_id: str
+
+
+class LastErrorsAnswer(TypedDict):
+    """The latest first."""
+
+    errors: list[LastError]
+
+
+class LastErrors:
+    """The last `MAX_KEPT` of them, the latest first."""
+
+    def __init__(self) -> None:
+        self._kept: deque[LastError] = deque(maxlen=MAX_KEPT)
+
+    def note(self, status: int, method: str, path: str, reason: str, request_id: str) -> None:
+        """Keep an error; `reason` and `path` are printable and cut by the caller."""
+        self._kept.appendleft(
+            {
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "status": status,
+                "method": method,
+                "path": path,
+                "reason": reason.strip(),
+                "request_id": request_id,
+            }
+        )
+
+    def newest_first(self) -> list[LastError]:
+        """All that are kept."""
+        return list(self._kept)
+
+
+def create_errors_router(last_errors: LastErrors) -> AccessRouter:
+    """The route; it shows all clients' errors, so it is the operator's.
+
+    A browser must POST to such routes; see `server.entry.origins`.
+    """
+    router = AccessRouter(Access.ADMIN, tags=["native"])
+
+    @router.post("/last_errors", openapi_extra=operation(ok=json_of(LastErrorsAnswer)))
+    async def read_last_errors() -> Response:
+        """The last 100 responses with status 400 or above, with their reasons."""
+        return json_response({"errors": last_errors.newest_first()})
+
+    return router
