@@ -13,12 +13,13 @@ Columns whose groups are scattered (GPTQ's act order) are sorted by group, and s
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.linear import PackedLinear
+from kernels.table import Entry, Table
 
 __all__ = ["BITS", "MIDDLE", "Form", "Grouped", "GroupedLinear", "decode_e2m1", "encode", "pack"]
 
@@ -180,6 +181,28 @@ class GroupedLinear(PackedLinear):
         raise ValueError("a matrix in codes is packed anew")
 
 
+class GroupLinearKernels(Protocol):
+    """The functions of an implementation of this op."""
+
+    def pack(
+        self, weight: Grouped, bias: Tensor | None, dtype: torch.dtype
+    ) -> GroupedLinear | None:
+        """See `kernels.group_linear.pack`."""
+
+
+GROUP_LINEAR: Table[GroupLinearKernels] = Table(
+    "group_linear",
+    {
+        "reference": Entry("kernels.group_linear.reference"),
+        "cpu": Entry("kernels.group_linear.cpu"),
+        "triton": Entry(
+            "kernels.group_linear.triton", probe="kernels.triton_support.device:unavailable"
+        ),
+    },
+    {"cpu": ("cpu",), "cuda": ("triton", "reference")},
+)
+
+
 def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> GroupedLinear | None:
     """Lay codes out for products; `None` where no kernel of the device has their form.
 
@@ -188,11 +211,8 @@ def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> GroupedLin
         bias: `[rows]`, or None.
         dtype: of activations.
     """
-    if weight.codes.device.type == "cpu":
-        from kernels.group_linear import cpu, reference
-
-        made = cpu.pack(weight, bias, dtype)
-        return reference.CodesLinear(weight, bias) if made is None else made
-    from kernels.group_linear import triton
-
-    return triton.pack(weight, bias, dtype)
+    device_type = weight.codes.device.type
+    made = GROUP_LINEAR.choose(device_type).kernels.pack(weight, bias, dtype)
+    if made is None and device_type == "cpu":
+        return GROUP_LINEAR.load("reference").pack(weight, bias, dtype)
+    return made

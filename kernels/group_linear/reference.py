@@ -1,5 +1,6 @@
 """Products with the numbers that codes stand for, in float32, 4 bytes a number beside the codes."""
 
+import torch
 from torch import Tensor
 
 from kernels.group_linear import Grouped, GroupedLinear
@@ -34,3 +35,8 @@ class CodesLinear(GroupedLinear):
 
     def replace(self, other: PackedLinear) -> bool:  # noqa: ARG002  # a CPU has no graphs
         return False
+
+
+def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> CodesLinear:  # noqa: ARG001
+    """See `kernels.group_linear.pack`; takes every form."""
+    return CodesLinear(weight, bias)

@@ -27,11 +27,15 @@ AHEAD = 16
 class AdapterPlaces:
     """Slots of the device, and the adapters that every rank has in host memory."""
 
-    def __init__(self, num_slots: int, evicts_oldest: bool = False) -> None:
+    def __init__(
+        self, num_slots: int, evicts_oldest: bool = False, patience_s: float = PATIENCE_S
+    ) -> None:
         """Start with empty slots and without adapters; 0 slots if the server takes none.
 
-        If it `evicts_oldest`, the adapter that came first goes first.
+        If it `evicts_oldest`, the adapter that came first goes first. Others overtake a request
+        without a slot for `patience_s`.
         """
+        self._patience_s = patience_s
         self._evicts_oldest = evicts_oldest
         self._loaded: set[int] = set()
         self._pinned: set[int] = set()
@@ -100,7 +104,7 @@ class AdapterPlaces:
         blocked = self._blocked
         if blocked is not None and blocked[0] != request.request_id:
             waited_s = time.monotonic() - blocked[1]
-            return waited_s < PATIENCE_S and self._find(request.adapter_id) is not None
+            return waited_s < self._patience_s and self._find(request.adapter_id) is not None
         if self._find(request.adapter_id) is not None:
             self._blocked = None
             return True

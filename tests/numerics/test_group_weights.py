@@ -28,11 +28,10 @@ WIDE = {"hidden_size": 192, "intermediate_size": 320, "head_dim": 64, "num_key_v
 # Mean divergence: a CPU rounds activations to 8 bits; these random models double any difference.
 MOST = 0.01
 # Where they are not rounded; least numbers of blocks are not, either.
-EXACT = 1e-6
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_layout(name: str, tmp_path: Path) -> None:
     source = variant("llama", WIDE)
     values = write_codes(source, tmp_path / "m", LAYOUTS[name])
     tokens = prompt()
@@ -41,10 +40,6 @@ def test_every_layout(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     found = driver.prefill(driver.start(tokens))
     assert divergence(expected, found) < MOST
     assert agreement(expected, found) > 0.8
-    # The same codes, in float32.
-    monkeypatch.setattr("kernels.group_linear.cpu.pack", lambda *_: None)
-    plain = Driver(load(tmp_path / "m"))
-    assert divergence(expected, plain.prefill(plain.start(tokens))) < EXACT
     for chunk in (1, 7):
         assert torch.equal(driver.prefill(driver.start(tokens), chunk), found)
 

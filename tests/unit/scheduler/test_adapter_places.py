@@ -9,7 +9,6 @@ from runtime.ipc.messages import ControlReply, GenerateRequest
 from runtime.ipc.weight_messages import LoadAdapter, UnloadAdapter, WeightCall
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
-from runtime.scheduler import adapter_places
 from runtime.scheduler.adapter_places import AdapterPlaces
 from runtime.scheduler.request import Request
 
@@ -29,8 +28,10 @@ def request(request_id: int, adapter_id: int) -> Request:
     return Request(GenerateRequest(request_id, ids, RequestSpec(row=row)))
 
 
-def places(num_slots: int, *, pinned: int = 0, evicts_oldest: bool = False) -> AdapterPlaces:
-    made = AdapterPlaces(num_slots, evicts_oldest)
+def places(
+    num_slots: int, *, pinned: int = 0, evicts_oldest: bool = False, patience_s: float = 1.0
+) -> AdapterPlaces:
+    made = AdapterPlaces(num_slots, evicts_oldest, patience_s)
     for adapter_id in range(1, 6):
         load = LoadAdapter(adapter_id, "", adapter_id == pinned)
         assert made.change(WeightCall(0, load), Ranks(), []).success
@@ -81,13 +82,15 @@ def test_a_slot_in_use_is_not_given_away() -> None:
     assert not made.has(1)
 
 
-def test_no_request_is_overtaken_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_is_overtaken_for_ever() -> None:
     made, waits = places(1), request(2, 2)
     running = request(1, 1)
     made.take(running)
     assert not made.admits(waits)
     assert made.admits(request(3, 1))
-    monkeypatch.setattr(adapter_places, "PATIENCE_S", 0.0)
+    made = places(1, patience_s=0.0)
+    made.take(running)
+    assert not made.admits(waits)
     assert not made.admits(request(4, 1)), "the slot must become free at last"
     assert made.admits(request(5, 0))
     made.leave(running)
