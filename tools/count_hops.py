@@ -62,7 +62,7 @@ STATIONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("front", "server.protocol:GuardedProtocol.data_received"),
         ("front", "runtime.eventloop.json_body:decode_body"),
         ("front", "runtime.text.encoding:TextEncoder.encode_batch"),
-        ("front", "runtime.client.admission:admit"),
+        ("front", "runtime.client.client:EngineClient.admit"),
         ("front", _SEND),
         ("worker", _DRAIN),
         ("worker", "runtime.scheduler.waiting:WaitingQueue.push"),

@@ -122,7 +122,7 @@ class EngineTarget:
             HeadraceError: the engine does not become idle.
         """
         for _ in range(_FLUSH_TRIES):
-            reply = await self._client.flush_cache()
+            reply = await self._client.calls.flush_cache()
             if reply.success:
                 return
             # With overlap the last step may still be running after the last token arrived.

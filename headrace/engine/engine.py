@@ -266,7 +266,7 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
     @waiting
     async def flush_cache(self) -> ControlReply:
         """Drop the prefix cache; `success` is false while requests run."""
-        return await self._core.context.client.flush_cache()
+        return await self._core.context.client.calls.flush_cache()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine`, which uses `context`, on the engine's loop, and await it.
@@ -317,7 +317,7 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
     @waiting
     async def freeze_gc(self) -> None:
         """Collect garbage in the worker and exclude what remains from later collections."""
-        await self._core.context.client.control(FreezeGarbage)
+        await self._core.context.client.calls.control(FreezeGarbage)
 
     @waiting
     async def open_session(

@@ -11,7 +11,6 @@ from headrace.engine.core import EngineCore
 from headrace.engine.engine_errors import translated
 from headrace.engine.progress_bar import Progress
 from headrace.engine.workers import run_workers
-from runtime.client.admission import admit
 from runtime.client.answer_size import check_answer_size
 from runtime.client.front_extras import check_extras
 from runtime.client.generation_stream import GenerationInput
@@ -51,15 +50,9 @@ async def generate_all(
         # In a session the prompt is known only when the request joins it.
         for sample in plan.samples if plan.session is None else ():
             # All prompts are checked before any runs: one bad prompt refuses the whole request.
-            limits = context.client.limits
-            input_ids = admit(
-                prompt_ids[sample.prompt_index],
-                sample.spec.sampling,
-                limits,
-                explicit_max_new_tokens=sample.spec.explicit_max_new_tokens,
-            ).input_ids
+            input_ids = context.client.admit(prompt_ids[sample.prompt_index], sample.spec).input_ids
             check_extras(sample.spec.extras, len(input_ids))
-            check_answer_size([GenerationInput(input_ids, sample.spec)], limits)
+            check_answer_size([GenerationInput(input_ids, sample.spec)], context.client.limits)
         with Progress(len(plan.samples), show_progress) as progress:
             answers = await _run_all(context, plan, prompt_ids, progress)
     return answers[0] if plan.is_single else answers

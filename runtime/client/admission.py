@@ -1,6 +1,6 @@
-"""Checks that need only lengths.
+"""The engine's bounds on a request, and checks of token ids and images against them.
 
-A request that can never fit is refused here, before it is queued.
+`EngineClient.admit` refuses a request that can never fit, before it is queued.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from runtime.checkpoint.model_spec import Gives
 from runtime.checkpoint.vision_spec import VisionSpec
-from runtime.errors import InvalidRequest, TooLong
+from runtime.errors import InvalidRequest
 from runtime.requests.request_spec import RequestSpec
-from runtime.requests.sampling_params import SamplingParams
 from runtime.text.encoding import check_prompt_length
 
 
@@ -127,53 +126,3 @@ class Admitted(NamedTuple):
     input_ids: list[int]
     packed: bytes
     max_new_tokens: int
-
-
-def admit(
-    input_ids: list[int],
-    sampling: SamplingParams,
-    limits: EngineLimits,
-    *,
-    explicit_max_new_tokens: bool,
-) -> Admitted:
-    """Fit a request into the context and the pool.
-
-    Args:
-        input_ids: the prompt.
-        sampling: checked parameters; `max_new_tokens` may be `None` (as much as fits).
-        limits: the engine's.
-        explicit_max_new_tokens: whether the client set `max_new_tokens`: then a number that
-            does not fit is refused instead of cut.
-
-    Raises:
-        TooLong: the request can never fit.
-        InvalidRequest: an unknown token id, or `min_new_tokens` that cannot fit.
-    """
-    # The length is checked before the ids, because checking the ids of a far too long list is slow.
-    check_prompt_length(len(input_ids), limits)
-    input_ids = input_ids[: limits.max_req_len - limits.num_least_output]
-    packed = pack_token_ids(input_ids, limits)
-    num_prompt = len(input_ids)
-    room = limits.max_req_len - num_prompt
-    wanted = sampling.max_new_tokens
-    if wanted is None:
-        fitting = room
-    elif wanted > room and explicit_max_new_tokens and not limits.allow_auto_truncate:
-        which = (
-            "model's maximum context length"
-            if limits.context_len <= limits.max_total_num_tokens
-            else "KV pool's capacity"
-        )
-        raise TooLong(
-            f"Requested token count exceeds the {which} of {limits.max_req_len} tokens: "
-            f"{num_prompt} tokens of input and max_new_tokens {wanted}."
-        )
-    else:
-        fitting = min(wanted, room)
-    if sampling.min_new_tokens > fitting:
-        raise InvalidRequest(
-            f"min_new_tokens must be in [0, {fitting}], the tokens that still fit, got "
-            f"{sampling.min_new_tokens}.",
-            param="min_new_tokens",
-        )
-    return Admitted(input_ids, packed, fitting)

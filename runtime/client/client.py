@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import msgspec
 
 from runtime.client.adapter_record import AdapterRecord
-from runtime.client.admission import EngineLimits, admit, check_images
+from runtime.client.admission import Admitted, EngineLimits, check_images, pack_token_ids
 from runtime.client.answer_size import check_answer_size
 from runtime.client.control_calls import ControlCalls
 from runtime.client.front_extras import check_extras, check_kind
@@ -29,26 +29,24 @@ from runtime.errors import (
     InvalidRequest,
     MemoryReleased,
     Overloaded,
+    TooLong,
 )
 from runtime.ipc.messages import (
     AbortAll,
     AbortRequests,
-    ControlReply,
     FinishReason,
-    FlushCache,
     GenerateRequest,
-    PrefixReport,
     RequestError,
     SchedulerInbound,
-    SetOptions,
     TextDelta,
     TextDeltas,
 )
 from runtime.ipc.weight_messages import WeightCall
 from runtime.requests.extra_spec import add_block
-from runtime.requests.image_input import ImageInput
 from runtime.requests.random_hex import seed_source
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import GrammarSpec
+from runtime.text.encoding import check_prompt_length
 
 
 class EngineClient:
@@ -58,6 +56,7 @@ class EngineClient:
         limits: bounds that every worker can meet; final once the workers are ready.
         accepting: false while draining.
         links: the replicas, in the order of their ranks.
+        calls: control calls, which go to every replica and wait for their answers.
         grammars: compiles constraints; `None` if structured output is off.
         why_no_grammars: why structured output is off; empty if it is on.
         gate: keeps new requests back while weights change or generation is paused.
@@ -98,8 +97,7 @@ class EngineClient:
         self._streams: dict[int, StreamState] = {}
         self._rids: dict[tuple[str, str], int] = {}  # By tenant and `rid`.
         self._ids = itertools.count(1)
-        self._calls = ControlCalls(self.links)
-        self._options: dict[str, int] = {}
+        self.calls = ControlCalls(self.links, self._ids)
         self._seed_source = seed_source(random_seed)
         self.sinks: list[RecordSink] = []
         self.keeps_text = False
@@ -166,12 +164,7 @@ class EngineClient:
             )
         check_kind(spec.extras, self.limits)
         sampling = spec.sampling
-        input_ids, data, max_new_tokens = admit(
-            item.input_ids,
-            sampling,
-            self.limits,
-            explicit_max_new_tokens=spec.explicit_max_new_tokens,
-        )
+        input_ids, data, max_new_tokens = self.admit(item.input_ids, spec)
         check_images(item.input_ids, spec, self.limits)
         num_pixel_bytes = spec.num_pixel_bytes
         if (
@@ -230,6 +223,49 @@ class EngineClient:
                 item, stream.arrival, self.sinks, keeps_text=self.keeps_text
             )
         return opened
+
+    def admit(self, input_ids: list[int], spec: RequestSpec) -> Admitted:
+        """Fit a request into the context and the pool.
+
+        Args:
+            input_ids: the prompt.
+            spec: its parameters, checked. `max_new_tokens` may be `None` (as much as fits); a
+                number that the client set and that does not fit is refused instead of cut.
+
+        Raises:
+            TooLong: the request can never fit.
+            InvalidRequest: an unknown token id, or `min_new_tokens` that cannot fit.
+        """
+        limits, sampling = self.limits, spec.sampling
+        # The length is checked before the ids, because checking the ids of a far too long list is
+        # slow.
+        check_prompt_length(len(input_ids), limits)
+        input_ids = input_ids[: limits.max_req_len - limits.num_least_output]
+        packed = pack_token_ids(input_ids, limits)
+        num_prompt = len(input_ids)
+        room = limits.max_req_len - num_prompt
+        wanted = sampling.max_new_tokens
+        if wanted is None:
+            fitting = room
+        elif wanted > room and spec.explicit_max_new_tokens and not limits.allow_auto_truncate:
+            which = (
+                "model's maximum context length"
+                if limits.context_len <= limits.max_total_num_tokens
+                else "KV pool's capacity"
+            )
+            raise TooLong(
+                f"Requested token count exceeds the {which} of {limits.max_req_len} tokens: "
+                f"{num_prompt} tokens of input and max_new_tokens {wanted}."
+            )
+        else:
+            fitting = min(wanted, room)
+        if sampling.min_new_tokens > fitting:
+            raise InvalidRequest(
+                f"min_new_tokens must be in [0, {fitting}], the tokens that still fit, got "
+                f"{sampling.min_new_tokens}.",
+                param="min_new_tokens",
+            )
+        return Admitted(input_ids, packed, fitting)
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < len(self.links):
@@ -357,66 +393,11 @@ class EngineClient:
         for link in self.links:
             link.send(message)
 
-    async def flush_cache(self, timeout_s: float = 30.0) -> ControlReply:
-        """Drop the prefix cache; refused (`success` false) while requests are in flight."""
-        for link in self.links:
-            link.forget_grammars()
-        reply = await self.control(FlushCache, timeout_s)
-        if reply.success:
-            self.forget_prefixes()
-        return reply
-
-    def forget_prefixes(self) -> None:
-        """Forget which prompts may be cached, because the caches were dropped."""
-        for link in self.links:
-            link.prefixes.clear()
-
-    async def set_options(self, values: dict[str, int]) -> ControlReply:
-        """Change options of the scheduler (see `SetOptions`); a restarted one gets them again."""
-        reply = await self.control(lambda call_id: SetOptions(call_id, values))
-        if reply.success:
-            self._options |= values
-            for link in self.links:
-                link.max_queued = values.get("max_queued_requests", link.max_queued)
-        return reply
-
     def repeat_options(self, rank: int) -> None:
         """Send a replica's restarted scheduler changed options, and the adapters there are."""
-        if self._options:
-            self.links[rank].send(SetOptions(next(self._ids), self._options))
+        self.calls.repeat_options(rank)
         for load in self.adapters.messages():
             self.links[rank].send(WeightCall(next(self._ids), load))
-
-    async def control(
-        self, make: Callable[[int], SchedulerInbound], timeout_s: float | None = 30.0
-    ) -> ControlReply:
-        """Send the message that `make` builds around a fresh `call_id`, and wait for its answer.
-
-        The message goes to every replica; see `ControlCalls.call`. Without `timeout_s` the wait
-        ends at the latest when the workers die.
-
-        Raises:
-            EngineNotReady: a worker is loading.
-        """
-        call_id = next(self._ids)
-        return await self._calls.call(call_id, make(call_id), timeout_s)
-
-    async def match_prefix(
-        self, input_ids: list[int], namespace: str, images: Sequence[ImageInput] = ()
-    ) -> PrefixReport:
-        """Return how much of a prompt is cached in the replica that has the most of it.
-
-        Args:
-            input_ids: the prompt.
-            namespace: as in a request; only the tenant's own prefixes are matched.
-            images: the prompt's images.
-
-        Raises:
-            EngineNotReady: no worker takes requests, or none answers.
-        """
-        return await self._calls.match_prefix(
-            next(self._ids), input_ids, tenants_namespace(namespace), images
-        )
 
     def forget(self, request_id: int) -> None:
         """Drop a stream that is over or no longer read."""
@@ -467,10 +448,6 @@ class EngineClient:
                 stream.error = HeadraceError(message.message)
                 stream.wake.set()
 
-    def on_control_reply(self, rank: int, message: ControlReply) -> None:
-        """Hand a replica's answer to the call that waits for it."""
-        self._calls.on_reply(rank, message)
-
     def stop_orphans(self, rank: int) -> None:
         """Stop what a replica still runs after `fail_replica`; the output would not be read."""
         self.links[rank].send(AbortAll())
@@ -484,7 +461,7 @@ class EngineClient:
                 self.gate.drop(stream.request_id)
                 stream.error = EngineDead(message)
                 stream.wake.set()
-        self._calls.fail(rank, message)
+        self.calls.fail(rank, message)
 
     def fail_all(self, message: str) -> None:
         """End every request in flight with an error, because the engine ends."""

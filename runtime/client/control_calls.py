@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import array
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from runtime.client.replica_link import ReplicaLink
+from runtime.client.tenant import tenants_namespace
 from runtime.errors import EngineNotReady
-from runtime.ipc.messages import ControlReply, MatchPrefix, PrefixReport, SchedulerInbound
+from runtime.ipc.messages import (
+    ControlReply,
+    FlushCache,
+    MatchPrefix,
+    PrefixReport,
+    SchedulerInbound,
+    SetOptions,
+)
 from runtime.requests.image_input import ImageInput
 
 _REPORT = msgspec.msgpack.Decoder(PrefixReport)
@@ -27,17 +35,47 @@ class _Call:
 class ControlCalls:
     """Control calls that wait for their answers, by id."""
 
-    def __init__(self, links: Sequence[ReplicaLink]) -> None:
-        """Send calls to the replicas of `links`."""
+    def __init__(self, links: Sequence[ReplicaLink], ids: Iterator[int]) -> None:
+        """Send calls to the replicas of `links`; `ids` numbers them."""
         self._links = links
+        self._ids = ids
+        self._options: dict[str, int] = {}
         self._calls: dict[int, _Call] = {}
 
-    async def call(
-        self, call_id: int, message: SchedulerInbound, timeout_s: float | None
-    ) -> ControlReply:
-        """Send `message`, which carries `call_id`, to every replica and wait for all answers.
+    async def flush_cache(self, timeout_s: float = 30.0) -> ControlReply:
+        """Drop the prefix cache; refused (`success` false) while requests are in flight."""
+        for link in self._links:
+            link.forget_grammars()
+        reply = await self.control(FlushCache, timeout_s)
+        if reply.success:
+            self.forget_prefixes()
+        return reply
 
-        With `timeout_s=None` the call waits for as long as the replicas live.
+    def forget_prefixes(self) -> None:
+        """Forget which prompts may be cached, because the caches were dropped."""
+        for link in self._links:
+            link.prefixes.clear()
+
+    async def set_options(self, values: dict[str, int]) -> ControlReply:
+        """Change options of the scheduler (see `SetOptions`); a restarted one gets them again."""
+        reply = await self.control(lambda call_id: SetOptions(call_id, values))
+        if reply.success:
+            self._options |= values
+            for link in self._links:
+                link.max_queued = values.get("max_queued_requests", link.max_queued)
+        return reply
+
+    def repeat_options(self, rank: int) -> None:
+        """Send a replica's restarted scheduler the options changed in the previous one."""
+        if self._options:
+            self._links[rank].send(SetOptions(next(self._ids), self._options))
+
+    async def control(
+        self, make: Callable[[int], SchedulerInbound], timeout_s: float | None = 30.0
+    ) -> ControlReply:
+        """Send the message that `make` builds around a fresh `call_id` to every replica.
+
+        Without `timeout_s` the wait for the answers ends at the latest when the workers die.
 
         Returns:
             One reply for all; see `merge_replies`.
@@ -48,16 +86,17 @@ class ControlCalls:
         """
         if not all(link.ready for link in self._links):
             raise EngineNotReady("The model is still loading; see /startupz for progress.")
-        return merge_replies(await self.call_each(call_id, message, self._links, timeout_s))
+        call_id = next(self._ids)
+        return merge_replies(await self._call_each(call_id, make(call_id), self._links, timeout_s))
 
-    async def call_each(
+    async def _call_each(
         self,
         call_id: int,
         message: SchedulerInbound,
         links: Sequence[ReplicaLink],
         timeout_s: float | None,
     ) -> dict[int, ControlReply]:
-        """Do what `call` does, for some of the replicas, at least one.
+        """Do what `control` does, for some of the replicas, at least one.
 
         Returns:
             The replies, by rank.
@@ -79,22 +118,19 @@ class ControlCalls:
         return call.replies
 
     async def match_prefix(
-        self, call_id: int, input_ids: list[int], namespace: str, images: Sequence[ImageInput]
+        self, input_ids: list[int], namespace: str, images: Sequence[ImageInput] = ()
     ) -> PrefixReport:
-        """Ask the replicas that take requests how much of a prompt they have cached.
+        """Return how much of a prompt is cached in the replica that has the most of it.
 
         Args:
-            call_id: id of this call.
             input_ids: the prompt.
-            namespace: namespace of the prefix cache, which includes the tenant's part.
+            namespace: as in a request; only the tenant's own prefixes are matched.
             images: the prompt's images; their pixels are not sent.
-
-        Returns:
-            The answer of the replica that has the most of the prompt.
 
         Raises:
             EngineNotReady: no worker takes requests, or none answers.
         """
+        call_id, namespace = next(self._ids), tenants_namespace(namespace)
         data = array.array("i", input_ids).tobytes()
         named = [
             msgspec.structs.replace(each, image=msgspec.structs.replace(each.image, pixels=b""))
@@ -102,7 +138,7 @@ class ControlCalls:
         ]
         message = MatchPrefix(call_id, data, namespace, named)
         links = [link for link in self._links if link.ready]
-        replies = await self.call_each(call_id, message, links, 30.0) if links else {}
+        replies = await self._call_each(call_id, message, links, 30.0) if links else {}
         found = [_REPORT.decode(reply.data) for reply in replies.values() if reply.success]
         if not found:
             raise EngineNotReady("The worker did not answer.")

@@ -374,7 +374,7 @@ class Replica:
             case RequestError():
                 self._client.on_request_error(message)
             case ControlReply():
-                self._client.on_control_reply(self.status.rank, message)
+                self._client.calls.on_reply(self.status.rank, message)
             case Progress():
                 self._set(phase=message.phase, fraction=message.fraction, detail=message.detail)
             # A dead worker's message may be read late.

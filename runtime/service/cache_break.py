@@ -65,7 +65,7 @@ async def cached_prefix(
         EngineNotReady: a worker is loading.
     """
     ids = list(input_ids)
-    report = await context.client.match_prefix(ids, namespace, images)
+    report = await context.client.calls.match_prefix(ids, namespace, images)
     at = report.num_tokens
     if at >= len(ids):
         return CachedPrefix(report.num_cached, None)

@@ -18,7 +18,9 @@ async def record_experts(client: EngineClient, action: Literal["start", "stop", 
     Raises:
         InvalidRequest: the server was started without recording, or the file cannot be written.
     """
-    reply = await client.control(lambda call_id: RecordExperts(call_id, action), _WRITE_TIMEOUT_S)
+    reply = await client.calls.control(
+        lambda call_id: RecordExperts(call_id, action), _WRITE_TIMEOUT_S
+    )
     if not reply.success:
         raise InvalidRequest(reply.message)
     return reply.message

@@ -52,7 +52,7 @@ async def change_options(context: ServiceContext, values: dict[str, float]) -> b
         changes[name] = int(value)
     if len(changes) < len(values) or not changes:
         return False
-    reply = await context.client.set_options(changes)
+    reply = await context.client.calls.set_options(changes)
     if reply.success:
         context.changes.options.update(changes)
     return reply.success

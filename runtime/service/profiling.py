@@ -134,7 +134,7 @@ async def start_profile(
     if anywhere and wanted:
         root, wanted = wanted, None
     spec = msgspec.structs.replace(spec, folder=make_folder(root, wanted))
-    reply = await context.client.control(lambda call_id: StartProfile(call_id, spec))
+    reply = await context.client.calls.control(lambda call_id: StartProfile(call_id, spec))
     if not reply.success:
         raise InvalidRequest(reply.message)
     return f"Profiling; files will be in {spec.folder} and begin with {spec.name}."
@@ -146,7 +146,7 @@ async def stop_profile(client: EngineClient) -> str:
     Raises:
         InvalidRequest: no profile is running.
     """
-    reply = await client.control(StopProfile, WRITE_TIMEOUT_S)
+    reply = await client.calls.control(StopProfile, WRITE_TIMEOUT_S)
     if not reply.success:
         raise InvalidRequest(reply.message)
     return reply.message

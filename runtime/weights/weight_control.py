@@ -270,7 +270,7 @@ class WeightControl:
             return Outcome(False, f"Failed to update weights: {why}{_ROLLED_BACK}", num_paused)
         self._must_flush = self._must_flush or flush_cache
         if flush_now:
-            self._client.forget_prefixes()
+            self._client.calls.forget_prefixes()
         if isinstance(op, LoadFolder | LoadDummy):
             # A full load restores released weights.
             self._client.loaded.released -= {"weights"}
@@ -295,7 +295,7 @@ class WeightControl:
         async with self._turn:
             if self._must_flush:
                 await self._ask(InvalidateCache)
-                self._client.forget_prefixes()
+                self._client.calls.forget_prefixes()
             self._has_session = False
             self._client.gate.open(SESSION)
         return Outcome(True, "Success")
@@ -364,7 +364,7 @@ class WeightControl:
 
     async def _ask(self, make: Callable[[int], SchedulerInbound]) -> ControlReply:
         """Send a call to every worker, and wait without a timeout."""
-        return await self._client.control(make, None)
+        return await self._client.calls.control(make, None)
 
     # ---- pauses ----
 

@@ -66,7 +66,7 @@ def create_router(context: ServiceContext, request_log: RequestLog) -> AccessRou
     router = AccessRouter(Access.ADMIN, tags=["control"])
 
     async def tell(make: Any) -> None:
-        reply = await context.client.control(make)
+        reply = await context.client.calls.control(make)
         if not reply.success:
             raise WorkerRefused(reply.message)
 

@@ -37,7 +37,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
         """Drop the prefix cache; 400 if requests still run or wait after `timeout` seconds."""
         deadline = time.monotonic() + _wait_s(request)
         while True:
-            reply = await context.client.flush_cache()
+            reply = await context.client.calls.flush_cache()
             if reply.success:
                 return Response("Cache flushed.\n", media_type="text/plain")
             if time.monotonic() >= deadline:

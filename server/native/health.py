@@ -112,7 +112,7 @@ def _answer(context: ServiceContext, reason: str | None) -> Response:
 async def _is_alive(context: ServiceContext) -> bool:
     # A paused worker produces no tokens, but its loop answers.
     if why_waiting(context) is not None:
-        return (await context.client.control(Ping, PROBE_TIMEOUT_S)).success
+        return (await context.client.calls.control(Ping, PROBE_TIMEOUT_S)).success
     return await _token_came(context)
 
 

@@ -32,7 +32,7 @@ def is_idle(engine: sgl.Engine) -> bool:
 
 def slow_down(engine: sgl.Engine, step_s: float = 0.05) -> None:
     """Slow each step down so that a request is still running even on a busy machine."""
-    told = engine.context.client.control(lambda call_id: SlowDown(call_id, step_s))
+    told = engine.context.client.calls.control(lambda call_id: SlowDown(call_id, step_s))
     assert engine._core.call(told).success
 
 

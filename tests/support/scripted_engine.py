@@ -133,6 +133,6 @@ class ScriptedEngine:
 
     def _hear(self, message: FrontInbound) -> None:
         if isinstance(message, ControlReply):
-            self.client.on_control_reply(0, message)
+            self.client.calls.on_reply(0, message)
         elif isinstance(message, RequestError):
             self.client.on_request_error(message)

@@ -58,7 +58,7 @@ class TwoReplicas:
         )
 
     async def flush_calls(self) -> tuple[asyncio.Task[ControlReply], int]:
-        task = asyncio.create_task(self.client.flush_cache(timeout_s=5.0))
+        task = asyncio.create_task(self.client.calls.flush_cache(timeout_s=5.0))
         await asyncio.sleep(0)
         first, second = (sent[-1] for sent in self.sent)
         assert isinstance(first, FlushCache)
@@ -69,47 +69,47 @@ class TwoReplicas:
 async def test_a_control_call_waits_for_every_replica() -> None:
     both = TwoReplicas()
     task, call_id = await both.flush_calls()
-    both.client.on_control_reply(1, ControlReply(call_id, True, "one"))
-    both.client.on_control_reply(1, ControlReply(call_id, True, "again"))
+    both.client.calls.on_reply(1, ControlReply(call_id, True, "one"))
+    both.client.calls.on_reply(1, ControlReply(call_id, True, "again"))
     await asyncio.sleep(0)
     assert not task.done()
-    both.client.on_control_reply(0, ControlReply(call_id, True, "zero"))
+    both.client.calls.on_reply(0, ControlReply(call_id, True, "zero"))
     assert await task == ControlReply(call_id, True, "zero")
 
 
 async def test_one_failure_is_the_answer() -> None:
     both = TwoReplicas()
     task, call_id = await both.flush_calls()
-    both.client.on_control_reply(0, ControlReply(call_id, True))
-    both.client.on_control_reply(1, ControlReply(call_id, False, "busy"))
+    both.client.calls.on_reply(0, ControlReply(call_id, True))
+    both.client.calls.on_reply(1, ControlReply(call_id, False, "busy"))
     assert await task == ControlReply(call_id, False, "busy", is_partial=True)
     task, call_id = await both.flush_calls()
-    both.client.on_control_reply(0, ControlReply(call_id, True))
+    both.client.calls.on_reply(0, ControlReply(call_id, True))
     both.client.fail_replica(1, "It died.")
     assert await task == ControlReply(call_id, False, "It died.", is_partial=True)
     task, call_id = await both.flush_calls()
     for rank in (0, 1):
-        both.client.on_control_reply(rank, ControlReply(call_id, False, f"busy {rank}"))
+        both.client.calls.on_reply(rank, ControlReply(call_id, False, f"busy {rank}"))
     assert await task == ControlReply(call_id, False, "busy 0")
 
 
 async def test_a_replica_that_says_nothing_is_a_failure() -> None:
     both = TwoReplicas()
-    task = asyncio.create_task(both.client.flush_cache(timeout_s=0.05))
+    task = asyncio.create_task(both.client.calls.flush_cache(timeout_s=0.05))
     await asyncio.sleep(0)
     call = both.sent[0][-1]
     assert isinstance(call, FlushCache)
-    both.client.on_control_reply(0, ControlReply(call.call_id, True))
+    both.client.calls.on_reply(0, ControlReply(call.call_id, True))
     reply = await task
     assert not reply.success
     assert "did not answer" in reply.message
     # What comes late is nobody's.
-    both.client.on_control_reply(1, ControlReply(call.call_id, True))
+    both.client.calls.on_reply(1, ControlReply(call.call_id, True))
 
 
 async def test_a_prefix_is_looked_for_in_every_replica_that_is_ready() -> None:
     both = TwoReplicas()
-    task = asyncio.create_task(both.client.match_prefix([1, 2, 3], "mine"))
+    task = asyncio.create_task(both.client.calls.match_prefix([1, 2, 3], "mine"))
     await asyncio.sleep(0)
     first, second = (sent[-1] for sent in both.sent)
     assert isinstance(first, MatchPrefix)
@@ -121,21 +121,21 @@ async def test_a_prefix_is_looked_for_in_every_replica_that_is_ready() -> None:
     reports = [PrefixReport(1, 0, True), PrefixReport(3, 2, False)]
     for rank, report in enumerate(reports):
         data = msgspec.msgpack.encode(report)
-        both.client.on_control_reply(rank, ControlReply(first.call_id, True, data=data))
+        both.client.calls.on_reply(rank, ControlReply(first.call_id, True, data=data))
     assert await task == reports[1]
     # One that is being started again holds nobody up.
     both.client.links[1].ready = False
-    task = asyncio.create_task(both.client.match_prefix([1, 2, 3], ""))
+    task = asyncio.create_task(both.client.calls.match_prefix([1, 2, 3], ""))
     await asyncio.sleep(0)
     asked = both.sent[0][-1]
     assert isinstance(asked, MatchPrefix)
     assert both.sent[1][-1] is second
     data = msgspec.msgpack.encode(reports[0])
-    both.client.on_control_reply(0, ControlReply(asked.call_id, True, data=data))
+    both.client.calls.on_reply(0, ControlReply(asked.call_id, True, data=data))
     assert await task == reports[0]
     both.client.ready = False
     with pytest.raises(EngineNotReady):
-        await both.client.match_prefix([1], "")
+        await both.client.calls.match_prefix([1], "")
 
 
 def test_requests_are_shared_out_by_their_pictures() -> None:
@@ -163,7 +163,7 @@ async def test_control_needs_every_replica() -> None:
     both = TwoReplicas()
     both.client.links[1].ready = False
     with pytest.raises(EngineNotReady):
-        await both.client.flush_cache()
+        await both.client.calls.flush_cache()
     assert both.sent == [[], []]
 
 
