@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-from anthropic_api.shown_blocks import is_shown
 from runtime.errors import InvalidRequest
 from runtime.requests.bounds import within
 from runtime.requests.sampling_params import INT64_MAX, StopStrings, Temperature, TopKOrOff, TopP
@@ -76,7 +75,10 @@ class RedactedThinkingBlock(
 
 
 class ShownBlock(msgspec.Struct, kw_only=True):
-    """A block of another type, shown as text: a document, a search result, a server's tool."""
+    """A block of another type, shown as text: a document, a search result, a server's tool.
+
+    A short note replaces a block whose type is unknown.
+    """
 
     type: str
 
@@ -85,7 +87,9 @@ ContentBlock = (
     TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
 )
 
-BLOCKS: tuple[type[msgspec.Struct], ...] = (*get_args(ContentBlock), ShownBlock)
+_READ: tuple[type[msgspec.Struct], ...] = get_args(ContentBlock)
+BLOCKS = (*_READ, ShownBlock)
+_TAGS = frozenset(each.__struct_config__.tag for each in _READ)
 # Blocks are decoded one by one, because newer clients send types that are unknown here.
 AnyBlock = Annotated[dict[str, Any], described_as(*BLOCKS)]
 
@@ -94,9 +98,10 @@ def read_block(block: Mapping[str, Any], where: str) -> ContentBlock | None:
     """Decode a block by its type; `None` for one that is shown as text.
 
     Raises:
-        InvalidRequest: an unknown type, or a wrong field; the message names its position.
+        InvalidRequest: no type, or a wrong field; the message names its position.
     """
-    if is_shown(block.get("type")):
+    kind = block.get("type")
+    if isinstance(kind, str) and kind not in _TAGS:
         return None
     try:
         return msgspec.convert(block, ContentBlock)

@@ -1,8 +1,8 @@
 """Converts blocks that a chat message cannot hold to text for the model.
 
 These are documents, search results, and the inputs and outputs of Anthropic's server tools. Their
-text is shown. Other content becomes a short note, so that such a block does not fail a
-conversation.
+text is shown. A short note replaces other content and blocks of unknown types, so that no block
+fails a conversation.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ _TEXTS = (
 _INNER = ("content", "tool_references", "tools", "tool", "tabs", "lines")
 # Nesting depth of blocks; clients send three.
 _MAX_DEPTH = 8
-
-
-def is_shown(kind: object) -> bool:
-    """Whether blocks of this type are shown as text."""
-    return isinstance(kind, str) and (kind in _SHOWN or kind.endswith(_ENDINGS))
+_MAX_KIND_CHARS = 64
 
 
 def shown_text(block: Mapping[str, Any]) -> str:
-    """Return the text for a block of such a type, whose other fields are unchecked; never empty."""
+    """Return the text for a block, whose fields other than `type` are unchecked; never empty."""
     kind = block["type"]
+    if kind not in _SHOWN and not kind.endswith(_ENDINGS):
+        return note(kind)
     if kind.endswith("_tool_use"):
         return f"[{block.get('name')} {arguments_text(block.get('input'))}]"
     return "\n".join(_lines(block)) or note(kind)
@@ -44,7 +42,7 @@ def shown_text(block: Mapping[str, Any]) -> str:
 
 def note(kind: str) -> str:
     """Return the placeholder for a block that cannot be shown."""
-    return f"[{kind}: not shown, this model reads text only]"
+    return f"[{kind[:_MAX_KIND_CHARS]}: not shown, this model reads text only]"
 
 
 def _lines(value: object, depth: int = 0) -> list[str]:

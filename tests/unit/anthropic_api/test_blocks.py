@@ -58,6 +58,10 @@ BLOCKS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "Rain\nhttps://a.example\nIt rains.\nMuch.",
     ),
+    "unknown": (
+        {"type": "hologram", "text": "AbCd", "source": {"data": "AbCd"}},
+        "[hologram: not shown, this model reads text only]",
+    ),
     "tool reference": ({"type": "tool_reference", "tool_name": "get_rain"}, "get_rain"),
     "servers' tool": (
         {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"q": "é"}},
@@ -153,6 +157,16 @@ async def test_blocks_of_newer_clients(make_front: Any, name: str, role: str) ->
     assert f"<|im_start|>{role}\n{shown}<|im_end|>" in prompt_of(front)
     counted = await front.post("/v1/messages/count_tokens", {"model": "m", "messages": turns})
     assert counted.json() == {"input_tokens": answer.json()["usage"]["input_tokens"]}
+
+
+async def test_a_call_inside_a_result_is_a_note(make_front: Any) -> None:
+    call = {"type": "tool_use", "id": "toolu_2", "name": "add", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [call]}
+    front = make_front()
+    answer = await ask(front, [{"role": "user", "content": [result]}])
+    assert answer.status_code == 200, answer.text
+    shown = "[tool_use: not shown, this model reads text only]"
+    assert f"<|im_start|>tool\n{shown}<|im_end|>" in prompt_of(front)
 
 
 def _types(hint: Any, found: set[str]) -> None:

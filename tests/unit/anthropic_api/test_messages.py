@@ -251,8 +251,8 @@ async def test_tokens_are_counted_as_they_are_used(make_front: Any) -> None:
             "messages[0].content[0]: this model takes text only",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"type": "nonsense"}]}]},
-            "messages[0].content[0]",
+            {"messages": [{"role": "user", "content": [{"text": "a"}]}]},
+            "messages[0].content[0]: Object missing required field `type`",
         ),
         (
             {
