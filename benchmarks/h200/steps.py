@@ -88,7 +88,12 @@ class Watch:
 def measure(
     ours: InProcessEngine, watch: Watch, first_id: int, prompts: list[Any], output: int
 ) -> tuple[float, dict[str, dict[str, float]]]:
-    """Compute all prompts and their outputs; seconds, and the figures of each kind of step."""
+    """Compute all prompts and their outputs, and measure the steps.
+
+    Returns:
+        The seconds of the whole run. For each kind of step: the number of steps, their total and
+        median duration, and the time for which the host waited, in milliseconds.
+    """
     torch.cuda.synchronize()
     watch.clear()
     began = time.perf_counter()

@@ -17,9 +17,9 @@ from kernels.kv_forms import KV_FORMS
 logger = logging.getLogger(__name__)
 
 DTYPES = (torch.bfloat16, torch.float32)
-# `Kept` of kernels/cpu/kept.h, by the dtype of a cache.
+# Values of `Kept` in kernels/cpu/kept.h, by the dtype of a cache.
 _KEPT = {form.dtype: number for number, form in enumerate(KV_FORMS.values())}
-# Rows in another form are converted in whole vectors.
+# Keys and values in a form other than the model's dtype are converted in vectors of this length.
 _VECTOR = 16
 
 _POINTER = ctypes.c_void_p
@@ -66,12 +66,16 @@ _RESULTS: dict[str, tuple[type, ...]] = {
 
 
 def kept_number(cache: torch.dtype, dtype: torch.dtype, head_dim: int) -> int | None:
-    """Return how a cache keeps the numbers of a model, as the library counts; `None` if it cannot.
+    """Return the library's number for the form in which a cache stores keys and values.
 
     Args:
         cache: dtype of the cache.
         dtype: dtype of the model.
-        head_dim: numbers of a row.
+        head_dim: length of the key or value of one token and head.
+
+    Returns:
+        A value of `Kept` in kernels/cpu/kept.h; `None` if the library has no code for this form or
+        this `head_dim`.
     """
     if cache is dtype:
         return 0

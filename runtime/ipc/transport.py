@@ -102,32 +102,32 @@ def create_replica_folder(run_folder: Path, rank: int) -> Path:
 
 
 def scheduler_address(run_folder: Path, generation: int) -> str:
-    """Where the worker of this generation listens; a restarted worker gets a new address."""
+    """Address of a replica's worker; `generation` grows with every restart."""
     return f"ipc://{run_folder}/scheduler-{generation}"
 
 
 def rank_address(run_folder: Path, generation: int, rank: int) -> str:
-    """Where rank `rank` of the worker of this generation listens."""
+    """Address of rank `rank` of a worker; see `scheduler_address` for `generation`."""
     return f"ipc://{run_folder}/rank-{rank}-{generation}"
 
 
 def rank_replies_address(run_folder: Path, generation: int) -> str:
-    """Where rank 0 of the worker of this generation receives the replies of the other ranks."""
+    """Address at which rank 0 of a worker receives the replies of the other ranks."""
     return f"ipc://{run_folder}/rank-replies-{generation}"
 
 
 def detokenizer_address(run_folder: Path, generation: int) -> str:
-    """Where the detokenizer of this generation listens."""
+    """Address of a replica's detokenizer; see `scheduler_address` for `generation`."""
     return f"ipc://{run_folder}/detokenizer-{generation}"
 
 
 def grammar_address(run_folder: Path, generation: int) -> str:
-    """Where the grammar compiler of this generation listens."""
+    """Address of the grammar compiler; `generation` grows with every restart."""
     return f"ipc://{run_folder}/grammar-{generation}"
 
 
 def front_address(run_folder: Path) -> str:
-    """Where the front listens; it outlives its children."""
+    """Address of the front, which outlives its children."""
     return f"ipc://{run_folder}/front"
 
 

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedBeginnings:
-    """The beginnings of texts that another text of the batch computes for them.
+    """The beginnings that texts have in common with another text of the batch, which computes them.
 
     Attributes:
-        lenders: `[num_texts]` int64, the text that computes them; a text's own index for none.
-        lengths: `[num_texts]` int64, number of shared tokens; 0 for none, and for every lender.
+        lenders: `[num_texts]` int64, index of the text that computes the beginning. A text that
+            shares nothing has its own index.
+        lengths: `[num_texts]` int64, number of shared tokens: 0 for a text that shares nothing, and
+            for every lender.
     """
 
     lenders: NDArray[np.int64]
@@ -38,9 +40,11 @@ class EncoderBatch:
         indptr: `[num_texts + 1]` int64, bounds of the texts, on the model's device.
         second_parts: `[num_tokens]` int64, 1 for tokens of the second text of a pair; `None` where
             there are none.
-        prompt_lens: tokens before each text that its vector omits; `None` for none.
+        prompt_lens: number of tokens at the start of each text, its instruction, that the pooling
+            of its vector leaves out; `None` if no text has an instruction.
         attention: the back end of a causal model; `None` for others.
-        shared: beginnings before `lengths` that texts share with others; `None` if all are whole.
+        shared: tokens before those of `lengths` that another text of the batch computes; `None` if
+            the batch holds every text in full.
     """
 
     input_ids: Tensor
