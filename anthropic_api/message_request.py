@@ -88,7 +88,7 @@ ContentBlock = (
 )
 
 _READ: tuple[type[msgspec.Struct], ...] = get_args(ContentBlock)
-BLOCKS = (*_READ, ShownBlock)
+BLOCKS: tuple[type, ...] = (*_READ, ShownBlock)
 _TAGS = frozenset(each.__struct_config__.tag for each in _READ)
 # Blocks are decoded one by one, because newer clients send types that are unknown here.
 AnyBlock = Annotated[dict[str, Any], described_as(*BLOCKS)]

@@ -222,7 +222,7 @@ class AdapterControl:
             reply = await self._ask(AdapterStatus(adapter.adapter_id, adapter.pinned))
         if not reply.success:
             # A replica may have it although another one failed.
-            await self._client.control(
+            await self._client.calls.control(
                 lambda call_id: WeightCall(call_id, UnloadAdapter(adapter.adapter_id)), None
             )
             raise InvalidRequest(f"The adapter cannot be loaded: {reply.message}")
@@ -244,7 +244,7 @@ class AdapterControl:
         await self._ask(UnloadAdapter(oldest.adapter_id))
 
     async def _ask(self, op: AdapterOp) -> ControlReply:
-        return await self._client.control(lambda call_id: WeightCall(call_id, op), None)
+        return await self._client.calls.control(lambda call_id: WeightCall(call_id, op), None)
 
 
 def check_name(name: str) -> None:
