@@ -162,12 +162,16 @@ class AdapterControl:
         async def run() -> None:
             adapter = self._record.find(name, "lora_name")
             adapter.is_leaving = True
-            while self._client.with_adapter(adapter.adapter_id):  # noqa: ASYNC110  # rare
-                await asyncio.sleep(_POLL_S)
-            async with self._turn:
-                if adapter.is_loaded:
-                    await self._ask(UnloadAdapter(adapter.adapter_id))
-                self._record.remove(adapter)
+            try:
+                while self._client.with_adapter(adapter.adapter_id):  # noqa: ASYNC110  # rare
+                    await asyncio.sleep(_POLL_S)
+                async with self._turn:
+                    if adapter.is_loaded:
+                        await self._drop(adapter)
+                    self._record.remove(adapter)
+            finally:
+                # If it is still there, a worker is being started; the call may be repeated.
+                adapter.is_leaving = False
             if not adapter.path:
                 shutil.rmtree(adapter.folder, ignore_errors=True)
 
@@ -241,7 +245,14 @@ class AdapterControl:
             )
         oldest = min(free, key=lambda each: each.used_at)
         oldest.is_loaded = False
-        await self._ask(UnloadAdapter(oldest.adapter_id))
+        await self._drop(oldest)
+
+    async def _drop(self, adapter: Adapter) -> None:
+        """Have every worker forget an adapter, once it has seen the end of all its requests."""
+        op = UnloadAdapter(adapter.adapter_id)
+        while not (await self._ask(op)).success:  # noqa: ASYNC110  # rare
+            # A request that ended by a stop string ends here before it ends there.
+            await asyncio.sleep(_POLL_S)
 
     async def _ask(self, op: AdapterOp) -> ControlReply:
         return await self._client.calls.control(lambda call_id: WeightCall(call_id, op), None)

@@ -55,8 +55,11 @@ class AdaptedLinear(PackedLinear):
 
     def __call__(self, x: Tensor) -> Tensor:
         out = self._base(x)
-        if self._slots.is_on:
-            self._bank.add(out, x, self._slots.tokens)
+        if not self._slots.is_on:
+            return out
+        # Some products return a part of a wider tensor.
+        out = out.contiguous()
+        self._bank.add(out, x, self._slots.tokens)
         return out
 
     def write(self, x: Tensor, out: Tensor) -> None:
