@@ -57,7 +57,8 @@ def _norm_and_write(
     q, k, v = heads.split([layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
     for each, weight in ((q, layer.q_norm), (k, layer.k_norm)):
         if weight is not None:
-            flat = each.reshape(-1, layer.head_dim)
+            # A single head's rows are apart from one another without a copy.
+            flat = each.reshape(-1, layer.head_dim).contiguous()
             normed = rms_norm(flat, weight, layer.eps, layer.zero_centered)
             each.copy_(normed.view(each.shape))
     write_heads(kernels, layer, k, v, batch)
