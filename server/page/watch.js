@@ -102,11 +102,11 @@ function draw(loads, metrics) {
   const plots = [
     plot("Requests", [series("running", "running"), series("queued", "queued")], count),
     plot("Tokens a second", [series("speed")], value => value.toFixed(1)),
-    plot("Cached share of prompts", [series("hits")], percent),
+    plot("Cached prompts", [series("hits")], percent),
     plot("Pages in use", [series("pages")], count, ` of ${pages.toLocaleString("en")}`),
   ];
   if (metrics)
-    plots.splice(2, 0, plot("Time to the first token", [series("first")], value => `${Math.round(1000 * value)} ms`));
+    plots.splice(2, 0, plot("First token after", [series("first")], value => `${Math.round(1000 * value)} ms`));
   if (metrics) plots.push(plot("Refused or failed", [series("errors")], count));
   byId("plots").replaceChildren(...plots);
   rows("replicas", loads.map(load => [

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.page.conftest import scripted_server
 from tests.support.browser import Page
+from tests.support.talk import scripted_server
 
 SHOW = """
 (async texts => {

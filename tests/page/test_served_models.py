@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.page.test_talk import READY, ask, fill, settle
 from tests.support.browser import Page
 from tests.support.server import ROOT, ServerProcess, running_server
+from tests.support.talk import READY, ask, fill, settle
 
 OPTIONS = ("--enable-metrics", "--enable-cache-report")
 DRAWING = ROOT / "examples" / "vision" / "drawing.png"
@@ -23,7 +23,7 @@ def test_watch_and_understand(new_page: Callable[..., Page]) -> None:
     page.wait("document.querySelectorAll('#plots svg').length == 6")
     titles = page.texts("#plots strong")
     assert titles[0] == "Requests"
-    assert "Time to the first token" in titles
+    assert "First token after" in titles
     assert page.texts("#replicas tr td")[0] == "0"
     assert "running 0 · queued 0" in page.evaluate(
         "document.querySelector('#plots svg').getAttribute('aria-label')"

@@ -5,12 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.page.conftest import Script, scripted_server
 from tests.support.browser import Page
-
-READY = "document.body?.dataset.ready"
-IDLE = "document.querySelector('#stop').hidden"
-LAST = "[...document.querySelectorAll('.message')].at(-1)"
+from tests.support.talk import (
+    LAST,
+    READY,
+    Script,
+    ask,
+    fill,
+    scripted_server,
+    settle,
+    turns,
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,23 +31,6 @@ def page(server: tuple[str, Script], new_page: Callable[..., Page]) -> Page:
     page = new_page(server[0])
     page.wait(READY)
     return page
-
-
-def ask(page: Page, text: str) -> None:
-    page.evaluate("document.querySelector('#prompt').focus()")
-    page.type(text)
-    page.press("Enter")
-
-
-def settle(page: Page) -> str:
-    """Wait for the end of the answer; what it shows."""
-    page.wait(f"{IDLE} && {LAST}.classList.contains('assistant')")
-    return page.evaluate(f"{LAST}.querySelector('.text').innerText").strip()
-
-
-def turns(page: Page) -> str:
-    """Which version of the last answer is shown, of how many."""
-    return page.text(".message.assistant .turns").split("\n")[1]
 
 
 def test_a_conversation(page: Page, server: tuple[str, Script]) -> None:
@@ -135,15 +123,6 @@ def test_thoughts_are_folded(page: Page, server: tuple[str, Script]) -> None:
 
 TOOLS = """[{"type": "function", "function": {"name": "weather",
   "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]"""
-
-
-def fill(page: Page, name: str, value: str) -> None:
-    """Write into a control of the settings."""
-    page.evaluate(
-        f"(field => {{ field.closest('details:not(.side)')?.setAttribute('open', '');"
-        f" field.focus(); field.select(); }})(document.querySelector('[name={name}]'))"
-    )
-    page.type(value)
 
 
 def test_a_tool_is_called_and_answered(page: Page, server: tuple[str, Script]) -> None:
