@@ -28,7 +28,6 @@ from runtime.checkpoint.sentence_transformers import (
 from runtime.checkpoint.tied_head import with_head_of_files
 from runtime.config.registry import load_object
 from runtime.errors import StartupError
-from runtime.models.adapter.spec import known_architectures
 from runtime.models.quantization.registry import read_quantization
 
 if TYPE_CHECKING:
@@ -38,6 +37,8 @@ _DECODER = "runtime.models.decoder.model:DecoderForCausalLM"
 _DECODER_TEXTS = "runtime.models.decoder.text_encoder:DecoderTextEncoder"
 _BERT = "runtime.models.bert.model:BertModel"
 _MODERNBERT = "runtime.models.modernbert.model:ModernBertModel"
+
+_KNOWN = "runtime.models.adapter.spec:known_architectures"
 
 # Key beside those of `config.json` for what `--model-impl` asks for.
 _IMPL = "model_impl"
@@ -185,7 +186,8 @@ def model_class(spec: ModelSpec) -> type[Model]:
 def _find(architecture: str, impl: str, *, brings_code: bool) -> Family:
     if impl != "transformers" and architecture in FAMILIES:
         return FAMILIES[architecture]
-    if impl != "headrace" and architecture in known_architectures():
+    known = cast("Callable[[], frozenset[str]]", load_object(_KNOWN))
+    if impl != "headrace" and architecture in known():
         return ADAPTED
     near = get_close_matches(architecture, FAMILIES, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
