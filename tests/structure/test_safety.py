@@ -45,6 +45,7 @@ DATED = {
     "runtime/service/generation.py",
     "runtime/service/profiling.py",
     "server/adapter_metrics.py",
+    "server/entry/last_errors.py",
     "server/native/loads.py",
     "server/native/pooling.py",
     "server/request_log.py",
