@@ -35,7 +35,7 @@ MAX_LOGGED_PATH = 128
 _LOGGED_REASON = re.compile(rb'"message":"((?:[^"\\]|\\.)+)')
 _MAX_REASON = 160
 # Routes with keys that are polled about every second, like the open ones.
-_POLLED_ROUTES = frozenset({"/v1/loads", "/get_load", "/ping"})
+_POLLED_ROUTES = frozenset({"/v1/loads", "/get_load", "/ping", "/last_errors"})
 
 
 class HttpObserver(Protocol):

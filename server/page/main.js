@@ -1,7 +1,7 @@
 // The page's beginning: the key, the model, the views.
 
 import { keepKey, key, onRefusal, read } from "./api.js";
-import { announce, byId } from "./dom.js";
+import { byId } from "./dom.js";
 import * as talk from "./talk.js";
 import * as understand from "./understand.js";
 import * as watch from "./watch.js";
@@ -53,6 +53,11 @@ function startTabs() {
   });
 }
 
+function announceFailure(text) {
+  byId("failure").textContent = text;
+  byId("failure").hidden = false;
+}
+
 async function start() {
   startTabs();
   onRefusal(askForKey);
@@ -74,11 +79,10 @@ async function start() {
     await talk.start(server);
     watch.start();
     understand.start();
+    if (!info.is_generation) announceFailure("This model gives vectors or scores, no text: its routes are under docs.");
     document.body.dataset.ready = "true";
   } catch (error) {
-    byId("failure").textContent = `The server does not answer this page: ${error.message}`;
-    byId("failure").hidden = false;
-    announce(error.message);
+    announceFailure(`The server does not answer this page: ${error.message}`);
   }
 }
 

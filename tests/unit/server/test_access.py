@@ -33,6 +33,7 @@ ADMIN = {
     *("/update_weights_from_distributed", "/begin_weight_update", "/end_weight_update"),
     *("/init_weights_update_group", "/destroy_weights_update_group", "/update_weight_version"),
     *("/weights_checker", "/get_weights_by_name", "/last_errors"),
+    *("/load_lora_adapter", "/load_lora_adapter_from_tensors", "/unload_lora_adapter"),
 }
 CLIENTS = {
     *("/", "/docs", "/openapi.json", "/ping", "/invocations"),
