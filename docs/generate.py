@@ -74,7 +74,8 @@ def metrics_page() -> str:
         status = EngineStatus([ReplicaStatus(shared=shared)])
         adapters = AdapterRecord()
         adapters.is_enabled = True
-        client = SimpleNamespace(num_compiling=0, gate=RequestGate(), adapters=adapters)
+        outgoing = SimpleNamespace(num_compiling=0, num_resumed=0, num_waiting=0)
+        client = SimpleNamespace(outgoing=outgoing, gate=RequestGate(), adapters=adapters)
         context = SimpleNamespace(
             config=config, status=status, client=client, served_model_name="demo"
         )

@@ -114,6 +114,10 @@ class Metrics:
         self._output_sizes = self._histogram(
             "generation_tokens_histogram", "Generated tokens.", _TOKENS
         )
+        self._pauses = self._histogram(
+            "resume_pause_seconds", "How long a resumed request had no process.", _E2E
+        )
+        context.client.outgoing.on_pause = self._pauses.observe
         self._loop_lag = self._histogram(
             "event_loop_lag_seconds",
             "How late the front's event loop is, ten times a second.",
@@ -225,13 +229,25 @@ class _EngineCollector(Collector):
         yield self._gauge(
             "num_grammar_queue_reqs",
             "Requests that wait for a grammar.",
-            self._context.client.num_compiling,
+            self._context.client.outgoing.num_compiling,
         )
         yield self._gauge(
             "num_paused_reqs",
             "Requests held back: generation is paused, or weights change.",
             self._context.client.gate.num_held,
         )
+        yield self._gauge(
+            "num_held_reqs",
+            "Requests that wait for a process, because theirs has ended.",
+            self._context.client.outgoing.num_waiting,
+        )
+        resumed = CounterMetricFamily(
+            "sglang:num_resumed_requests_total",
+            "Times a request went on in another process.",
+            labels=self._names,
+        )
+        resumed.add_metric(self._values, self._context.client.outgoing.num_resumed)
+        yield resumed
         yield self._cache_config()
         cpu = CounterMetricFamily(
             "sglang:process_cpu_seconds_total", "CPU time.", labels=[*self._names, "component"]

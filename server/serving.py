@@ -27,6 +27,7 @@ from server.connection_limit import ConnectionLimit, connections_within, raise_d
 from server.garbage import settle
 from server.listener import Prepared, describe_bind_error
 from server.progress_log import ProgressLog
+from server.restart_signal import follow_restart_signal
 from server.shutdown import Shutdown
 from server.startup_faults import as_one_line
 from server.tls import Certificate
@@ -99,6 +100,7 @@ async def _run(
     startup = asyncio.create_task(_start_up(prepared, context, host))
     background = Background(host.ended)
     background.keep(partial(watch, host, context.config.logging.watchdog_timeout), "The watchdog")
+    background.keep(partial(follow_restart_signal, context), "Following SIGUSR2")
     if app.observer is not None:
         background.keep(app.observer.measure_loop, "Measuring the event loop")
     if prepared.certificate is not None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
 
 import msgspec
 
@@ -17,11 +15,12 @@ from runtime.client.control_calls import ControlCalls
 from runtime.client.front_extras import check_extras, check_kind
 from runtime.client.generation_stream import GenerationInput, GenerationStream, StreamState
 from runtime.client.grammar_client import GrammarCompiler
+from runtime.client.outgoing import Outgoing
 from runtime.client.recorder import Recording, RecordSink
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.replica_router import Router
 from runtime.client.tenant import TENANT, tenants_namespace
-from runtime.client.weight_gate import RequestGate, WeightState
+from runtime.client.weight_gate import WeightState
 from runtime.errors import (
     EngineDead,
     EngineNotReady,
@@ -34,7 +33,6 @@ from runtime.errors import (
 from runtime.ipc.messages import (
     AbortAll,
     AbortRequests,
-    FinishReason,
     GenerateRequest,
     RequestError,
     SchedulerInbound,
@@ -55,10 +53,13 @@ class EngineClient:
     Attributes:
         limits: bounds that every worker can meet; final once the workers are ready.
         accepting: false while draining.
+        holds_requests: whether requests wait for a replica if none is ready, because it is replaced
+            on purpose; else they are refused.
         links: the replicas, in the order of their ranks.
         calls: control calls, which go to every replica and wait for their answers.
         grammars: compiles constraints; `None` if structured output is off.
         why_no_grammars: why structured output is off; empty if it is on.
+        outgoing: the requests that are not at a scheduler, and how they get there.
         gate: keeps new requests back while weights change or generation is paused.
         loaded: which weights the replicas have.
         sinks: receivers of a record of every request that ended; may be empty.
@@ -74,6 +75,7 @@ class EngineClient:
         *,
         dp_size: int = 1,
         load_balance_method: str = "cache_aware",
+        max_resumes: int = 0,
     ) -> None:
         """Start with provisional `limits` and `dp_size` links that are not connected yet.
 
@@ -82,21 +84,22 @@ class EngineClient:
             random_seed: seeds the generator of seeds for requests without one.
             dp_size: number of replicas.
             load_balance_method: how requests are distributed over the replicas; see `Router`.
+            max_resumes: deaths of its process that a request survives.
         """
         self.limits = limits
         self.accepting = True
+        self.holds_requests = False
         self.links = tuple(ReplicaLink(rank) for rank in range(dp_size))
         self._router = Router(self.links, load_balance_method)
-        self.gate = RequestGate()
         self.loaded = WeightState()
         self.adapters = AdapterRecord()
         self.grammars: GrammarCompiler | None = None
         self.why_no_grammars = ""
-        # Requests whose grammar is being compiled.
-        self._compiling: set[int] = set()
         self._streams: dict[int, StreamState] = {}
-        self._rids: dict[tuple[str, str], int] = {}  # By tenant and `rid`.
+        self._rids: dict[tuple[str, str], StreamState] = {}  # By tenant and `rid`.
         self._ids = itertools.count(1)
+        self.outgoing = Outgoing(self._streams, self._router, self._ids.__next__, max_resumes)
+        self.gate = self.outgoing.gate
         self.calls = ControlCalls(self.links, self._ids)
         self._seed_source = seed_source(random_seed)
         self.sinks: list[RecordSink] = []
@@ -119,21 +122,6 @@ class EngineClient:
         """Requests that have not had their final chunk yet."""
         return len(self._streams)
 
-    @property
-    def num_compiling(self) -> int:
-        """Requests that wait for their grammar."""
-        return len(self._compiling)
-
-    def num_compiling_for(self, rank: int) -> int:
-        """Requests that wait for their grammar and will run on replica `rank`."""
-        link = self.links[rank]
-        return sum(self._streams[each].link is link for each in self._compiling)
-
-    def num_held_for(self, rank: int) -> int:
-        """Number of requests for a replica that wait at the gate."""
-        link = self.links[rank]
-        return sum(self._streams[each].link is link for each in self.gate.held())
-
     def generate(self, item: GenerationInput, *, is_recorded: bool = True) -> GenerationStream:
         """Admit one request and open its stream.
 
@@ -149,7 +137,7 @@ class EngineClient:
         """
         if not self.accepting:
             raise Overloaded("The server is shutting down and takes no new requests.")
-        if not self.ready:
+        if not self.ready and not self.holds_requests:
             raise EngineNotReady("The model is still loading; see /startupz for progress.")
         refused = self.loaded.why_refused
         if refused is not None and not self.gate.is_closed:
@@ -177,15 +165,11 @@ class EngineClient:
             check_answer_size([item], self.limits)
         grammar = self._compile(sampling.grammar)
         self.adapters.enter(spec.row.adapter_id)
-        request_id = next(self._ids)
         namespace = tenants_namespace(spec.cache_namespace)
         link = self._router.choose(data, namespace, spec.dp_rank, spec.images)
-        arrival, adapter_id = time.monotonic(), spec.row.adapter_id
-        stream = StreamState(
-            request_id, name, len(input_ids), arrival, link, num_pixel_bytes, adapter_id
-        )
+        arrival = time.monotonic()
         request = GenerateRequest(
-            request_id=request_id,
+            request_id=next(self._ids),
             input_ids=data,
             spec=msgspec.structs.replace(
                 spec,
@@ -203,20 +187,18 @@ class EngineClient:
                 # The prompt may have been cut to fit.
                 input_embeds=spec.input_embeds[: len(input_ids) * self.limits.hidden_size * 4],
             ),
-            arrival=stream.arrival,
+            arrival=arrival,
         )
+        stream = StreamState(request, name, len(input_ids), arrival, link, num_pixel_bytes)
         if grammar is None:
-            self._send(request_id, link.send, request)
+            self.outgoing.send(stream)
         # Only now: a request that could not be sent must not count as in flight forever.
-        self._streams[request_id] = stream
-        self._rids[name] = request_id
-        link.num_in_flight += 1
-        link.num_prompt_tokens += stream.prompt_tokens
+        self._streams[request.request_id] = stream
+        self._rids[name] = stream
+        stream.join_link()
         self._pixel_bytes += num_pixel_bytes
         if grammar is not None:
-            key, compiled = grammar
-            self._compiling.add(request_id)
-            compiled.add_done_callback(lambda done: self._compiled(request, key, done))
+            self.outgoing.compile(stream, *grammar)
         opened = GenerationStream(self, stream)
         if self.sinks and is_recorded:
             opened.recording = Recording(
@@ -274,7 +256,7 @@ class EngineClient:
                 f"got {rank}.",
                 param="data_parallel_rank",
             )
-        if not self.links[rank].ready:
+        if not self.links[rank].ready and not self.holds_requests:
             raise EngineNotReady(f"Replica {rank} is being started; another one may be free.")
 
     def _compile(self, spec: GrammarSpec | None) -> tuple[bytes, asyncio.Future[bytes]] | None:
@@ -300,53 +282,14 @@ class EngineClient:
             )
         return self.grammars
 
-    def _compiled(self, request: GenerateRequest, key: bytes, done: asyncio.Future[bytes]) -> None:
-        if request.request_id not in self._compiling:
-            # Aborted, or no longer read.
-            return
-        self._compiling.discard(request.request_id)
-        stream = self._streams[request.request_id]
-        error = done.exception()
-        if error is not None:
-            stream.error = (
-                type(error)(error.message, param=error.param)
-                if isinstance(error, HeadraceError)
-                else HeadraceError("The grammar could not be compiled.")
-            )
-            stream.wake.set()
-            return
-        link, payload = stream.link, done.result()
-        # The link's copy of the scheduler's cache must see grammars in the order they are sent.
-        self._send(request.request_id, link.send_with_grammar, request, key, payload)
-
-    def _send(self, request_id: int, send: Callable[..., None], *what: object) -> None:
-        """Send a request now, or when the gate opens."""
-        if self.gate.is_closed:
-            self.gate.hold(request_id, partial(send, *what))
-        else:
-            send(*what)
-
-    @property
-    def _unsent(self) -> set[int]:
-        return self._compiling | self.gate.held()
-
     def with_adapter(self, adapter_id: int) -> list[StreamState]:
         """The requests that use an adapter and have not ended."""
         return [s for s in self._streams.values() if s.adapter_id == adapter_id and s.is_open]
 
     def num_at_schedulers(self) -> int:
         """Number of requests that were sent and have not ended."""
-        unsent = self._unsent
+        unsent = self.outgoing.unsent
         return sum(each.is_open for key, each in self._streams.items() if key not in unsent)
-
-    def _abort_unsent(self, request_ids: Iterable[int], message: str) -> None:
-        for request_id in request_ids:
-            self._compiling.discard(request_id)
-            self.gate.drop(request_id)
-            stream = self._streams.get(request_id)
-            if stream is not None:
-                stream.finish_reason = FinishReason("abort", message=message)
-                stream.wake.set()
 
     def is_running(self, rid: str) -> bool:
         """Whether the tenant's request of that name is still waiting for its final chunk."""
@@ -359,8 +302,8 @@ class EngineClient:
         """
         tenants = {each for each, _ in self._rids} if of_all_tenants else {TENANT.get()}
         ids = [
-            request_id
-            for (tenant, name), request_id in self._rids.items()
+            stream.request_id
+            for (tenant, name), stream in self._rids.items()
             if tenant in tenants and (name == rid or _is_batch_member(name, rid))
         ]
         self.abort_ids(ids)
@@ -368,7 +311,7 @@ class EngineClient:
 
     def abort_all(self, message: str = "Aborted") -> None:
         """Abort everything in flight; each request reports `message`."""
-        self._abort_unsent(self._unsent, message)
+        self.outgoing.abort(self.outgoing.unsent, message)
         self.abort_sent(message)
 
     def abort_sent(self, message: str = "Aborted") -> None:
@@ -378,8 +321,8 @@ class EngineClient:
 
     def abort_ids(self, request_ids: list[int]) -> None:
         """Abort by internal id; finished ones are ignored."""
-        unsent = self._unsent.intersection(request_ids)
-        self._abort_unsent(unsent, "Abort in waiting queue")
+        unsent = self.outgoing.unsent.intersection(request_ids)
+        self.outgoing.abort(unsent, "Abort in waiting queue")
         by_link: dict[ReplicaLink, list[int]] = {}
         for request_id in request_ids:
             stream = self._streams.get(request_id)
@@ -401,15 +344,13 @@ class EngineClient:
 
     def forget(self, request_id: int) -> None:
         """Drop a stream that is over or no longer read."""
-        self._compiling.discard(request_id)
-        self.gate.drop(request_id)
+        self.outgoing.drop(request_id)
         stream = self._streams.pop(request_id, None)
         if stream is None:
             return
-        stream.link.num_in_flight -= 1
-        stream.link.num_prompt_tokens -= stream.prompt_tokens
+        stream.leave_link()
         self._pixel_bytes -= stream.num_pixel_bytes
-        if self._rids.get(stream.name) == request_id:
+        if self._rids.get(stream.name) is stream:
             del self._rids[stream.name]
 
     # ---- called by the owner of the sockets ----
@@ -423,12 +364,15 @@ class EngineClient:
                 stream.weight_version = version
                 self._extend(stream, delta)
 
-    @staticmethod
-    def _extend(stream: StreamState, delta: TextDelta) -> None:
+    def _extend(self, stream: StreamState, delta: TextDelta) -> None:
         if delta.text:
             stream.text.append(delta.text)
+            stream.num_shown += len(delta.text)
         if delta.token_ids:
             stream.token_ids.extend(memoryview(delta.token_ids).cast("i"))
+            stream.sent_ids += delta.token_ids
+        if stream.held_since:
+            self.outgoing.went_on(stream)
         if delta.extras is not None:
             for block in delta.extras:
                 add_block(stream.extras, block)
@@ -445,28 +389,37 @@ class EngineClient:
         for request_id in message.request_ids:
             stream = self._streams.get(request_id)
             if stream is not None:
-                stream.error = HeadraceError(message.message)
-                stream.wake.set()
+                stream.fail(HeadraceError(message.message))
 
     def stop_orphans(self, rank: int) -> None:
         """Stop what a replica still runs after `fail_replica`; the output would not be read."""
         self.links[rank].send(AbortAll())
 
-    def fail_replica(self, rank: int, message: str) -> None:
-        """End the in-flight requests of a replica, one of whose processes died, with an error."""
-        link = self.links[rank]
-        for stream in self._streams.values():
-            if stream.link is link:
-                self._compiling.discard(stream.request_id)
-                self.gate.drop(stream.request_id)
-                stream.error = EngineDead(message)
-                stream.wake.set()
-        self.calls.fail(rank, message)
+    def interrupt(self, rank: int, why: str, *, keeps_weights: bool, counts: bool = True) -> None:
+        """Hold the streams of a replica, one of whose processes ended, or end them with an error.
+
+        They go on when a process takes them; see `Outgoing.interrupt`.
+
+        Args:
+            rank: the replica, which is not ready now.
+            why: a sentence for the clients of requests that end.
+            keeps_weights: whether the new process will have the weights that are loaded now.
+            counts: whether this is a death that a request may have caused.
+        """
+        self.outgoing.interrupt(self.links[rank], why, may_resume=keeps_weights, counts=counts)
+        self.calls.fail(rank, why)
+
+    def resume(self) -> None:
+        """Send the requests that were held, because a replica is ready."""
+        self.outgoing.send_waiting()
 
     def fail_all(self, message: str) -> None:
         """End every request in flight with an error, because the engine ends."""
+        for stream in self._streams.values():
+            self.outgoing.drop(stream.request_id)
+            stream.fail(EngineDead(message))
         for link in self.links:
-            self.fail_replica(link.rank, message)
+            self.calls.fail(link.rank, message)
 
 
 def _is_batch_member(name: str, rid: str) -> bool:

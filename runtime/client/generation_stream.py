@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.session_store import Turn
 from runtime.errors import HeadraceError, InvalidRequest, Overloaded
-from runtime.ipc.messages import BeginTimes, FinishReason
+from runtime.ipc.messages import BeginTimes, FinishReason, GenerateRequest
 from runtime.requests.extra_spec import ExtraBlock
 from runtime.requests.request_spec import RequestSpec
 
@@ -104,17 +104,28 @@ class StreamState:
     """Unread output of a request in flight; private to the client.
 
     Attributes:
+        request: what was sent, or will be; its id changes when another process takes it over.
         name: the tenant, and the request's `rid`.
-        adapter_id: see `RowSpec`.
+        grammar: key and compiled form; `None` for free text.
+        sent_ids: int32 bytes, all output tokens that have arrived here, read or not.
+        num_shown: characters that arrived with them.
+        is_resumed: whether a process that ran it has died.
+        num_deaths: how many processes died while they ran it.
+        held_since: `time.monotonic()` of that death while no new output has arrived; else 0.
     """
 
-    request_id: int
+    request: GenerateRequest
     name: tuple[str, str]
     prompt_tokens: int
     arrival: float
     link: ReplicaLink
     num_pixel_bytes: int = 0
-    adapter_id: int = 0
+    grammar: tuple[bytes, bytes] | None = None
+    sent_ids: bytearray = field(default_factory=bytearray)
+    num_shown: int = 0
+    is_resumed: bool = False
+    num_deaths: int = 0
+    held_since: float = 0.0
     cached_tokens: int = 0
     num_retractions: int = 0
     # Unread deltas. A reader that falls behind gets them joined, so memory is bounded by the size
@@ -129,9 +140,34 @@ class StreamState:
     wake: Wake = field(default_factory=Wake)
 
     @property
+    def request_id(self) -> int:
+        """The request's."""
+        return self.request.request_id
+
+    @property
+    def adapter_id(self) -> int:
+        """See `RowSpec`."""
+        return self.request.spec.row.adapter_id
+
+    @property
     def is_open(self) -> bool:
         """Whether it has neither an end nor an error."""
         return self.finish_reason is None and self.error is None
+
+    def fail(self, error: HeadraceError) -> None:
+        """End with an error."""
+        self.error = error
+        self.wake.set()
+
+    def join_link(self) -> None:
+        """Count among the requests of the replica."""
+        self.link.num_in_flight += 1
+        self.link.num_prompt_tokens += self.prompt_tokens
+
+    def leave_link(self) -> None:
+        """Undo `join_link`."""
+        self.link.num_in_flight -= 1
+        self.link.num_prompt_tokens -= self.prompt_tokens
 
 
 class StreamOwner(Protocol):

@@ -50,6 +50,11 @@ class Router:
         }
         self._cost = costs[method]
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether any replica takes requests."""
+        return any(link.ready for link in self._links)
+
     def choose(
         self,
         input_ids: bytes,
@@ -71,7 +76,8 @@ class Router:
         if rank is not None:
             link = self._links[rank]
         else:
-            ready = [each for each in self._links if each.ready]
+            # None is ready while the only one is replaced.
+            ready = [each for each in self._links if each.ready] or list(self._links)
             link = self._best([each for each in ready if each.has_room] or ready, hashes)
         link.prefixes.add(hashes)
         return link

@@ -226,6 +226,9 @@ class SchedulingArgs:
     max_queued_requests: int | None = option(
         None, "Most waiting requests; further ones get a 503. 16384 for a server when absent."
     )
+    max_resumes: int = option(
+        2, "Deaths of its worker or detokenizer that a request survives; the next one ends it."
+    )
     chunked_prefill_size: int | None = option(
         None, "Most prompt tokens computed in one step; -1 computes prompts whole."
     )

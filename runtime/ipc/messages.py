@@ -43,6 +43,11 @@ class GenerateRequest(_Message, frozen=True):
         arrival: `time.monotonic()` at the front, comparable across processes of one machine.
         grammar_key: key of the compiled grammar that the output follows; empty for free text.
         grammar: the compiled grammar; only when the scheduler does not have it.
+        is_resumed: whether an earlier process accepted the request and died; its queue bound does
+            not apply again.
+        output_ids: int32 bytes, the output so far, which its reader has; the request goes on after
+            it, as after a retraction.
+        num_shown: characters of text that the reader has.
     """
 
     request_id: int
@@ -51,6 +56,9 @@ class GenerateRequest(_Message, frozen=True):
     arrival: float = 0.0
     grammar_key: bytes = b""
     grammar: bytes = b""
+    is_resumed: bool = False
+    output_ids: bytes = b""
+    num_shown: int = 0
 
 
 class AbortRequests(_Message, frozen=True):
@@ -253,6 +261,8 @@ class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
         admitted_at: `time.monotonic()` when it left the queue; 0 if it never did.
         min_new_tokens: stop strings and patterns that end within this many tokens do not count.
         thoughts: texts that mark thoughts, in which stop strings and patterns are not searched.
+        output_ids: int32 bytes, tokens that were sent before this stream began, with their extras.
+        num_shown: characters that were sent with them.
     """
 
     request_id: int
@@ -267,6 +277,8 @@ class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     admitted_at: float = 0.0
     min_new_tokens: int = 0
     thoughts: ThoughtTexts | None = None
+    output_ids: bytes = b""
+    num_shown: int = 0
 
 
 class StreamEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):

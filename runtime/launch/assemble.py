@@ -48,6 +48,7 @@ def assemble(
         config.model.random_seed,
         dp_size=config.parallel.dp_size,
         load_balance_method=config.parallel.load_balance_method,
+        max_resumes=config.scheduling.max_resumes,
     )
     client.why_no_grammars = resolved.why_no_grammars
     run_folder = prepared.folders.run

@@ -367,6 +367,7 @@ def _check_bounds(config: ServerConfig) -> None:
         "--max-total-tokens": (scheduling.max_total_tokens, 1, None),
         "--max-running-requests": (scheduling.max_running_requests, 1, MAX_RUNNING_REQUESTS),
         "--max-queued-requests": (scheduling.max_queued_requests, 0, None),
+        "--max-resumes": (scheduling.max_resumes, 0, None),
         "--image-cache-mb": (scheduling.image_cache_mb, 0, None),
         "--page-size": (scheduling.page_size, 1, None),
         "--context-length": (model.context_length, 1, None),

@@ -194,6 +194,21 @@ class EngineProcesses:
         for replica in self._replicas:
             replica.kill("worker", why)
 
+    async def renew_workers(self, folder: Path | None) -> str:
+        """Replace the workers, one replica after the other; their requests go on.
+
+        Args:
+            folder: of the weights that the new ones load; `None` for those of now.
+
+        Returns:
+            Why one could not start, empty if all are ready. Then those before it are left as they
+            are, so the caller must say what they load.
+        """
+        for replica in self._replicas:
+            if why := await replica.renew(folder):
+                return why
+        return ""
+
     def restart_with(self, folder: Path) -> None:
         """Load the weights of `folder` whenever a worker has to be started again."""
         for replica in self._replicas:

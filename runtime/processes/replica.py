@@ -1,7 +1,8 @@
 """One replica: starts its worker and its detokenizer, notices when they end, and restarts them.
 
-A dead child affects neither the other replicas nor the front. The replica's requests in flight get
-a final error, and it takes no requests until its new process is ready.
+A dead child affects neither the other replicas nor the front. The replica takes no requests until
+its new process is ready. Its requests in flight go on there, or in another replica, as far as
+`--max-resumes` allows.
 """
 
 from __future__ import annotations
@@ -64,6 +65,19 @@ async def _stacks_of(child: Child) -> str:
         await asyncio.sleep(_STACKS_PERIOD_S)
         found = child.stacks()
     return found.rstrip()
+
+
+@dataclasses.dataclass
+class _Renewal:
+    """A worker that is being replaced on purpose.
+
+    Attributes:
+        earlier: the configuration to go back to.
+        outcome: why the new worker ended before it was ready; empty if it is ready.
+    """
+
+    earlier: WorkerConfig
+    outcome: asyncio.Future[str]
 
 
 class Stoppable(Protocol):
@@ -160,6 +174,7 @@ class Replica:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started_at: dict[str, float] = {}
         self._failures: dict[str, int] = {"scheduler": 0, "detokenizer": 0}
+        self._renewal: _Renewal | None = None
 
     def start(self) -> None:
         """Open the sockets and start both children; returns at once."""
@@ -174,6 +189,7 @@ class Replica:
     async def stop(self) -> None:
         """End the children and close the sockets."""
         self._stopping = True
+        self._renewed("The server is stopping.")
         await asyncio.gather(*map(stop_child, self._living()))
         await self._background.stop()
         self._link.ready = False
@@ -214,6 +230,44 @@ class Replica:
         self._worker_config = dataclasses.replace(
             self._worker_config, weights_folder=str(folder), load_format="auto"
         )
+
+    async def renew(self, folder: Path | None) -> str:
+        """Replace the worker; its requests go on in the new one.
+
+        Args:
+            folder: of the weights that the new one loads; `None` for those of this one.
+
+        Returns:
+            Why it could not start, empty if it is ready. Then one with the earlier weights starts.
+        """
+        async with self._restarting:
+            old = self._worker
+            if self._stopping or old is None or not self.status.is_ready:
+                return f"The worker{self._whose} is not ready."
+            outcome = asyncio.get_running_loop().create_future()
+            self._renewal = _Renewal(self._worker_config, outcome)
+            # Its end is no failure.
+            self._worker = None
+            self._link.ready = False
+            why = f"The worker{self._whose} is being replaced."
+            self._client.interrupt(self.status.rank, why, keeps_weights=True, counts=False)
+            self._set(worker=None, phase="starting", fraction=0.0)
+            await stop_child(old)
+            if folder is not None:
+                self.restart_with(folder)
+            if not self._stopping:
+                await self._start_another_worker()
+        return await outcome
+
+    def _renewed(self, why_not: str = "") -> None:
+        """Note that the new worker is ready, or why it is not."""
+        renewal, self._renewal = self._renewal, None
+        if renewal is None:
+            return
+        if why_not:
+            generation = self._worker_config.generation
+            self._worker_config = dataclasses.replace(renewal.earlier, generation=generation)
+        renewal.outcome.set_result(why_not)
 
     def pids(self) -> dict[str, int]:
         """Process ids of the living children."""
@@ -273,12 +327,19 @@ class Replica:
         if not self._owner.restarts or (child is self._worker and not started):
             self._end(child, code, why)
             return
-        logger.error("%s Requests in flight there fail; starting it again.", why)
+        logger.error("%s Its requests wait; starting it again.", why)
         self._link.ready = False
-        text = f"{why} It is being restarted; please send the request again."
-        self._client.fail_replica(self.status.rank, text)
+        loaded = self._client.loaded
+        self._client.interrupt(
+            self.status.rank,
+            f"{why} It is being restarted.",
+            keeps_weights=child is self._detokenizer or loaded.version == loaded.restart_version,
+            # While no worker is ready, a detokenizer has nothing that could end it.
+            counts=child is self._worker or self.status.worker is not None,
+        )
         self._set(last_failure=why, num_restarts=self.status.num_restarts + 1)
         if child is self._worker:
+            self._renewed(self.status.last_failure or why)
             self._set(worker=None, phase="starting", fraction=0.0)
             self._owner.worker_died()
         else:
@@ -312,20 +373,20 @@ class Replica:
             if self._stopping:
                 return
             if child is self._worker:
-                # Every restart uses new addresses, so messages for the dead process cannot arrive.
-                self._client.loaded.restarted()
-                generation = self._worker_config.generation + 1
-                self._worker_config = dataclasses.replace(
-                    self._worker_config, generation=generation
-                )
-                await self._start_in_time(self._start_worker, name)
+                await self._start_another_worker()
             elif child is self._detokenizer:
-                # The living worker still runs the requests that just failed.
+                # The living worker still runs the requests under their earlier ids.
                 self._client.stop_orphans(self.status.rank)
-            else:
-                # The worker's restart has already replaced this detokenizer.
-                return
-            await self._replace_detokenizer()
+                await self._replace_detokenizer()
+            # Else the worker's restart has already replaced this detokenizer.
+
+    async def _start_another_worker(self) -> None:
+        # Every restart uses new addresses, so messages for the dead process cannot arrive.
+        self._client.loaded.restarted()
+        generation = self._worker_config.generation + 1
+        self._worker_config = dataclasses.replace(self._worker_config, generation=generation)
+        await self._start_in_time(self._start_worker, "scheduler")
+        await self._replace_detokenizer()
 
     async def _replace_detokenizer(self) -> None:
         # Each child has the other's address, so both change generation together.
@@ -394,6 +455,8 @@ class Replica:
         if self.status.is_ready:
             self._link.ready = True
             self._set(phase="ready", fraction=1.0, ready_at=time.monotonic())
+            self._client.resume()
+            self._renewed()
 
     def _count_rejected(self, count: int) -> None:
         self.status.num_rejected = count

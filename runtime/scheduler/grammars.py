@@ -150,6 +150,7 @@ class Grammars:
             try:
                 assert self._backend is not None
                 state.matcher = self._backend.result().start(state.compiled.result())
+                self.replay(request)
             except Exception:
                 logger.exception("A grammar could not be loaded")
                 refuse(request, "The grammar could not be loaded.")
@@ -213,9 +214,33 @@ class Grammars:
                     ends.setdefault(index, end)
         return ends
 
+    def replay(self, request: Request) -> None:
+        """Bring the grammar of a resumed request to the end of the output that was sent.
+
+        Raises:
+            GrammarError: the grammar does not allow that output.
+        """
+        state = request.grammar
+        for token_id in np.frombuffer(request.sent_ids, dtype=np.int32).tolist():
+            if state is None or state.is_done:
+                return
+            if state.thinks:
+                end = self._think_state(state, token_id)
+            else:
+                end = self._follow(state.matcher, token_id)
+            if end is not None:
+                raise GrammarError("The grammar does not go on after the output that was sent.")
+
     def _think(self, table: RequestTable, row: int, token_id: int) -> FinishReason | None:
         """Advance a row that may think by a token; return why the request ends, or `None`."""
-        state, end = _state(table, row), None
+        state = _state(table, row)
+        end = self._think_state(state, token_id)
+        table.set_grammar(row, state)
+        table.knows_mask[row] = False
+        return end
+
+    def _think_state(self, state: GrammarState, token_id: int) -> FinishReason | None:
+        end = None
         assert state.thinking is not None
         if self._begins_answer(state, token_id):
             state.thinking.end()
@@ -223,8 +248,6 @@ class Grammars:
         elif state.thinking.accept(token_id):
             # The answer has begun without thoughts.
             end = self._follow(state.matcher, token_id)
-        table.set_grammar(row, state)
-        table.knows_mask[row] = False
         return end
 
     @staticmethod

@@ -99,6 +99,9 @@ class Request:
         row: its row in the running batch, -1 while it waits.
         num_computed: tokens whose keys and values are written or in flight.
         admitted_at: `time.monotonic()` of its first admission, 0 before it.
+        is_resumed: whether an earlier process accepted it.
+        sent_ids: int32 bytes, the output that was sent then, about which extras have reported.
+        num_shown: characters that were sent with it.
         cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before it.
         started: whether its `StreamStart` was added for the detokenizer.
         row_spec: the data that its row needs, from the service.
@@ -122,11 +125,13 @@ class Request:
         "embeds",
         "grammar",
         "images",
+        "is_resumed",
         "max_new_tokens",
         "namespace",
         "num_computed",
         "num_prompt",
         "num_retractions",
+        "num_shown",
         "priority",
         "reports",
         "reports_outputs",
@@ -134,6 +139,7 @@ class Request:
         "row",
         "row_spec",
         "sampling",
+        "sent_ids",
         "started",
         "stream",
         "tokens",
@@ -144,6 +150,9 @@ class Request:
         self.request_id = message.request_id
         self.tokens: Tokens = np.frombuffer(message.input_ids, dtype=np.int32)
         self.num_prompt = len(self.tokens)
+        self.is_resumed = message.is_resumed
+        self.sent_ids = message.output_ids
+        self.num_shown = message.num_shown
         spec = message.spec
         self.row_spec = spec.row
         self.adapter_id = spec.row.adapter_id
@@ -168,12 +177,16 @@ class Request:
         self.reports = [
             PromptReport(extra.name, extra.prompt_start, self.num_prompt - 1)
             for extra in spec.extras
-            if extra.prompt_start >= 0
+            # The prompt's reports were sent with the first token at the latest.
+            if extra.prompt_start >= 0 and not message.output_ids
         ]
         self.reports_outputs = any(extra.of_outputs for extra in spec.extras)
         self.embeds = spec.input_embeds
         self.images: list[ImageInput] = spec.images
         self._prompt_keys = cache_keys(self.tokens, self.images)
+        if message.output_ids:
+            output = np.frombuffer(message.output_ids, dtype=np.int32)
+            self.tokens = np.concatenate([self.tokens, output])
         self.grammar: GrammarState | None = None
         if self.sampling.thinking is not None:
             thinking = Thinking(self.sampling.thinking, has_grammar=bool(message.grammar_key))
@@ -226,6 +239,8 @@ class Request:
             admitted_at=self.admitted_at,
             min_new_tokens=sampling.min_new_tokens,
             thoughts=sampling.thought_texts,
+            output_ids=self.sent_ids,
+            num_shown=self.num_shown,
         )
 
     def _prompt_tail(self) -> bytes:

@@ -206,11 +206,8 @@ class Scheduler:
             self._queue(request, message)
 
     def _queue(self, request: Request, message: GenerateRequest) -> None:
-        if (
-            request.num_prompt + request.max_new_tokens > self._max_req_len
-            or not request.num_prompt
-        ):
-            needed = request.num_prompt + request.max_new_tokens
+        needed = request.num_prompt + request.max_new_tokens
+        if needed > self._max_req_len or not request.num_prompt:
             self._refuse(
                 request,
                 f"The request needs {needed} tokens, more than the {self._max_req_len} that "
@@ -221,11 +218,12 @@ class Scheduler:
             self._refuse(request, "The request's adapter is not loaded.", 400)
         elif (wrong := why_not_seen(request, self._images)) is not None:
             self._refuse(request, wrong, 400)
-        elif self._max_queued is not None and len(self._waiting) >= self._max_queued:
+        elif self._waiting.is_full(self._max_queued) and not request.is_resumed:
             self._refuse(request, "The request queue is full.", 503)
         else:
             self._stats.num_prompt_tokens += request.num_prompt
             if not message.grammar_key:
+                self._grammars.replay(request)
                 self._waiting.push(request)
                 return
             try:

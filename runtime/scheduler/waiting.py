@@ -80,8 +80,15 @@ class WaitingQueue:
         """The number of requests that ran already and wait to be computed again."""
         return len(self._retracted)
 
+    def is_full(self, max_queued: int | None) -> bool:
+        """Whether `max_queued` requests wait; `None` for no bound."""
+        return max_queued is not None and len(self) >= max_queued
+
     def push(self, request: Request) -> None:
-        """Add a new request."""
+        """Add a new request, or one that an earlier process had accepted."""
+        if request.is_resumed:
+            self.push_retracted(request)
+            return
         self.num_changes += 1
         self._new.append(request)
 

@@ -140,7 +140,10 @@ class Detokenizer:
             skip_special_tokens=start.skip_special_tokens,
             prompt_tail=_ids_of(start.prompt_tail),
         )
-        self._streams[start.request_id] = Stream(start, cached_tokens, decoder)
+        stream = Stream(start, cached_tokens, decoder)
+        if start.output_ids:
+            stream.go_on_after(_ids_of(start.output_ids), start.num_shown)
+        self._streams[start.request_id] = stream
 
     def _close(self, end: StreamEnd) -> None:
         # The request ends without tokens in this step.
@@ -179,6 +182,7 @@ class Stream:
         "_matcher",
         "_max_undecoded",
         "_num_bytes",
+        "_num_hidden",
         "_num_tokens",
         "_num_unsent",
         "_request_id",
@@ -205,6 +209,8 @@ class Stream:
         self._due = 1 if start.stream else sys.maxsize
         self._num_unsent = 0
         self._num_bytes = 0
+        # Characters at the beginning of the next text that were sent before.
+        self._num_hidden = 0
         self._undecoded: list[int] = []
         # This number differs by stream, so that streams that began together are not all decoded in
         # one step.
@@ -212,6 +218,22 @@ class Stream:
         self._data: list[bytes] = []
         self._text: list[str] = []
         self._extras: list[ExtraBlock] = []
+
+    def go_on_after(self, token_ids: list[int], num_shown: int) -> None:
+        """Take the tokens that an earlier process sent, with `num_shown` characters of text.
+
+        Decoding them together may give more text than was sent with them, or less; what follows
+        begins after exactly those characters.
+        """
+        self._undecoded += token_ids
+        if self._matcher is not None:
+            self._search(self._matcher, None)
+        else:
+            self._text.append(self._decode())
+        self._num_hidden = num_shown
+        # The first delta was sent with the first of these tokens.
+        self._cached_tokens = -1
+        self._due = self._interval
 
     def add_extra(self, block: ExtraBlock) -> None:
         """Add a block to the next delta."""
@@ -257,9 +279,12 @@ class Stream:
         if self._undecoded:
             self._text.append(self._decode())
         sent = b"".join(self._data)
+        text = "".join(self._text)
+        if self._num_hidden:
+            text, self._num_hidden = text[self._num_hidden :], max(0, self._num_hidden - len(text))
         delta = TextDelta(
             self._request_id,
-            "".join(self._text),
+            text,
             sent[: len(sent) - ID_BYTES * num_dropped] if num_dropped else sent,
             reason,
             self._cached_tokens,

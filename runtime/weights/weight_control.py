@@ -15,16 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from runtime.checkpoint.check import check_model_folder, warn_of_files
-from runtime.checkpoint.gguf.files import is_gguf
-from runtime.checkpoint.headers import read_tensor_infos
-from runtime.checkpoint.hub import RepositoryNotFound, resolve_model_folder
 from runtime.checkpoint.model_spec import ModelSpec
-from runtime.checkpoint.tied_head import with_head_of_files
 from runtime.checkpoint.weight_roots import WeightRoots
 from runtime.client.weight_gate import PAUSE, SESSION, UPDATE
-from runtime.errors import HeadraceError, InvalidRequest, StartupError
-from runtime.eventloop.offload import OffloadPool
+from runtime.errors import InvalidRequest
 from runtime.ipc.messages import ControlReply, SchedulerInbound
 from runtime.ipc.weight_messages import (
     MEMORY_TAGS,
@@ -46,38 +40,19 @@ from runtime.ipc.weight_messages import (
     WeightOp,
     WeightUpdate,
 )
-from runtime.models.registry import read_model_spec
 from runtime.processes.engine_processes import EngineProcesses
+from runtime.weights.other_weights import UNTOUCHED, find_other_weights
 
 logger = logging.getLogger(__name__)
 
 PauseMode = Literal["abort", "retract", "in_place"]
 _ABORTED = "Aborted: the weights are about to change."
 _ROLLED_BACK = "\nRolled back: the original weights keep serving."
-_UNTOUCHED = "\nNothing was loaded: the original weights keep serving."
 _POLL_S = 0.01
 _JOIN_POLL_S = 0.05
 _JOIN_GRACE_S = 3.0
 # The first delay between polls for a broadcast; it doubles up to `_JOIN_POLL_S`.
 _RECEIVE_POLL_S = 0.001
-# A folder is found at once; a hub id may have to be downloaded.
-_FETCHING = OffloadPool("fetching of a model", workers=4, max_queued=16, timeout_s=3600.0)
-# Headers and configuration only; a hanging file system leads to a timeout.
-_READING = OffloadPool("reading of model files", workers=4, max_queued=16, timeout_s=120.0)
-# Fields that may differ between two configurations that give the same tensors the same meaning.
-_IRRELEVANT = frozenset(
-    {
-        "raw",
-        "dtype",
-        "generation_defaults",
-        "eos_token_ids",
-        "bos_token_id",
-        "context_len",
-        "quantization",
-        "score_activation",
-        "has_own_head",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -153,19 +128,10 @@ class WeightControl:
         if load_format == "dummy":
             op = LoadDummy(self._host.random_seed)
         else:
-            try:
-                find = resolve_model_folder if roots is None else roots.find
-                folder = await _FETCHING.run(find, model_path)
-                await _READING.run(read_tensor_infos, folder)
-            except StartupError as error:
-                # The answer omits the advice, as the reference's text does.
-                logger.warning("No weights from %r: %s", model_path[:256], error.message)
-                return Outcome(False, f"Failed to get weights iterator: {_sentence(error)}")
-            try:
-                await _READING.run(_check, folder, self._model)
-            except StartupError as error:
-                why = _sentence(error)
-                return Outcome(False, f"Failed to update weights: {why}{_UNTOUCHED}")
+            found = await find_other_weights(model_path, self._model, roots)
+            if isinstance(found, str):
+                return Outcome(False, found)
+            folder = found
             op = LoadFolder(str(folder))
         async with self._exclusive(abort=abort_all_requests) as num_paused:
             outcome = await self._load(op, flush_cache, weight_version, num_paused)
@@ -177,6 +143,47 @@ class WeightControl:
         if not outcome.success:
             return outcome
         return dataclasses.replace(outcome, message=success + outcome.message)
+
+    async def restart_workers(
+        self,
+        model_path: str | None = None,
+        *,
+        weight_version: str | None = None,
+        roots: WeightRoots | None = None,
+    ) -> Outcome:
+        """Replace every worker by a new process; what runs goes on there, and newcomers wait.
+
+        Args:
+            model_path: other weights for the new ones; `None` for those of now.
+            weight_version: their label.
+            roots: as in `update_from_disk`.
+        """
+        folder: Path | None = None
+        if model_path is not None:
+            found = await find_other_weights(model_path, self._model, roots)
+            if isinstance(found, str):
+                return Outcome(False, found)
+            folder = found
+        loaded, client = self._client.loaded, self._client
+        async with self._turn:
+            if loaded.released:
+                return Outcome(False, "A worker whose memory is released cannot be replaced.")
+            if folder is None and loaded.version != loaded.restart_version:
+                lost = f"A new worker would lack the weights of version {loaded.version!r}, which"
+                return Outcome(False, f"{lost} did not come from disk.")
+            earlier = loaded.version
+            loaded.version = loaded.restart_version = weight_version or earlier
+            client.holds_requests = True
+            try:
+                why = await self._host.renew_workers(folder)
+            finally:
+                client.holds_requests = False
+            if why:
+                loaded.version = loaded.restart_version = earlier
+                return Outcome(False, f"Failed to restart the worker: {why}")
+            if model_path is not None:
+                self._on_renamed(model_path)
+        return Outcome(True, "The worker was replaced.")
 
     def _renamed(self, model_path: str, folder: Path | None) -> None:
         self._on_renamed(model_path)
@@ -227,7 +234,7 @@ class WeightControl:
                     if not failed:
                         outcome = await self._load(load, flush_cache, weight_version, num_paused)
         if failed:
-            return Outcome(False, f"Failed to update weights: {failed.rstrip('.')}.{_UNTOUCHED}")
+            return Outcome(False, f"Failed to update weights: {failed.rstrip('.')}.{UNTOUCHED}")
         if not outcome.success:
             return outcome
         return dataclasses.replace(outcome, message=success + outcome.message)
@@ -428,37 +435,3 @@ class WeightControl:
             if not reply.success:
                 raise InvalidRequest(reply.message)
             self._client.loaded.released -= set(tags or MEMORY_TAGS)
-
-
-def _check(folder: Path, model: ModelSpec) -> None:
-    """Compare a folder with the serving model.
-
-    Raises:
-        StartupError: other shapes, or another model; one line.
-    """
-    # Without a configuration it is the same model, unless the files hold an untied head.
-    other = with_head_of_files(folder, model)
-    if is_gguf(folder) or (folder / "config.json").is_file():
-        other = read_model_spec(folder, model.overrides, is_embedding=model.gives == "vectors")
-    if other.architecture != model.architecture:
-        raise StartupError(
-            f"{folder} holds another model than the one that serves: architecture is "
-            f"{other.architecture!r}, not {model.architecture!r}"
-        )
-    different = [
-        f"{field.name} is {getattr(other, field.name)!r}, not {getattr(model, field.name)!r}"
-        for field in dataclasses.fields(model)
-        if field.name not in _IRRELEVANT
-        and getattr(other, field.name) != getattr(model, field.name)
-    ]
-    if different:
-        raise StartupError(
-            f"{folder} holds another model than the one that serves: {'; '.join(different[:3])}"
-        )
-    warn_of_files(folder, other, check_model_folder(folder, model))
-
-
-def _sentence(error: HeadraceError) -> str:
-    if isinstance(error, RepositoryNotFound):
-        return f"{error.repo_id} (repository not found)."
-    return f"{error.message.rstrip('.')}."

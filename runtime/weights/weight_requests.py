@@ -45,6 +45,13 @@ _ALLOWED_OF_ADAPTERS = (
 )
 
 
+class RestartBody(msgspec.Struct, kw_only=True):
+    """`/restart_worker` as it arrives; other weights are optional."""
+
+    model_path: str | None = None
+    weight_version: str | None = None
+
+
 class VersionBody(msgspec.Struct, kw_only=True):
     """`/update_weight_version` as it arrives."""
 

@@ -225,10 +225,11 @@ def describe_load(
             "token_capacity": capacity,
         }
     if include & {"queues", "all"}:
+        link, outgoing = context.client.links[replica.rank], context.client.outgoing
         load["queues"] = {
             "waiting": waiting,
-            "grammar": context.client.num_compiling_for(replica.rank),
-            "paused": context.client.num_held_for(replica.rank),
+            "grammar": outgoing.num_compiling_for(link),
+            "paused": outgoing.num_held_for(link),
             "retracted": 0,
         }
     slots = int(shared["lora_pool_slots_total"])

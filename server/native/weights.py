@@ -28,6 +28,7 @@ from runtime.weights.weight_requests import (
     InitGroupBody,
     MemoryBody,
     PauseBody,
+    RestartBody,
     SessionBody,
     TensorBody,
     VersionBody,
@@ -186,6 +187,14 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
         """Let the held requests continue."""
         return await _tell(context.weights.end())
 
+    async def restart(body: RestartBody) -> Response:
+        """Replace the worker, perhaps with other weights; what runs goes on in the new one."""
+        return await _tell(
+            context.weights.restart_workers(
+                body.model_path, weight_version=body.weight_version, roots=roots
+            )
+        )
+
     async def from_ipc() -> Response:
         """Refuse the request: the sockets of a checkpoint engine carry pickles."""
         message = (
@@ -201,6 +210,7 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
     _route(router, "/update_weights_from_disk", DiskBody, from_disk, _DISK_OUTCOME)
     _route(router, "/update_weights_from_tensor", TensorBody, from_tensor, _OUTCOME)
     _route(router, "/update_weights_from_distributed", DistributedBody, from_distributed, _OUTCOME)
+    _route(router, "/restart_worker", RestartBody, restart, _OUTCOME, body_may_be_absent=True)
     _route(router, "/begin_weight_update", SessionBody, begin, _OUTCOME, body_may_be_absent=True)
     _route(router, "/end_weight_update", SessionBody, end, _OUTCOME, body_may_be_absent=True)
 

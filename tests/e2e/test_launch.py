@@ -393,7 +393,8 @@ def test_a_second_signal_stops_now(tmp_path):
 
 
 def test_a_killed_worker_is_replaced_behind_the_open_port(tmp_path):
-    with ServerProcess("--model-path", _slow_model(tmp_path)) as server:
+    args = ("--model-path", _slow_model(tmp_path), "--max-resumes", "0")
+    with ServerProcess(*args) as server:
         server.wait_ready()
         body = {"text": "The", "sampling_params": {"max_new_tokens": 8000, "ignore_eos": True}}
         thread, events = _stream_in_thread(server, body)
@@ -433,7 +434,8 @@ def test_a_stuck_child_is_unready_then_replaced(child):
         thread.start()
         until(lambda: pid not in server.child_pids(), what=server)
         thread.join(60)
-        assert answers == [503]
+        # It went on in the new one.
+        assert answers == [200]
         until(lambda: server.client.get("/health").status_code == 200, what=server)
 
 

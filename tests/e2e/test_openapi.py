@@ -269,6 +269,8 @@ def asks(folder: Path) -> list[Ask]:
         post("/release_memory_occupation", tags=["kv_cache"]),
         post("/generate", 503, text="The"),
         post("/resume_memory_occupation", tags=["kv_cache"]),
+        post("/restart_worker", 400, model_path="no/such-model"),
+        post("/restart_worker"),
     ]
 
 

@@ -117,7 +117,8 @@ def test_a_killed_child_is_replaced_behind_an_open_port(victim: str) -> None:
 
 
 def test_requests_in_flight_are_told_why() -> None:
-    with ServerProcess("--model-path", str(tiny_model("qwen3"))) as server:
+    args = ("--model-path", str(tiny_model("qwen3")), "--max-resumes", "0")
+    with ServerProcess(*args) as server:
         server.wait_ready()
         clients = Clients(server.url, 3)
         clients.wait_started()

@@ -1,4 +1,7 @@
-"""`kill -9` of one of two replicas: the other one's clients notice nothing, and it comes back."""
+"""`kill -9` of one of two replicas: the other one's clients notice nothing, and it comes back.
+
+Its own clients named it, so they wait for it.
+"""
 
 from __future__ import annotations
 
@@ -82,16 +85,15 @@ def kill_one(server: ServerProcess, victim: int) -> None:
     for stream in (*streams[0], *streams[1]):
         assert stream.started.wait(60)
     os.kill(before[victim], signal.SIGKILL)
-    for stream in streams[victim]:
-        assert f"process of replica {victim} was ended by SIGKILL" in str(stream.result())
     assert is_ready(server), "one replica is enough to be ready"
     assert answer(server, victim).status_code in (200, 503)
     free = server.client.post("/generate", json={"text": "a"}, timeout=30).json()
     assert free["meta_info"]["finish_reason"]["type"] in ("stop", "length")
-    for stream in streams[1 - victim]:
-        meta = stream.result()["meta_info"]
-        assert meta["completion_tokens"] == NUM_TOKENS
-        assert meta["dp_rank"] == 1 - victim
+    for rank in (1 - victim, victim):
+        for stream in streams[rank]:
+            meta = stream.result()["meta_info"]
+            assert meta["completion_tokens"] == NUM_TOKENS
+            assert meta["dp_rank"] == rank
     until(lambda: answer(server, victim).status_code == 200, 90, "it never came back")
     post(server, "/slow_down")
     assert restarts(server) == num_restarts + 1
@@ -100,7 +102,7 @@ def kill_one(server: ServerProcess, victim: int) -> None:
     assert after[victim] != before[victim]
 
 
-def test_a_killed_replica_hurts_only_its_own_requests() -> None:
+def test_a_killed_replica_delays_only_its_own_requests() -> None:
     options = ("--dp-size", "2", "--num-threads", "1", "--skip-server-warmup")
     with ServerProcess("--model-path", str(tiny_model("qwen3")), *options) as server:
         server.wait_ready()

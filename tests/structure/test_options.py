@@ -67,6 +67,7 @@ OPTIONS = """
 --max-total-tokens = None
 --max-running-requests = None
 --max-queued-requests = None
+--max-resumes = 2
 --chunked-prefill-size = None
 --image-cache-mb = 256
 --schedule-policy = fcfs
@@ -126,4 +127,4 @@ def test_options_and_defaults_are_the_listed_ones() -> None:
 
 
 def test_the_command_line_stays_readable() -> None:
-    assert sum(len(dataclasses.fields(kind)) for _, kind in sections()) <= 98
+    assert sum(len(dataclasses.fields(kind)) for _, kind in sections()) <= 99

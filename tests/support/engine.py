@@ -200,6 +200,7 @@ class InProcessEngine:
     ) -> None:
         values = {"temperature": 0.0, "seed": 1} | sampling
         images, adapter_id = values.pop("images", []), values.pop("adapter_id", 0)
+        sent = values.pop("output_ids", None)
         spec, is_cached = values.pop("grammar", None), values.pop("grammar_is_cached", False)
         key, payload = (b"", b"") if spec is None else self.compile(spec)
         if is_cached:
@@ -225,6 +226,8 @@ class InProcessEngine:
                     arrival=float(request_id),
                     grammar_key=key,
                     grammar=payload,
+                    is_resumed=sent is not None,
+                    output_ids=np.array(sent or [], dtype=np.int32).tobytes(),
                 )
             ]
         )

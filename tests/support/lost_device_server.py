@@ -24,6 +24,8 @@ class LostDeviceServer:
         self._fault = folder / "fault"
         self.server = ServerProcess(
             *args,
+            # Else its streams go on in the next worker, and meet the fault there if it is quick.
+            *("--max-resumes", "0"),
             PYTHONPATH=os.pathsep.join([str(_PLANT), python_path()]),
             PLANTED_FAULT=str(self._fault),
         )

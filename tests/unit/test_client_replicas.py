@@ -85,7 +85,7 @@ async def test_one_failure_is_the_answer() -> None:
     assert await task == ControlReply(call_id, False, "busy", is_partial=True)
     task, call_id = await both.flush_calls()
     both.client.calls.on_reply(0, ControlReply(call_id, True))
-    both.client.fail_replica(1, "It died.")
+    both.client.interrupt(1, "It died.", keeps_weights=True)
     assert await task == ControlReply(call_id, False, "It died.", is_partial=True)
     task, call_id = await both.flush_calls()
     for rank in (0, 1):
@@ -172,7 +172,7 @@ async def test_a_death_fails_the_requests_of_one_replica() -> None:
     streams = [both.generate("a", 0), both.generate("b", 1)]
     assert [stream.dp_rank for stream in streams] == [0, 1]
     both.client.links[0].ready = False
-    both.client.fail_replica(0, "It died.")
+    both.client.interrupt(0, "It died.", keeps_weights=True)
     with pytest.raises(EngineDead, match="It died"):
         await anext(streams[0])
     (request,) = both.sent[1]

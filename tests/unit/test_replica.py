@@ -36,6 +36,7 @@ class Process:
         self.entry, self.exited = entry, exited
         self.is_alive, self.pid, self.last_words = True, next(_pids), ""
         self.may_end, self.is_asked = threading.Event(), threading.Event()
+        self.config: Any = None
         self.may_end.set()
 
     def stop(self) -> None:
@@ -60,6 +61,7 @@ class Children(list[Process]):
         if self.refusals:
             raise self.refusals.pop(0)
         self.append(Process(entry, exited))
+        self[-1].config = config
         return self[-1]
 
     async def say(self, replica: Replica, *messages: msgspec.Struct) -> None:
@@ -213,3 +215,47 @@ async def test_a_stop_while_a_detokenizer_is_replaced_starts_no_other(
     await stopping
     assert [child.entry for child in started] == ["scheduler", "detokenizer", "scheduler"]
     assert not any(child.is_alive for child in started)
+
+
+async def _being_renewed(replica: Replica, started: Children) -> asyncio.Task[str]:
+    """A replica that was ready; its new worker and detokenizer are started."""
+    replica.start()
+    worker, detokenizer = started
+    await started.say(replica, DetokenizerReady(detokenizer.pid), _ready(worker))
+    assert replica.status.is_ready
+    renewal = asyncio.create_task(replica.renew(Path("/other")))
+    await until_in_loop(lambda: len(started) == 4)
+    assert not worker.is_alive
+    assert started[2].config.weights_folder == "/other"
+    assert not replica.status.is_ready
+    return renewal
+
+
+async def test_a_worker_is_replaced_on_purpose(replica: Replica, started: Children) -> None:
+    renewal = await _being_renewed(replica, started)
+    assert not renewal.done()
+    await started.say(replica, DetokenizerReady(started[3].pid), _ready(started[2]))
+    assert await renewal == ""
+    assert replica.status.is_ready
+    # It was no failure.
+    assert (replica.status.num_restarts, replica.status.last_failure) == (0, None)
+
+
+async def test_weights_that_cannot_serve_give_way_to_the_earlier_ones(
+    replica: Replica, started: Children
+) -> None:
+    earlier = replica._worker_config.weights_folder
+    renewal = await _being_renewed(replica, started)
+    started[2].die()
+    assert "scheduler process" in await renewal
+    await until_in_loop(lambda: len(alive(started)) == 2 and started[-1].entry == "detokenizer")
+    assert started[-2].config.weights_folder == earlier
+    assert started[-2].config.generation == 2
+    await started.say(replica, DetokenizerReady(started[-1].pid), _ready(started[-2]))
+    assert replica.status.is_ready
+
+
+async def test_only_a_ready_worker_is_replaced(replica: Replica, started: Children) -> None:
+    replica.start()
+    assert "not ready" in await replica.renew(None)
+    assert len(started) == 2

@@ -29,6 +29,7 @@ ADMIN = {
     *(f"/{action}_expert_distribution_record" for action in ("start", "stop", "dump")),
     *("/start_profile", "/stop_profile", "/set_internal_state", "/slow_down", "/freeze_gc"),
     *("/configure_logging", "/release_memory_occupation", "/resume_memory_occupation"),
+    "/restart_worker",
     *("/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_ipc"),
     *("/update_weights_from_distributed", "/begin_weight_update", "/end_weight_update"),
     *("/init_weights_update_group", "/destroy_weights_update_group", "/update_weight_version"),

@@ -1,0 +1,223 @@
+"""Requests that are admitted and not at a scheduler, and how they get there.
+
+Their grammar compiles, the gate is closed, or no process takes them. The requests of a process that
+dies come back here. Each goes on from the tokens that its reader has, as a retracted one does, once
+a process takes it: sampling depends on the seed and the position alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import msgspec
+
+from runtime.client.generation_stream import StreamState
+from runtime.client.replica_link import ReplicaLink
+from runtime.client.replica_router import Router
+from runtime.client.weight_gate import RequestGate
+from runtime.errors import EngineDead, HeadraceError
+from runtime.ipc.messages import FinishReason
+
+logger = logging.getLogger(__name__)
+
+
+class Outgoing:
+    """Sends requests, now or later, and again after their process died.
+
+    Attributes:
+        gate: keeps requests back while weights change or generation is paused.
+        streams: every stream in flight, by the id of its request; shared with the client.
+        num_resumed: requests that went on in another process.
+        on_pause: receives how long such a request had no process, in seconds.
+    """
+
+    def __init__(
+        self,
+        streams: dict[int, StreamState],
+        router: Router,
+        new_id: Callable[[], int],
+        max_resumes: int,
+    ) -> None:
+        """Send the requests of `streams`.
+
+        Args:
+            streams: as above.
+            router: chooses another replica for a request whose own one is away.
+            new_id: returns an unused request id.
+            max_resumes: deaths that a request survives; the next one ends it.
+        """
+        self.gate = RequestGate()
+        self.streams = streams
+        self._router = router
+        self._new_id = new_id
+        self._max_resumes = max_resumes
+        # Requests whose grammar is being compiled, and those that no replica takes.
+        self._compiling: set[int] = set()
+        self._waiting: dict[int, StreamState] = {}
+        self.num_resumed = 0
+        self.on_pause: Callable[[float], None] = _ignore
+
+    @property
+    def num_compiling(self) -> int:
+        """Requests that wait for their grammar."""
+        return len(self._compiling)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a process."""
+        return len(self._waiting)
+
+    def num_compiling_for(self, link: ReplicaLink) -> int:
+        """Requests that wait for their grammar and will run on a replica."""
+        return sum(self.streams[each].link is link for each in self._compiling)
+
+    def num_held_for(self, link: ReplicaLink) -> int:
+        """Requests for a replica that wait at the gate."""
+        return sum(self.streams[each].link is link for each in self.gate.held())
+
+    @property
+    def unsent(self) -> set[int]:
+        """Ids of the requests that are here."""
+        return self._compiling | self.gate.held() | self._waiting.keys()
+
+    # ---- on the way ----
+
+    def compile(self, stream: StreamState, key: bytes, compiled: asyncio.Future[bytes]) -> None:
+        """Send a request once its grammar is compiled."""
+        self._compiling.add(stream.request.request_id)
+        compiled.add_done_callback(lambda done: self._compiled(stream, key, done))
+
+    def _compiled(self, stream: StreamState, key: bytes, done: asyncio.Future[bytes]) -> None:
+        if stream.request.request_id not in self._compiling:
+            # Aborted, or no longer read.
+            return
+        self._compiling.discard(stream.request.request_id)
+        error = done.exception()
+        if error is not None:
+            stream.fail(
+                type(error)(error.message, param=error.param)
+                if isinstance(error, HeadraceError)
+                else HeadraceError("The grammar could not be compiled.")
+            )
+            return
+        stream.grammar = key, done.result()
+        # The link's copy of the scheduler's cache must see grammars in the order they are sent.
+        self.send(stream)
+
+    def send(self, stream: StreamState) -> None:
+        """Send a request now, when the gate opens, or when a process takes it."""
+        request = stream.request
+        self._waiting.pop(request.request_id, None)
+        if self.gate.is_closed:
+            self.gate.hold(request.request_id, partial(self.send, stream))
+            return
+        if not stream.link.ready and not self._move(stream):
+            self._waiting[request.request_id] = stream
+            return
+        if stream.is_resumed:
+            request = msgspec.structs.replace(
+                request,
+                is_resumed=True,
+                output_ids=bytes(stream.sent_ids),
+                num_shown=stream.num_shown,
+            )
+        if stream.grammar is None:
+            stream.link.send(request)
+        else:
+            stream.link.send_with_grammar(request, *stream.grammar)
+
+    def _move(self, stream: StreamState) -> bool:
+        """Take another replica if one is ready and the caller named none."""
+        spec = stream.request.spec
+        if spec.dp_rank is not None or not self._router.has_ready:
+            return False
+        link = self._router.choose(
+            stream.request.input_ids, spec.cache_namespace, images=spec.images
+        )
+        stream.leave_link()
+        stream.link = link
+        stream.join_link()
+        return True
+
+    def drop(self, request_id: int) -> None:
+        """Forget a request that is over."""
+        self._compiling.discard(request_id)
+        self._waiting.pop(request_id, None)
+        self.gate.drop(request_id)
+
+    def abort(self, request_ids: Iterable[int], message: str) -> None:
+        """End requests that are here."""
+        for request_id in request_ids:
+            self.drop(request_id)
+            stream = self.streams.get(request_id)
+            if stream is not None:
+                stream.finish_reason = FinishReason("abort", message=message)
+                stream.wake.set()
+
+    # ---- deaths ----
+
+    def interrupt(self, link: ReplicaLink, why: str, *, may_resume: bool, counts: bool) -> None:
+        """Take back what a replica runs, because one of its processes ended.
+
+        Each request goes on under a new id, so the dead process's last messages, which may still
+        arrive, are about no request.
+
+        Args:
+            link: the replica, which takes no requests now.
+            why: a sentence for the clients of requests that end.
+            may_resume: whether a new process continues the outputs as the old one would have.
+            counts: whether this is a death that a request may have caused.
+        """
+        unsent = self._compiling | self.gate.held()
+        mine = [each for each in self.streams.values() if each.link is link and each.is_open]
+        for stream in mine:
+            if stream.request_id in unsent and (may_resume or not stream.sent_ids):
+                continue
+            stream.num_deaths += counts
+            was_sent = stream.request_id not in self._waiting
+            is_lost = not may_resume and (was_sent or bool(stream.sent_ids))
+            if is_lost or stream.num_deaths > self._max_resumes:
+                self.drop(stream.request_id)
+                stream.fail(EngineDead(_why_ended(why, stream.num_deaths, self._max_resumes)))
+                continue
+            if was_sent:
+                self._rename(stream)
+            self._waiting[stream.request_id] = stream
+        self.send_waiting()
+
+    def _rename(self, stream: StreamState) -> None:
+        del self.streams[stream.request_id]
+        stream.request = msgspec.structs.replace(stream.request, request_id=self._new_id())
+        self.streams[stream.request_id] = stream
+        stream.is_resumed = True
+        stream.held_since = stream.held_since or time.monotonic()
+        self.num_resumed += 1
+
+    def send_waiting(self) -> None:
+        """Send the requests that a process takes now, in the order of their arrival."""
+        for stream in sorted(self._waiting.values(), key=lambda each: each.arrival):
+            try:
+                self.send(stream)
+            except Exception:
+                # The others must not wait for it.
+                logger.exception("A held request could not be sent")
+                stream.fail(HeadraceError("The request could not be sent to the worker."))
+
+    def went_on(self, stream: StreamState) -> None:
+        """Note that a resumed request has new output."""
+        self.on_pause(time.monotonic() - stream.held_since)
+        stream.held_since = 0.0
+
+
+def _why_ended(why: str, num_deaths: int, max_resumes: int) -> str:
+    if max_resumes and num_deaths > max_resumes:
+        return f"{why} The request was in flight at {num_deaths} such ends, so it is not resumed."
+    return f"{why} Please send the request again."
+
+
+def _ignore(seconds: float) -> None:
+    del seconds
