@@ -49,7 +49,7 @@ def create_router(http: HttpArgs) -> AccessRouter:
         if suffix not in _TYPES:
             continue
         data = file.read_bytes()
-        if file.name == INDEX and (http.api_key or http.admin_api_key):
+        if file.name == INDEX and http.api_key:
             # The page asks for the key at once, instead of after a refusal.
             data = data.replace(b"<html ", b'<html data-key="needed" ', 1)
         if file.name == INDEX and http.admin_api_key:

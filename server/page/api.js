@@ -23,9 +23,10 @@ let askForKey = async () => false;
 export const onRefusal = ask => (askForKey = ask);
 
 // Relative, so that a proxy's prefix stays.
-async function send(path, body, signal) {
+async function send(path, body, signal, ownKey) {
   for (;;) {
-    const headers = key() ? { authorization: `Bearer ${key()}` } : {};
+    const sent = ownKey || key();
+    const headers = sent ? { authorization: `Bearer ${sent}` } : {};
     const options = { headers, signal, cache: "no-store", credentials: "same-origin" };
     if (body !== undefined) {
       headers["content-type"] = "application/json";
@@ -34,7 +35,7 @@ async function send(path, body, signal) {
     const response = await fetch(path, options);
     if (response.ok) return response;
     const message = response.status === 401 ? "The server does not take this key." : await reason(response);
-    if (response.status !== 401 || !(await askForKey(message)))
+    if (response.status !== 401 || ownKey || !(await askForKey(message)))
       throw new ApiError(response.status, message);
   }
 }
@@ -51,7 +52,8 @@ async function reason(response) {
 
 export const read = async path => (await send(path)).json();
 export const readText = async path => (await send(path)).text();
-export const post = async (path, body, signal) => (await send(path, body, signal)).json();
+/** `ownKey` is sent instead of the kept key. */
+export const post = async (path, body, ownKey) => (await send(path, body, undefined, ownKey)).json();
 
 /** The JSON events of a stream, until `[DONE]`. */
 export async function* events(path, body, signal) {

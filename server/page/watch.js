@@ -11,14 +11,17 @@ let info = null;
 let timer = null;
 let before = null;
 
-// Other clients' errors are the operator's to see.
+// Other clients' errors are the operator's to see; the admin key is not kept.
 let showsErrors = document.documentElement.dataset.admin !== "apart";
+let adminKey = "";
 
 /** Poll while the view is shown. */
 export function start() {
   const show = byId("show-errors");
   show.hidden = showsErrors;
-  show.addEventListener("click", () => {
+  show.addEventListener("submit", event => {
+    event.preventDefault();
+    adminKey = byId("admin-key").value;
     show.hidden = showsErrors = true;
     follow(true);
   });
@@ -41,12 +44,15 @@ async function poll() {
     history.push(sample(loads, metrics));
     if (history.length > KEPT) history.shift();
     draw(loads, metrics);
-    if (showsErrors) drawErrors((await post("last_errors", {})).errors);
+    if (showsErrors) drawErrors((await post("last_errors", {}, adminKey)).errors);
     byId("watch-note").textContent = metrics ? "" :
       "Start the server with --enable-metrics to see the time to the first token and how many requests fail.";
   } catch (error) {
-    if (error.status === 403) showsErrors = false;
     byId("watch-note").textContent = `The server does not answer: ${error.message}`;
+    if (adminKey && [401, 403].includes(error.status)) {
+      adminKey = "";
+      byId("show-errors").hidden = showsErrors = false;
+    }
   }
   // Another call may have begun to poll meanwhile.
   if (timer === mine) timer = setTimeout(poll, INTERVAL_MS);

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.browser import Page
@@ -231,3 +232,24 @@ def test_every_control_has_a_name(page: Page) -> None:
     controls = [each for each in nodes if each.get("role", {}).get("value") in roles]
     assert len(controls) > 15
     assert [each for each in controls if not each.get("name", {}).get("value")] == []
+
+
+def test_other_clients_errors_need_the_admin_key(
+    tmp_path: Path, new_page: Callable[..., Page]
+) -> None:
+    with scripted_server(tmp_path, 0.0, api_key="user", admin_api_key="boss") as (url, _):
+        page = new_page(url)
+        page.wait("document.querySelector('#key-dialog[open]')")
+        page.type("user")
+        page.press("Enter")
+        page.wait(READY)
+        page.click("#tab-watch")
+        page.wait("document.querySelector('#replicas tr')")
+        assert httpx.get(f"{url}/model_info").status_code == 401
+        assert page.texts("#errors tr") == []
+        page.click("#admin-key")
+        page.type("boss")
+        page.press("Enter")
+        page.wait("document.querySelector('#errors tr')")
+        assert page.texts("#errors td")[1:3] == ["401", "GET /model_info"]
+        assert "boss" not in page.evaluate("JSON.stringify([localStorage, sessionStorage])")
