@@ -72,7 +72,7 @@ class Wire:
 
 
 def create_routers(context: OpenAIContext) -> list[AccessRouter]:
-    """The routes of these APIs, bound to `context`."""
+    """Return the routes of OpenAI's, Anthropic's and Ollama's APIs, bound to `context`."""
     openai = Wire(Dialect.OPENAI, "OpenAI", openai_api.routes.ENDPOINTS, openai_errors.error_event)
     anthropic = Wire(
         Dialect.ANTHROPIC,

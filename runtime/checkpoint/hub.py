@@ -128,10 +128,10 @@ def _split(path_or_id: str) -> tuple[str, str]:
 
 
 def _local_model(path_or_id: str, named: str, quantization: str) -> Path | None:
-    """Return the local folder or GGUF file of a name; `None` if there is no such path.
+    """Return the folder or GGUF file at the path `path_or_id`; `None` if the path does not exist.
 
     Raises:
-        StartupError: it is another kind of file, or not a valid path.
+        StartupError: the path is not valid, or leads to a file that is not GGUF.
     """
     try:
         path = Path(path_or_id).expanduser()

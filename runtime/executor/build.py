@@ -137,7 +137,7 @@ def build_executor(
 
 
 def chunk_tokens(config: WorkerConfig) -> int | None:
-    """Most prompt tokens of a step; `None` for whole prompts."""
+    """Return the maximum number of prompt tokens in a step; `None` if prompts are not cut."""
     return config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
 
 
