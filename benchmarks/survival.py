@@ -336,6 +336,19 @@ class Victim:
             await self.slow_down(client, 0.0)
         return readings
 
+    async def all_admitted(self, readings: list[Reading]) -> None:
+        """Wait until the scheduler has every request: what comes while none is ready is refused."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=_TIMEOUT_S) as client:
+            deadline = time.monotonic() + _TIMEOUT_S
+            num_known = 0
+            while num_known < sum(each.num_samples for each in readings):
+                assert time.monotonic() < deadline, "not all were admitted"
+                loads = (await client.get("/v1/loads")).json()["loads"]
+                num_known = sum(
+                    load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads
+                )
+                num_known += sum(each.num_samples for each in readings if each.is_done)
+
     @staticmethod
     async def slow_down(client: httpx.AsyncClient, seconds: float) -> None:
         """Make each step longer, so that no stream ends before the kill.
@@ -349,8 +362,9 @@ class Victim:
             await asyncio.sleep(0.05)
 
 
-async def in_mid_answer(readings: list[Reading]) -> None:
+async def in_mid_answer(victim: Victim, readings: list[Reading]) -> None:
     """Wait until most streams have their first events."""
+    await victim.all_admitted(readings)
     deadline = time.monotonic() + _TIMEOUT_S
     # Answers that are not streamed have no event before their end.
     while sum(len(each.times) > 3 for each in readings) < 0.75 * len(readings):
@@ -359,25 +373,17 @@ async def in_mid_answer(readings: list[Reading]) -> None:
 
 
 async def _worker(victim: Victim, readings: list[Reading]) -> None:
-    await in_mid_answer(readings)
+    await in_mid_answer(victim, readings)
     victim.kill("scheduler")
 
 
 async def _detokenizer(victim: Victim, readings: list[Reading]) -> None:
-    await in_mid_answer(readings)
+    await in_mid_answer(victim, readings)
     victim.kill("detokenizer")
 
 
 async def _prompts(victim: Victim, readings: list[Reading]) -> None:
-    # As soon as all are admitted: what comes while no worker is ready is refused.
-    async with httpx.AsyncClient(base_url=victim.url, timeout=_TIMEOUT_S) as client:
-        deadline = time.monotonic() + _TIMEOUT_S
-        num_known = 0
-        while num_known < sum(each.num_samples for each in readings):
-            assert time.monotonic() < deadline, "not all were admitted"
-            loads = (await client.get("/v1/loads")).json()["loads"]
-            num_known = sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
-            num_known += sum(each.num_samples for each in readings if each.is_done)
+    await victim.all_admitted(readings)
     victim.kill("scheduler")
 
 
@@ -393,7 +399,7 @@ async def _twice(victim: Victim, readings: list[Reading]) -> None:
 
 
 async def _restart(victim: Victim, readings: list[Reading]) -> None:
-    await in_mid_answer(readings)
+    await in_mid_answer(victim, readings)
     victim.killed_at = time.monotonic()
     async with httpx.AsyncClient(base_url=victim.url, timeout=_TIMEOUT_S) as client:
         answer = await client.post("/restart_worker")
