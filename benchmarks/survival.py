@@ -156,13 +156,9 @@ def _stream(index: int, num_tokens: int, *, has_grammars: bool) -> Stream:
     ]
     if has_grammars:
         native, chats = native + constrained, chats + chats_constrained
-    anthropic = {
-        "model": "default",
-        "messages": messages,
-        "max_tokens": num_tokens,
-        "stream": True,
-        "temperature": 0.0,
-    }
+    common = {"model": "default", "stream": True, "temperature": 0.0}
+    anthropic = {**common, "messages": messages, "max_tokens": num_tokens}
+    responses = {**common, "input": text, "max_output_tokens": num_tokens, "store": False}
     ollama = {"num_predict": num_tokens, **seeded}
     kinds = [
         *(Stream("/generate", {"text": text, "stream": True, **each}) for each in native),
@@ -178,17 +174,7 @@ def _stream(index: int, num_tokens: int, *, has_grammars: bool) -> Stream:
                 **seeded,
             },
         ),
-        Stream(
-            "/v1/responses",
-            {
-                "model": "default",
-                "input": text,
-                "max_output_tokens": num_tokens,
-                "stream": True,
-                "temperature": 0.0,
-                "store": False,
-            },
-        ),
+        Stream("/v1/responses", responses),
         Stream("/v1/messages", anthropic),
         Stream("/api/chat", {"model": "default", "messages": messages, "options": ollama}),
     ]
