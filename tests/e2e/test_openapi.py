@@ -269,6 +269,11 @@ def asks(folder: Path) -> list[Ask]:
         post("/release_memory_occupation", tags=["kv_cache"]),
         post("/generate", 503, text="The"),
         post("/resume_memory_occupation", tags=["kv_cache"]),
+        Ask("POST", "/last_errors"),
+        # These need an adapter, which `test_adapters.py` has.
+        post("/load_lora_adapter", 400, lora_name="a", lora_path="no/such-folder"),
+        post("/load_lora_adapter_from_tensors", 400, lora_name="a", config_dict={}),
+        post("/unload_lora_adapter", 400, lora_name="a"),
         post("/restart_worker", 400, model_path="no/such-model"),
         post("/restart_worker"),
     ]

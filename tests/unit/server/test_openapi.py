@@ -176,7 +176,7 @@ async def test_a_failure_of_ours_is_as_described(server, document):
     def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("on purpose")
 
-    server.context.client.control = fail
+    server.context.client.calls.control = fail
     server.context.client.generate = fail
     for path, body in (("/freeze_gc", None), ("/generate", {"text": "a"})):
         answer = await server.client.post(path, json=body)

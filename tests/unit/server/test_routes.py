@@ -396,7 +396,7 @@ async def test_flush_cache_says_when_it_did_not(tmp_path, monkeypatch):
     async def flush(timeout_s: float = 1.0) -> ControlReply:
         return replies[0] if len(replies) == 1 else replies.pop(0)
 
-    monkeypatch.setattr(server.context.client, "flush_cache", flush)
+    monkeypatch.setattr(server.context.client.calls, "flush_cache", flush)
     assert (await server.client.post("/flush_cache")).status_code == 400
     assert (await server.client.get("/flush_cache")).status_code == 200
     replies.insert(0, ControlReply(1, False, "busy"))
