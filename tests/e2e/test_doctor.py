@@ -157,7 +157,7 @@ def test_an_unsupported_architecture_is_named_with_the_supported(ask, tmp_path: 
     [
         ({"hidden_size": "wide"}, "'hidden_size' is 'wide'; expected an integer"),
         ({"num_hidden_layers": ...}, "'num_hidden_layers' is missing"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized with 'gptq'"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantized with 'aqlm'"),
         ({"num_hidden_layers": 4}, "tensors missing"),
     ],
 )

@@ -60,6 +60,6 @@ def test_the_command_of_the_guide() -> None:
     server = running_server("qwen3", "--num-threads", "1", "--random-seed", "1", "--tp-size", "1")
     here = command.replace("30000", str(server.port)).replace("/path/to/step-7", str(folder))
     answer = subprocess.run(["bash", "-c", here], capture_output=True, text=True, check=True)
-    said = re.search(r"answers `(\{.*?\})`", page, re.DOTALL)
+    said = re.search(r"The answer is `(\{.*?\})`", page, re.DOTALL)
     assert said is not None
     assert json.loads(answer.stdout) == json.loads(said[1].replace("\n", " "))

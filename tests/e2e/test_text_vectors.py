@@ -97,7 +97,7 @@ def test_lengths_of_the_folder(server, folder):
     [
         ("/encode", {"text": "a", "prompt_name": "passage"}, "one of query, document; got"),
         ("/encode", {"text": "a", "prompt_name": "query", "prompt": "b"}, "not both"),
-        ("/encode", {"input_ids": [5, 6], "prompt_name": "query"}, "of token ids"),
+        ("/encode", {"input_ids": [5, 6], "prompt_name": "query"}, "token ids must include it"),
         ("/encode", {"text": ["a"] * 2048, "prompt": "b" * 20_000}, "characters together"),
         ("/encode", {"text": "a", "prompt": "b " * 200}, "context length"),
         ("/v1/embeddings", {"input": "a", "prompt_name": 5}, "prompt_name"),

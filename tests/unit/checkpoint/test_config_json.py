@@ -212,7 +212,7 @@ def test_code_in_a_folder_is_never_run(tmp_path):
 
 
 def test_quantized_weights_are_refused(tmp_path):
-    assert "'gptq'" in error_of(tmp_path, quantization_config={"quant_method": "gptq"})
+    assert "'aqlm'" in error_of(tmp_path, quantization_config={"quant_method": "aqlm"})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\udcff", "[" * 100_000])

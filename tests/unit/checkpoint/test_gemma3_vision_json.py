@@ -154,7 +154,7 @@ def test_both_versions_names_are_known(tmp_path: Path) -> None:
         ({"mm_tokens_per_image": 250}, "'mm_tokens_per_image' is 250; expected the square of"),
         ({"mm_tokens_per_image": 9}, "expected the square of a divisor of 64"),
         ({"image_token_index": 262_208}, "expected below 262208"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantiz"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantiz"),
     ],
 )
 def test_what_cannot_be_run_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -216,7 +216,7 @@ def test_a_processor_that_cannot_be_had_is_named(
         ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24]}}, "that make 64"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 25]}}, "that make 64"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, True]}}, "that make 64"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantized with 'awq'"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantized with 'aqlm'"),
     ],
 )
 def test_what_cannot_be_run_is_named(tmp_path: Path, values: dict[str, Any], message: str) -> None:
