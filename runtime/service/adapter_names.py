@@ -49,7 +49,7 @@ async def named_adapter(context: ServiceContext, model: str | None, lora_path: s
         pass
     elif record.is_enabled and model in record:
         return await context.adapters.find(model, "model")
-    elif base == served:
+    elif base and base == served:
         if not record.is_enabled:
             raise InvalidRequest(f"model names an adapter, and {DISABLED}.", param="model")
         return await context.adapters.find(last, "model")
