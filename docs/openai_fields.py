@@ -140,7 +140,9 @@ _GENERATION: dict[str, Sample] = {
     "guided_grammar": _constraint('root ::= "a"'),
     "guided_whitespace_pattern": Sample("x", is_refused=True),
     "structured_outputs": _constraint({"regex": "a+"}),
-    "lora_path": _refused("x"),
+    "lora_path": Sample(
+        "x", "the adapter (LoRA), with `--enable-lora`; one that `model` names goes first"
+    ),
     "session_params": Sample({"id": "s"}, "continues a session", needs="a session of that id"),
     "custom_params": Sample({"a": 1}),
     "custom_logit_processor": _refused("x"),

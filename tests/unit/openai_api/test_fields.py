@@ -20,6 +20,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsSt
 
 from docs.openai_fields import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, ROUTES, Route
 from openai_api.responses.response_store import MemoryStore
+from runtime.client.adapter_record import Adapter
 from tests.support.fake_engine import CHATML, EOS_ID, byte_tokenizer
 from tests.support.grammar_backends import BACKENDS, needs_grammars
 from tests.support.grammar_walk import InProcessCompiler
@@ -61,6 +62,9 @@ def front(make_front: Any, tmp_path: Path) -> Any:
     )
     compiler = InProcessCompiler(BACKENDS[0], tmp_path, byte_tokenizer(), [EOS_ID])
     made.engine.client.grammars = compiler
+    adapters = made.engine.client.adapters
+    adapters.is_enabled = True
+    adapters.add(Adapter(adapters.next_id(), "x", "x", tmp_path, 4, is_loaded=True))
     return made
 
 
