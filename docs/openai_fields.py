@@ -141,7 +141,8 @@ _GENERATION: dict[str, Sample] = {
     "guided_whitespace_pattern": Sample("x", is_refused=True),
     "structured_outputs": _constraint({"regex": "a+"}),
     "lora_path": Sample(
-        "x", "the adapter (LoRA), with `--enable-lora`; one that `model` names goes first"
+        "x",
+        "the adapter (LoRA), with `--enable-lora` or `--lora-paths`; one that `model` names goes first",
     ),
     "session_params": Sample({"id": "s"}, "continues a session", needs="a session of that id"),
     "custom_params": Sample({"a": 1}),
