@@ -104,6 +104,7 @@ def test_what_attention_gave_is_gone_when_the_next_block_needs_memory(
     class NotedAttention:
         def __init__(self, attention: DecoderAttention) -> None:
             self.o_proj, self.attend_as_before = attention.o_proj, attention.attend
+            self.rounding = attention.rounding
 
         def attend(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
             attended = self.attend_as_before(hidden, batch)
