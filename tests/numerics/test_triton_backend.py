@@ -34,8 +34,8 @@ def run(folder, keys):
     attention = engine.runner._attention
     make_plan = attention._plan
 
-    def noted(key, layer, batch, num_tokens):
-        plan = make_plan(key, layer, batch, num_tokens)
+    def noted(key, batch, num_tokens):
+        plan = make_plan(key, batch, num_tokens)
         queries = batch.qo_indptr.diff()[batch.num_decodes :]
         if len(queries):
             short = bool((batch.seq_lens[batch.num_decodes :] == queries).all())
