@@ -34,9 +34,9 @@ def test_every_kernel_fits_into_the_shared_memory_of_its_device() -> None:
     found = {str(name): int(str(size)) for name, size in lines_of("shared")}
     too_large = {name: size for name, size in found.items() if size > LIMITS[int(name.split()[0])]}
     assert not too_large
-    # For every GPU three products, four cuts of attention, two of experts and one of codes in groups;
-    # for the kinds of code two norms, the greedy choice, and two each of rows that share prefixes,
-    # of sampling and of experts' choice.
+    # For every GPU three products, four cuts of attention, two of experts, and codes in groups; for
+    # the kinds of code two norms, the greedy choice, attention of decoding and of prefixes, and two
+    # each of sampling and of experts' choice.
     assert len(found) == 10 * len(LIMITS) + 9 * len(KINDS_OF_CODE)
     # As large as measured where there is room: what fits a small device is not for the others.
     assert found["90 product, split"] == 196_608
@@ -88,8 +88,13 @@ class Before:
             self._from[registers[0]] = set().union(*sources)
 
 
-# A norm's weight is its only input that no kernel ahead writes; it is fetched meanwhile.
-MAY_BE_READ = {"_rms_norm_kernel": {"weight_ptr"}, "_layer_norm_kernel": {"weight_ptr"}}
+# What no kernel ahead writes may be fetched meanwhile: a norm's weight, an adapter's list of tiles.
+MAY_BE_READ = {
+    "_rms_norm_kernel": {"weight_ptr"},
+    "_layer_norm_kernel": {"weight_ptr"},
+    "_norm_kernel": {"weight_ptr"},
+    "expand_kernel": {"tiles_ptr"},
+}
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ from kernels.group_linear import triton_codes
 from kernels.linear import triton as linear
 from kernels.linear import triton_gemv as gemv
 from kernels.linear import triton_invariant as invariant_linear
+from kernels.lora.triton_sgmv import expand_kernel, shrink_kernel
 from kernels.norm import triton as norm
 from kernels.paged_attention import triton_invariant as invariant_attention
 from kernels.paged_attention import triton_tiles as tiles
@@ -57,7 +58,7 @@ DTYPE = torch.bfloat16
 HALVES = {
     *("x_ptr", "weight_ptr", "bias_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "residual_ptr"),
     *(
-        "made_ptr",
+        "memory_ptr",
         "qkv_ptr",
         "k_cache_ptr",
         "v_cache_ptr",
@@ -70,6 +71,7 @@ FLOATS = {
     *("partial_ptr", "state_ptr", "lse_ptr", "cos_sin_ptr", "wide_ptr", "values_ptr"),
     *("row_max_ptr", "normaliser_ptr", "top_p_ptr", "min_p_ptr", "temperature_ptr"),
     *("block_max_ptr", "weights_ptr", "scale_ptr", "x_scale_ptr", "static_ptr"),
+    "made_ptr",
 }
 CODES = {"code_ptr", "x_code_ptr"}
 SHORTS = {"plane_ptr"}
@@ -127,13 +129,15 @@ def compiled(
 ) -> Any:
     """Return the shared bytes of a kernel if `stage` is "llir", its code if it is "ptx"."""
     types: dict[str, str] = {}
+    # Only a product of E4M3 has scales of its input.
+    codes = CODES | ({"x_ptr", "weight_ptr"} if constants.get("HAS_X_SCALES") else set())
     for name in kernel.arg_names:
         if name in constants:
             types[name] = "constexpr"
         elif name.endswith("_ptr"):
             halves, floats = name in HALVES, name in FLOATS
             kind = "bf16" if halves else "fp32" if floats else "i64" if name in LONGS else "i32"
-            kind = "fp8e4nv" if name in CODES else "i16" if name in SHORTS else kind
+            kind = "fp8e4nv" if name in codes else "i16" if name in SHORTS else kind
             types[name] = f"*{kind}"
         else:
             types[name] = NUMBERS.get(name, "i32")
@@ -311,6 +315,11 @@ def fp8(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
     yield "fp8, blocks", fp8_linear._block_kernel, constants, 4
     constants = {"GROUPS": 32, "SPACE": 128, "STATIC": False, "PDL": pdl}
     yield "fp8, rounding", rounding._round_kernel, constants, 8
+    constants = {"HAS_RESIDUAL": True, "ZERO_CENTERED": False, "BLOCK": 4096}
+    constants |= {"GROUP": 128, "STATIC": False, "PDL": pdl}
+    yield "fp8, rounding norm", rounding._norm_kernel, constants, 8
+    constants = {"ACTIVATION": "silu", "BLOCK": 2048, "GROUP": 128, "STATIC": False, "PDL": pdl}
+    yield "fp8, rounding gate", rounding._gate_kernel, constants, 4
 
 
 def codes_in_groups(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
@@ -322,6 +331,14 @@ def codes_in_groups(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
     block_bytes = 128 * (tile.rows // 2 + 128) + 12 * tile.rows
     constants["STAGES"] = shared.stages(tile.num_stages, block_bytes)
     yield "codes in groups", triton_codes.few_kernel, constants, tile.num_warps
+
+
+def adapters(*, pdl: bool) -> Iterator[Kernel]:
+    """Yield both halves of an adapter's product."""
+    constants: dict[str, Any] = {"PARTS": 2, "SPLIT": 4, "RANKS": 16, "BLOCK_M": 16}
+    constants |= {"PRECISION": "tf32", "PDL": pdl}
+    yield "adapter, shrink", shrink_kernel, constants | {"EVEN_K": True, "BLOCK_K": 128}, 4
+    yield "adapter, expand", expand_kernel, constants | {"BLOCK_N": 128}, 4
 
 
 def sampling() -> Iterator[Kernel]:
@@ -368,6 +385,7 @@ def dependent() -> Iterator[Kernel]:
         *layer_ops(pdl=True),
         *fp8(shared, pdl=True),
         *codes_in_groups(shared, pdl=True),
+        *adapters(pdl=True),
     ):
         if kernel[1] not in seen:
             seen.add(kernel[1])
@@ -379,7 +397,9 @@ def dependent() -> Iterator[Kernel]:
         "COLUMNS": 2048,
         "PDL": True,
     }
-    yield "gemv", gemv._gemv_kernel, constants, 4
+    for scales in ("none", "rows", "blocks"):
+        kind = {"SCALES": scales, "HAS_X_SCALES": scales != "none"}
+        yield f"gemv, scales: {scales}", gemv._gemv_kernel, constants | kind, 4
     constants = {"ACTIVATION": "silu", "BLOCK": 1024, "EARLY": True, "PDL": True}
     yield "activation", activation._act_and_mul_kernel, constants, 4
     constants = {
