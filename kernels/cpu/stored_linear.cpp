@@ -1,9 +1,9 @@
 // Products with weights in stored blocks (see stored.h).
 //
-// With AMX, weights are widened and rows rounded to bfloat16 (stored_tiles.h). Elsewhere rows are
+// With AMX, quants are widened and rows rounded to bfloat16 (stored_tiles.h). Elsewhere rows are
 // rounded to 8 bits block by block: within a block all is integers, and blocks are added in float32,
 // in order, by fused additions that are spelled out, so that all other instruction sets give the
-// same bits. Any number of rows does.
+// same bits. Any number of rows does. Weights of 16 and 32 bits meet float32 rows everywhere.
 #include <algorithm>
 
 #include "pool.h"
@@ -346,47 +346,12 @@ void sweep_tiles(const Part &part, int64_t begin, int64_t end, const Rows &x, co
     }
     _tile_release();
 }
-
-template <class N>
-void sweep_tiles_of(const Part &part, int64_t begin, int64_t end, const Rows &x, const Result &result) {
-    const int64_t num_blocks = x.k / BLOCK, row_tiles = (x.tokens + TILE - 1) / TILE;
-    const int64_t a_step = num_blocks * TILE_BLOCK, b_step = num_blocks * WIDE_BLOCK;
-    const int64_t group = std::max<int64_t>(2, WIDE_BYTES / (b_step * 4) / 2 * 2);
-    static thread_local Scratch memory;
-    uint32_t *wide = (uint32_t *)memory.get(std::min(group, end - begin) * b_step * 4);
-    alignas(64) float tiles[4 * TILE * COLUMNS];
-    amx_configure(std::min<int64_t>(TILE, x.tokens));
-    for (int64_t first = begin; first < end; first += group) {
-        const int64_t last = std::min(end, first + group);
-        for (int64_t i = first; i < last; i++)
-            widen_numbers((const N *)part.panels + i * x.k * COLUMNS, num_blocks, wide + (i - first) * b_step);
-        for (int64_t tile = 0; tile < row_tiles; tile += 2)
-            for (int64_t panel = first; panel < last; panel += 2) {
-                const int64_t panels = std::min<int64_t>(2, last - panel);
-                const int64_t count = std::min<int64_t>(2, row_tiles - tile);
-                clear_tiles();
-                multiply_blocks(x.tiled + tile * a_step, a_step, count, wide + (panel - first) * b_step,
-                                b_step, panels, num_blocks);
-                store_tiles(tiles);
-                for (int64_t r = 0; r < count; r++)
-                    for (int64_t p = 0; p < panels; p++) {
-                        const int64_t row = (tile + r) * TILE;
-                        result.write(part, panel + p, row, std::min<int64_t>(TILE, x.tokens - row),
-                                     tiles + (r * 2 + p) * TILE * COLUMNS);
-                    }
-            }
-    }
-    _tile_release();
-}
 #endif
 
 void sweep(const Part &part, int64_t begin, int64_t end, const Rows &x, const Result &result) {
 #if defined(HR_STORED_TILES)
-    if (uses_tiles(part.form, x.k)) {
-        if (part.form == F16) return sweep_tiles_of<uint16_t>(part, begin, end, x, result);
-        if (part.form == BF16) return sweep_tiles_of<bf16>(part, begin, end, x, result);
+    if (uses_tiles(part.form, x.k))
         return with_form(part.form, [&](auto f) { sweep_tiles<decltype(f)>(part, begin, end, x, result); });
-    }
 #endif
     switch (part.form) {
         case F32: return sweep_numbers<float>(part, begin, end, x, result);

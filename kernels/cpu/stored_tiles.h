@@ -24,8 +24,9 @@ constexpr int64_t WIDE_BLOCK = BLOCK * COLUMNS / 2;
 #if defined(HR_AMX) && defined(__AVX512F__)
 #define HR_STORED_TILES 1
 
+// Blocks alone: numbers of 16 bits meet float32 rows, and nothing is rounded.
 inline bool uses_tiles(int64_t form, int64_t k) {
-    return form != F32 && k % BLOCK == 0 && amx_allowed();
+    return form > BF16 && k % BLOCK == 0 && amx_allowed();
 }
 
 inline vu pair_of(vf first, vf second) {
@@ -219,61 +220,6 @@ void few_rows(const float *x, const float *row_sums, const uint8_t *panel, int64
     for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) store(out + (p * M + m) * COLUMNS, acc[p][m]);
-}
-
-// Numbers of 16 bits: float16 is cut to bfloat16, which loses three bits. The factor makes up for
-// what is cut on average.
-inline vf widened(const uint16_t *half) { return load_half(half) * 1.0027f; }
-inline vf widened(const bf16 *number) { return load(number); }
-
-template <class N>
-inline void widen_numbers(const N *numbers, int64_t blocks, uint32_t *out) {
-    for (int64_t i = 0; i < blocks * BLOCK / 4; i++, numbers += 4 * COLUMNS, out += 2 * COLUMNS) {
-        __builtin_prefetch(numbers + 2048);
-        __builtin_prefetch(numbers + 2048 + 2 * COLUMNS);
-        const vu even = pair_of(widened(numbers), widened(numbers + 2 * COLUMNS));
-        const vu odd = pair_of(widened(numbers + COLUMNS), widened(numbers + 3 * COLUMNS));
-        std::memcpy(out, &even, sizeof even);
-        std::memcpy(out + COLUMNS, &odd, sizeof odd);
-    }
-}
-
-inline void clear_tiles() {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-}
-
-// Tiles 0 to 3 += one or two tiles of rows (`a_step` apart) times one or two panels (`b_step` apart).
-[[gnu::noinline]] inline void multiply_blocks(const uint16_t *a, int64_t a_step, int64_t row_tiles,
-                                              const uint32_t *b, int64_t b_step, int64_t panels,
-                                              int64_t blocks) {
-    amx_fence(a);
-    amx_fence(b);
-    for (int64_t i = 0; i < blocks; i++, a += TILE_BLOCK, b += WIDE_BLOCK) {
-        _tile_loadd(6, b, 64);
-        _tile_loadd(4, a, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        if (panels > 1) {
-            _tile_loadd(7, b + b_step, 64);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        if (row_tiles > 1) {
-            _tile_loadd(5, a + a_step, 64);
-            _tile_dpbf16ps(2, 5, 6);
-            if (panels > 1) _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-}
-
-// Tiles 0 to 3 to `out`: [4, 16, 16] float32.
-inline void store_tiles(float *out) {
-    _tile_stored(0, out, 64);
-    _tile_stored(1, out + TILE * COLUMNS, 64);
-    _tile_stored(2, out + 2 * TILE * COLUMNS, 64);
-    _tile_stored(3, out + 3 * TILE * COLUMNS, 64);
-    amx_fence(out);
 }
 
 #else

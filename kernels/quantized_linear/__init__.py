@@ -11,12 +11,12 @@ whatever forms its parts have:
 `QuantizedLinear` is a `PackedLinear`: a linear layer takes either.
 
 A product with blocks of 2 to 8 bits rounds each row of `x`. On CPUs with AMX it is rounded to
-bfloat16; forms of 16 bits are multiplied in bfloat16 too, float16 cut to it. Elsewhere it is
-rounded to 8 bits in blocks of 32 values: the scale is the block's largest magnitude / 127, values
-round to nearest, ties to even; products within a block are integers and so exact, and the forms of
-16 bits multiply in float32 and round no row. Blocks are added in float32 in order. A row therefore
-has the same bits in any batch and with any number of threads; without AMX, with any instruction
-set. A row's block that holds an infinity or a NaN leaves no finite result in the row.
+bfloat16. Elsewhere it is rounded to 8 bits in blocks of 32 values: the scale is the block's largest
+magnitude / 127, values round to nearest, ties to even; products within a block are integers and so
+exact. Blocks are added in float32 in order. Forms of 16 and 32 bits multiply in float32 and round
+no row, with AMX too. A row therefore has the same bits in any batch and with any number of threads;
+without AMX, with any instruction set. A row's block that holds an infinity or a NaN leaves no
+finite result in the row.
 """
 
 from abc import abstractmethod
