@@ -100,6 +100,5 @@ def test_extras_grammars_and_new_weights(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_rank_processes() -> None:
-    """One model: a process joins a group once."""
     folder = adapted_model("glm4_moe")
     assert run(folder, tp_size=2).tokens == expected(folder)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import zmq
 
 from runtime.client.grammar_client import grammar_key
@@ -98,6 +99,9 @@ class InProcessEngine:
         # The most tokens of one request in one message.
         self.most_at_once = 0
         config = replace(config, **options)
+        if config.tp_size > 1 and dist.is_initialized():
+            # Another test's, which nobody uses any more; a process has one at a time.
+            dist.destroy_process_group()
         ranks = Ranks(zmq.Context(), config, print) if config.tp_size > 1 else None
         self.config = config
         if config.grammar_backend == "xgrammar":
