@@ -107,6 +107,7 @@ def test_sentence_pieces_are_those_of_the_library() -> None:
     if not path.is_file():
         pytest.skip("not fetched")
     library = pytest.importorskip("sentencepiece")
+    pytest.importorskip("google.protobuf", reason="sentencepiece does not install it")
     from sentencepiece import sentencepiece_model_pb2 as proto
 
     metadata = open_gguf(path).metadata
