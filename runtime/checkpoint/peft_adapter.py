@@ -133,7 +133,7 @@ def read_adapter(
         StartupError: it cannot be served; one line that says why.
     """
     if not folder.is_dir():
-        raise StartupError(f"{folder} is no folder of an adapter")
+        raise StartupError(f"{folder} is not an adapter's folder")
     if not (folder / TENSORS_FILE).is_file() and (folder / PICKLED_FILE).exists():
         raise StartupError(
             f"{folder} has only {PICKLED_FILE}, which is not loaded because pickles can run code; "

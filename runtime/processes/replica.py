@@ -246,7 +246,7 @@ class Replica:
                 return f"The worker{self._whose} is not ready."
             outcome = asyncio.get_running_loop().create_future()
             self._renewal = _Renewal(self._worker_config, outcome)
-            # Its end is no failure.
+            # Its end is not a failure.
             self._worker = None
             self._link.ready = False
             why = f"The worker{self._whose} is being replaced."

@@ -91,7 +91,7 @@ function showAttached() {
 }
 
 async function keep(conversation) {
-  // What nobody has written into is not kept.
+  // Unused conversations are not kept.
   if (conversation.leaf === "root") return;
   try {
     await kept.save(conversation);

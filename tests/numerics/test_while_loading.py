@@ -24,7 +24,7 @@ MOE = {
     "moe_intermediate_size": 256,
     "shared_expert_intermediate_size": 256,
 }
-# Tied and untied heads, biases, experts, and rows that are no whole number of blocks of 256.
+# Tied and untied heads, biases, experts, and rows that are not a whole number of blocks of 256.
 MODELS = {
     "llama": WIDE,
     "qwen2": WIDE,

@@ -1,4 +1,4 @@
-"""The page's Markdown, on texts that nobody would write."""
+"""The page's Markdown, on random and hostile texts."""
 
 import json
 import random

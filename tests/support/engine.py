@@ -100,7 +100,7 @@ class InProcessEngine:
         self.most_at_once = 0
         config = replace(config, **options)
         if config.tp_size > 1 and dist.is_initialized():
-            # Another test's, which nobody uses any more; a process has one at a time.
+            # Another test left it, unused; a process has one at a time.
             dist.destroy_process_group()
         ranks = Ranks(zmq.Context(), config, print) if config.tp_size > 1 else None
         self.config = config
