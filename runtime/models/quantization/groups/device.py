@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from math import gcd
 
@@ -332,16 +333,16 @@ class Product:
         raise KeyError(shard_name)
 
 
-class _Reading:
+class _Reading(ABC):
     """What is read back of a store's parameters."""
 
+    @abstractmethod
     def _codes(self, name: str) -> Codes:
         """Of the parameter of this name, or of what belongs to it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _kept(self, name: str, shard_name: str) -> Tensor:
         """This rank's codes of a matrix, one a byte, or its plain numbers."""
-        raise NotImplementedError
 
     def plain(self, name: str) -> Tensor:
         """See `Matrix`: bytes, one shard after the other."""
