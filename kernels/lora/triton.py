@@ -24,8 +24,7 @@ _LEAST = 16
 _MANY_TOKENS = 512
 _MANY_BLOCK = 64
 _CHUNK = 1024
-# Few tokens wait for one load after another: two of them a program, where there are programs left.
-_MOST_SPLITS = 32
+_MOST_SPLITS = 8
 _WIDTH = 128
 
 

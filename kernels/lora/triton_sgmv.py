@@ -56,7 +56,7 @@ def shrink_kernel(
         acc = tl.zeros([BLOCK_M, RANKS], tl.float32)
         share = tl.cdiv(tl.cdiv(in_features, BLOCK_K), SPLIT) * BLOCK_K
         last = tl.minimum((split + 1) * share, in_features)
-        for start in tl.range(split * share, last, BLOCK_K, num_stages=3):
+        for start in range(split * share, last, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K)
             if EVEN_K:
                 x = tl.load(x_ptrs + k[None, :])
