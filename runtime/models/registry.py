@@ -38,7 +38,7 @@ _DECODER_TEXTS = "runtime.models.decoder.text_encoder:DecoderTextEncoder"
 _BERT = "runtime.models.bert.model:BertModel"
 _MODERNBERT = "runtime.models.modernbert.model:ModernBertModel"
 
-_KNOWN = "runtime.models.adapter.spec:known_architectures"
+_KNOWN = "runtime.models.transformers_impl.spec:known_architectures"
 
 # Key beside those of `config.json` for what `--model-impl` asks for.
 _IMPL = "model_impl"
@@ -113,7 +113,8 @@ FAMILIES: dict[str, Family] = {
 
 
 ADAPTED = Family(
-    "runtime.models.adapter.spec:read", "runtime.models.adapter.model:AdaptedForCausalLM"
+    "runtime.models.transformers_impl.spec:read",
+    "runtime.models.transformers_impl.model:AdaptedForCausalLM",
 )
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from runtime.checkpoint.model_spec import PagedState
 from runtime.errors import StartupError
-from runtime.models.adapter.model import AdaptedForCausalLM
 from runtime.models.registry import read_model_spec
+from runtime.models.transformers_impl.model import AdaptedForCausalLM
 from tests.support.adapted_models import ADAPTED_MODELS, ONE_RANK, adapted_model
 from tests.support.driver import Driver, load
 from tests.support.fake_checkpoint import write_config

@@ -25,11 +25,11 @@ from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import LayerState, ModelSpec, WeightSpec
 from runtime.config.registry import load_object
 from runtime.errors import StartupError
-from runtime.models.adapter.description import Answer, Description, Question
+from runtime.models.transformers_impl.description import Answer, Description, Question
 
 logger = logging.getLogger(__name__)
 
-_MODULE = "runtime.models.adapter.describer"
+_MODULE = "runtime.models.transformers_impl.describer"
 _TIMEOUT_S = 300.0
 _NAMES = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 # Keys that the command line adds to those of `config.json`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.models.adapter.traced import refused
+from runtime.models.transformers_impl.traced import refused
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import nn
 
 from runtime.checkpoint.attention_spec import AttentionSpec
 from runtime.checkpoint.model_spec import WeightKind, WeightSpec
-from runtime.models.adapter.conversions import Conversions, read_conversions
-from runtime.models.adapter.forms import (
+from runtime.models.transformers_impl.conversions import Conversions, read_conversions
+from runtime.models.transformers_impl.forms import (
     AttentionForm,
     NormKind,
     attention_form,
@@ -21,7 +21,7 @@ from runtime.models.adapter.forms import (
     mlp_kind,
     norm_kind,
 )
-from runtime.models.adapter.traced import AttentionCall, Traced, refused
+from runtime.models.transformers_impl.traced import AttentionCall, Traced, refused
 
 # How ranks share a product: all of it, rows of the weight, heads, columns, rows of two stacked
 # blocks, or rows that are gathered.

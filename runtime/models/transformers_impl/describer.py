@@ -1,7 +1,7 @@
 """Describes a model of `transformers`; as a process for the front, which has no torch.
 
-`python -m runtime.models.adapter.describer` reads a `Question` from its input and writes an
-`Answer` to its output.
+`python -m runtime.models.transformers_impl.describer` reads a `Question` from its input and writes
+an `Answer` to its output.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 import torch
 
 from runtime.errors import StartupError
-from runtime.models.adapter.description import Answer, Description, Question
-from runtime.models.adapter.layout import Layout, lay_out
-from runtime.models.adapter.traced import trace
+from runtime.models.transformers_impl.description import Answer, Description, Question
+from runtime.models.transformers_impl.layout import Layout, lay_out
+from runtime.models.transformers_impl.traced import trace
 
 # Beyond every known model; see `runtime.checkpoint.config_keys`.
 _MAX_POSITIONS = 2**27

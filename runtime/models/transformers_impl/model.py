@@ -13,8 +13,18 @@ from torch import Tensor, nn
 
 from runtime.checkpoint.attention_spec import AttentionSpec
 from runtime.errors import StartupError
-from runtime.models.adapter.forms import gate_activation, has_plain_head
-from runtime.models.adapter.layout import (
+from runtime.models.attention.backend import AttentionLayer
+from runtime.models.attention.forward_batch import ForwardBatch
+from runtime.models.decoder.experts_spec import ExpertsSpec
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.embedding import Embedding
+from runtime.models.layers.experts import Experts
+from runtime.models.layers.linear import Linear, Output, column, heads
+from runtime.models.layers.norm import LayerNorm, RMSNorm
+from runtime.models.layers.parameter import Parameter, WeightHolder, whole
+from runtime.models.model import CausalLM
+from runtime.models.transformers_impl.forms import gate_activation, has_plain_head
+from runtime.models.transformers_impl.layout import (
     Fused,
     Layout,
     Norm,
@@ -22,7 +32,7 @@ from runtime.models.adapter.layout import (
     StackedExperts,
     lay_out,
 )
-from runtime.models.adapter.modules import (
+from runtime.models.transformers_impl.modules import (
     CalledAttention,
     ChosenExperts,
     GatedMlp,
@@ -41,18 +51,8 @@ from runtime.models.adapter.modules import (
     Tensors,
     is_on_meta,
 )
-from runtime.models.adapter.spec import AdaptedSpec
-from runtime.models.adapter.traced import AttentionCall, Rotary, trace
-from runtime.models.attention.backend import AttentionLayer
-from runtime.models.attention.forward_batch import ForwardBatch
-from runtime.models.decoder.experts_spec import ExpertsSpec
-from runtime.models.layers.build_context import BuildContext
-from runtime.models.layers.embedding import Embedding
-from runtime.models.layers.experts import Experts
-from runtime.models.layers.linear import Linear, Output, column, heads
-from runtime.models.layers.norm import LayerNorm, RMSNorm
-from runtime.models.layers.parameter import Parameter, WeightHolder, whole
-from runtime.models.model import CausalLM
+from runtime.models.transformers_impl.spec import AdaptedSpec
+from runtime.models.transformers_impl.traced import AttentionCall, Rotary, trace
 
 logger = logging.getLogger(__name__)
 
