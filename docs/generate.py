@@ -179,7 +179,7 @@ through it, so what its layers are is what its own code says. One line in the lo
 it, which is slower than a family; `/server_info` shows `model_impl`, and `headrace doctor` says it before a start.
 
 A line and exit code 1 refuse what cannot be served: no attention interface (Bloom, MPT, Falcon: positions as biases of
-scores), recurrent states, chunked attention, encoders, experts with biases or stored as one tensor a layer (gpt-oss),
+scores), recurrent states, chunked attention, encoders, experts with biases or stored as one tensor a layer,
 weights that `transformers` converts otherwise while it loads them. Deterministic inference and `--is-embedding` need a family. Several ranks need the plan for ranks
 that a model has in `transformers`; `--dp-size` needs none. ([why so](decisions/0053-models-of-transformers.md))
 
@@ -194,13 +194,14 @@ def _adapted_rows() -> list[str]:
     ranks = {
         variant.architecture: "1" if name in ONE_RANK else "1 and more"
         for name, variant in ADAPTED_MODELS.items()
+        if variant.architecture not in FAMILIES
     }
     return [f"| `{name}` | {size} |" for name, size in sorted(ranks.items())]
 
 
 # Families whose layers cannot be split over ranks.
 _ONE_RANK: set[str] = set()
-_WITH_EXPERTS = {"mixtral", "qwen2_moe", "qwen3_moe"}
+_WITH_EXPERTS = {"deepseek", "glm4_moe", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"}
 
 _SCHEMAS_BEGIN = (
     "<!-- Made by `python -m docs.generate` from docs/schema_cases.jsonl; do not edit. -->\n"

@@ -9,10 +9,24 @@ from torch.nn import functional
 
 from kernels.table import Entry, Table
 
-__all__ = ["ACTIVATION", "Activation", "ActivationKernels", "Unary", "act_and_mul", "unary"]
+__all__ = [
+    "ACTIVATION",
+    "SWIGLU_ALPHA",
+    "SWIGLU_LIMIT",
+    "Activation",
+    "ActivationKernels",
+    "Gate",
+    "Unary",
+    "act_and_mul",
+    "unary",
+]
 
 # Activations of a gate: `gelu_tanh` is the approximation of GELU by a hyperbolic tangent.
 Activation = Literal["silu", "gelu_tanh"]
+# What a gate and its partner become: an activation of the gate times `up`, or gpt-oss's clamped
+# form, `min(gate, 7) * sigmoid(1.702 * min(gate, 7)) * (clamp(up, -7, 7) + 1)`.
+Gate = Literal[Activation, "swigluoai"]
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 # Activations of blocks without a gate: `gelu` is the exact one, by the error function.
 Unary = Literal["gelu", "gelu_tanh", "relu", "tanh"]
 _UNARY: dict[Unary, Callable[[Tensor], Tensor]] = {
@@ -26,7 +40,7 @@ _UNARY: dict[Unary, Callable[[Tensor], Tensor]] = {
 class ActivationKernels(Protocol):
     """The functions of an implementation of this op."""
 
-    def act_and_mul(self, x: Tensor, activation: Activation) -> Tensor:
+    def act_and_mul(self, x: Tensor, activation: Gate) -> Tensor:
         """See `kernels.activation.act_and_mul`."""
 
 
@@ -57,8 +71,8 @@ def unary(x: Tensor, activation: Unary) -> Tensor:
     return _UNARY[activation](x)
 
 
-def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
-    """Return `activation(gate) * up`, row by row.
+def act_and_mul(x: Tensor, activation: Gate) -> Tensor:
+    """Return `activation(gate) * up`, row by row; for `swigluoai` see `Gate`.
 
     Args:
         x: `[num_tokens, 2 * intermediate_size]`, gate first, up second; float16, bfloat16 or

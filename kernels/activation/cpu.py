@@ -1,18 +1,18 @@
-"""Gated activations through the C++ library; float16 goes to the reference."""
+"""Gated activations through the C++ library; float16 and `swigluoai` go to the reference."""
 
 import torch
 from torch import Tensor
 
-from kernels.activation import Activation, reference
+from kernels.activation import Gate, reference
 from kernels.cpu.library import DTYPES, library
 
 _act_and_mul = library().hr_act_and_mul
 
 
-def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
+def act_and_mul(x: Tensor, activation: Gate) -> Tensor:
     """Return `activation(gate) * up`; see `kernels.activation.act_and_mul`."""
     dtype = x.dtype
-    if dtype not in DTYPES:
+    if dtype not in DTYPES or activation == "swigluoai":
         return reference.act_and_mul(x, activation)
     assert x.is_contiguous()
     tokens, width = x.shape

@@ -6,10 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.activation import Activation
+from kernels.activation import SWIGLU_ALPHA, SWIGLU_LIMIT, Gate
 from kernels.triton_support.launch import launch_options, lets_next_in, start_next, wait_for_inputs
 
 _BLOCK = 1024
+_ALPHA = tl.constexpr(SWIGLU_ALPHA)
+_LIMIT = tl.constexpr(SWIGLU_LIMIT)
 
 
 @triton.jit
@@ -21,6 +23,19 @@ def activated(gate, ACTIVATION: tl.constexpr):
         result = gate / (1.0 + tl.exp(-slope))
     else:
         result = gate / (1.0 + tl.exp(-gate))
+    return result
+
+
+@triton.jit
+def gated(gate, up, ACTIVATION: tl.constexpr):
+    """Return what a gate and its partner become, in float32; see `kernels.activation.Gate`."""
+    if ACTIVATION == "swigluoai":
+        gate = tl.minimum(gate, _LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.maximum(up, -_LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.minimum(up, _LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        result = gate / (1.0 + tl.exp(gate * -_ALPHA)) * (up + 1.0)
+    else:
+        result = activated(gate, ACTIVATION) * up
     return result
 
 
@@ -41,11 +56,11 @@ def _act_and_mul_kernel(
     inside = columns < width
     gate = tl.load(x_ptr + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * 2 * width + width + columns, mask=inside, other=0.0)
-    result = activated(gate, ACTIVATION) * up.to(tl.float32)
+    result = gated(gate, up.to(tl.float32), ACTIVATION)
     tl.store(out_ptr + row * width + columns, result.to(up.dtype), mask=inside)
 
 
-def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
+def act_and_mul(x: Tensor, activation: Gate) -> Tensor:
     """Return `activation(gate) * up`, rounded once; see `kernels.activation.act_and_mul`."""
     assert x.is_contiguous()
     num_tokens, width = x.shape[0], x.shape[1] // 2

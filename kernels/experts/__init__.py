@@ -1,15 +1,27 @@
 """Mixtures of experts: each token passes through the feed-forward blocks that its router chose."""
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from kernels.activation import Activation
+from kernels.activation import Gate
 from kernels.table import Entry, Table
 
-__all__ = ["EXPERTS", "ExpertsKernels", "PackedExperts", "pack_experts"]
+__all__ = ["EXPERTS", "ExpertBiases", "ExpertsKernels", "PackedExperts", "pack_experts"]
+
+
+class ExpertBiases(NamedTuple):
+    """What the products of this rank's experts add.
+
+    Attributes:
+        gate_up: `[num_experts, 2 * intermediate_size]`, gate first, the dtype of the experts.
+        down: `[num_experts, hidden_size]`, likewise; `None` if another rank adds it.
+    """
+
+    gate_up: Tensor
+    down: Tensor | None
 
 
 class PackedExperts(ABC):
@@ -43,7 +55,12 @@ class PackedExperts(ABC):
 
     @abstractmethod
     def __call__(
-        self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        weights: Tensor,
+        activation: Gate,
+        biases: ExpertBiases | None = None,
     ) -> Tensor:
         """Return the weighted sum of the chosen experts' outputs for each token.
 
@@ -53,6 +70,7 @@ class PackedExperts(ABC):
                 another rank.
             weights: `[num_tokens, num_chosen]` float32, the experts' factors in the sum.
             activation: activation of the gates.
+            biases: of the products; `None` for none.
 
         Returns:
             A new `[num_tokens, hidden_size]`, the dtype of `x`; summed in float32.

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.activation import Activation
-from kernels.experts import PackedExperts
+from kernels.activation import Gate, act_and_mul
+from kernels.experts import ExpertBiases, PackedExperts
 from kernels.linear import PackedLinear, pack
 
 
@@ -19,7 +19,12 @@ class LoopedExperts(PackedExperts):
         self._gate_up, self._down = list(gate_up), list(down)
 
     def __call__(
-        self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        weights: Tensor,
+        activation: Gate,
+        biases: ExpertBiases | None = None,
     ) -> Tensor:
         flat = expert_ids.flatten()
         order = flat.argsort(stable=True)
@@ -34,10 +39,22 @@ class LoopedExperts(PackedExperts):
         for expert, count in enumerate(counts):
             if count:
                 part = gathered[first : first + count]
-                made.append(self._down[expert](self._gate_up[expert].gated(part, activation)))
+                made.append(self._made(expert, part, activation, biases))
                 first += count
         scaled = torch.cat(made).float().mul_(weights.flatten()[order[:first]].unsqueeze(1))
         return out.index_add_(0, tokens[:first], scaled).to(x.dtype)
+
+    def _made(
+        self, expert: int, x: Tensor, activation: Gate, biases: ExpertBiases | None
+    ) -> Tensor:
+        """Return one expert's output for its tokens."""
+        if biases is None and activation != "swigluoai":
+            return self._down[expert](self._gate_up[expert].gated(x, activation))
+        both = self._gate_up[expert](x)
+        if biases is not None:
+            both += biases.gate_up[expert]
+        out = self._down[expert](act_and_mul(both, activation))
+        return out if biases is None or biases.down is None else out.add_(biases.down[expert])
 
     def unpack(self) -> tuple[Tensor, Tensor]:
         gate_up, down = (

@@ -18,8 +18,8 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.activation import Activation
-from kernels.experts import PackedExperts
+from kernels.activation import Gate
+from kernels.experts import ExpertBiases, PackedExperts
 from kernels.experts.plain import PlainExperts
 from kernels.experts.triton_kernels import choose_kernel, product_kernel, sort_kernel, sum_kernel
 from kernels.linear.triton_invariant import Tile
@@ -93,17 +93,28 @@ class TritonExperts(PlainExperts):
         return ids, weights
 
     def __call__(
-        self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        weights: Tensor,
+        activation: Gate,
+        biases: ExpertBiases | None = None,
     ) -> Tensor:
         num_rows = expert_ids.numel()
         if self._is_invariant:
             tile = FLOATS if x.dtype is torch.float32 else INVARIANT
         else:
             tile = tile_of(x.dtype, num_rows, self.num_experts)
-        return self.run(x, expert_ids, weights, activation, tile)
+        return self.run(x, expert_ids, weights, activation, tile, biases)
 
     def run(
-        self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation, tile: Tile
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        weights: Tensor,
+        activation: Gate,
+        tile: Tile,
+        biases: ExpertBiases | None = None,
     ) -> Tensor:
         """Compute like a call, with `tile`."""
         assert x.is_contiguous()
@@ -131,9 +142,10 @@ class TritonExperts(PlainExperts):
         )
         multiply = partial(_multiply, order, block_expert, num_rows, tile)
         inner = x.new_empty(num_rows, self._gate_up.shape[1] // 2)
-        multiply(x, self._gate_up, inner, rows_of_x=num_chosen, activation=activation)
+        of_gate_up, of_down = biases or (None, None)
+        multiply(x, self._gate_up, of_gate_up, inner, rows_of_x=num_chosen, activation=activation)
         made = x.new_empty(num_rows, hidden)
-        multiply(inner, self._down, made, rows_of_x=1, activation=None)
+        multiply(inner, self._down, of_down, made, rows_of_x=1, activation=None)
         sum_kernel[(num_tokens, triton.cdiv(hidden, _BLOCK))](
             made,
             ids,
@@ -155,16 +167,19 @@ def _multiply(
     tile: Tile,
     x: Tensor,
     weight: Tensor,
+    bias: Tensor | None,
     out: Tensor,
     *,
     rows_of_x: int,
-    activation: Activation | None,
+    activation: Gate | None,
 ) -> None:
     width, in_features = out.shape[1], x.shape[1]
     halves = weight.shape[1] // width
     product_kernel[(len(block_expert) * triton.cdiv(width, tile.rows),)](
         x,
         weight,
+        # Not read without a bias.
+        weight if bias is None else bias,
         out,
         order,
         block_expert,
@@ -173,6 +188,7 @@ def _multiply(
         in_features,
         ROWS_OF_X=rows_of_x,
         ACTIVATION=activation,
+        HAS_BIAS=bias is not None,
         EVEN_K=in_features % tile.columns == 0,
         PRECISION="ieee" if x.dtype is torch.float32 else "tf32",
         BLOCK_N=tile.rows,

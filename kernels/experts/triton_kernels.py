@@ -14,7 +14,7 @@ program per expert builds them without atomic additions, so that the order is al
 import triton
 import triton.language as tl
 
-from kernels.activation.triton import activated
+from kernels.activation.triton import gated
 
 
 @triton.jit
@@ -108,6 +108,7 @@ def sort_kernel(
 def product_kernel(
     x_ptr,
     weight_ptr,
+    bias_ptr,
     out_ptr,
     order_ptr,
     block_expert_ptr,
@@ -116,6 +117,7 @@ def product_kernel(
     in_features,
     ROWS_OF_X: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -163,10 +165,15 @@ def product_kernel(
                     up = tl.load(up_ptrs + k[None, :], mask=inside, other=0.0)
                 acc_up = tl.dot(up, tl.trans(x), acc=acc_up, input_precision=PRECISION)
         kind = out_ptr.dtype.element_ty
+        if HAS_BIAS:
+            bias_ptrs = bias_ptr + expert.to(tl.int64) * halves * width + weight_row
+            acc += tl.load(bias_ptrs).to(tl.float32)[:, None]
+            if ACTIVATION is not None:
+                acc_up += tl.load(bias_ptrs + width).to(tl.float32)[:, None]
         if ACTIVATION is not None:
             # Rounded as two separate kernels would round.
-            gate = acc.to(kind).to(tl.float32)
-            acc = activated(gate, ACTIVATION) * acc_up.to(kind).to(tl.float32)
+            gate, up = acc.to(kind).to(tl.float32), acc_up.to(kind).to(tl.float32)
+            acc = gated(gate, up, ACTIVATION)
         tl.store(
             out_ptr + row[None, :] * width + feature[:, None],
             acc.to(kind),

@@ -79,6 +79,7 @@ def _headed(family: str, head: str, model: str = _DECODER_TEXTS) -> Family:
 FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": _decoder("gemma3"),
     "Gemma3ForConditionalGeneration": _seeing("gemma3_vision", "Gemma3Vision"),
+    "GptOssForCausalLM": _decoder("gpt_oss"),
     "LlamaForCausalLM": _decoder("llama"),
     "MistralForCausalLM": _decoder("mistral"),
     "MixtralForCausalLM": _decoder("mixtral"),

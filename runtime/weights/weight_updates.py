@@ -150,9 +150,13 @@ def join_parts(replies: list[RankReply]) -> bytes:
 
 def _join_blocks(parts: list[WeightPart]) -> WeightPart:
     """Join parts in which every rank has the same rows of each block."""
-    num_blocks, (_, *width) = parts[0].num_blocks, parts[0].shape
+    dim = parts[0].shard_dim or 0
+    before, after = parts[0].shape[:dim], parts[0].shape[dim + 1 :]
     blocks = [
-        np.frombuffer(part.data, dtype=np.float32).reshape(num_blocks, -1, *width) for part in parts
+        np.frombuffer(part.data, dtype=np.float32).reshape(*before, parts[0].num_blocks, -1, *after)
+        for part in parts
     ]
-    rows = np.concatenate(blocks, axis=1).reshape(-1, *width)[: parts[0].whole_len]
+    rows = np.concatenate(blocks, axis=dim + 1).reshape(*before, -1, *after)
+    if not dim:
+        rows = rows[: parts[0].whole_len]
     return WeightPart(list(rows.shape), None, 0, 0, rows.tobytes())

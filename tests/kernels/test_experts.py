@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.experts import EXPERTS, pack_experts
+from kernels.experts import EXPERTS, ExpertBiases, pack_experts
 
 NUM_EXPERTS, HIDDEN, INNER = 5, 64, 32
 HERE = [name for name in EXPERTS if EXPERTS.unavailable(name) is None]
@@ -71,3 +71,33 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
     for row in range(9):
         part = slice(row, row + 1)
         assert torch.equal(packed(x[part], ids[part], factors[part], "silu"), together[part])
+
+
+@pytest.mark.parametrize("has_down", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", HERE)
+def test_biases_and_the_clamped_gate(name: str, dtype: torch.dtype, has_down: bool) -> None:
+    gate_up, down = weights(dtype)
+    # Some results are beyond the limits of the gate.
+    packed = pack_experts(gate_up * 6, down, implementation=name)
+    generator = torch.Generator().manual_seed(3)
+    both, last = torch.randn(NUM_EXPERTS, 2 * INNER), torch.randn(NUM_EXPERTS, HIDDEN)
+    biases = ExpertBiases(both.to(dtype), last.to(dtype) if has_down else None)
+    x = torch.empty(9, HIDDEN).normal_(generator=generator).to(dtype)
+    ids = torch.rand(9, NUM_EXPERTS + 1, generator=generator).argsort(dim=1)[:, :3]
+    factors = torch.rand(9, 3, generator=generator)
+    found = packed(x, ids, factors, "swigluoai", biases)
+    wanted = torch.zeros(9, HIDDEN, dtype=torch.float64)
+    for token, chosen in enumerate(ids.tolist()):
+        for place, expert in enumerate(chosen):
+            if expert == NUM_EXPERTS:
+                continue
+            inner = (gate_up[expert] * 6).double() @ x[token].double()
+            gate, up = (inner + biases.gate_up[expert].double()).chunk(2)
+            gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+            made = down[expert].double() @ (gate * torch.sigmoid(1.702 * gate) * (up + 1))
+            made += biases.down[expert].double() if biases.down is not None else 0.0
+            wanted[token] += factors[token, place].double() * made
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    scale = float(wanted.abs().max())
+    torch.testing.assert_close(found.double() / scale, wanted / scale, atol=tolerance, rtol=0.0)

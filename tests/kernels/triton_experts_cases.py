@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.experts import EXPERTS, pack_experts
+from kernels.experts import EXPERTS, ExpertBiases, pack_experts
 from kernels.experts.triton import FLOATS, INVARIANT, TILES, Tile, TritonExperts, most_blocks
 
 SMALL = Tile(16, 16, 16, 4, 2)
@@ -35,6 +35,21 @@ def test_experts_are_those_of_the_reference(impl, shape, dtype):
     for tile in (SMALL, replace(SMALL, tokens=32, columns=32)):
         got = experts.run(x, ids, weights, "silu", tile)
         torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_biases_and_the_clamped_gate(impl, dtype):
+    gate_up, down, x, ids, weights = operands(*SHAPES[2], dtype)
+    biases = ExpertBiases(gate_up[:, :, 0] * 3, down[:, :, 0] * 3)
+    reference = pack_experts(gate_up * 6, down, implementation="reference")
+    experts = TritonExperts(gate_up * 6, down, is_invariant=False)
+    tolerance = 1e-5 if dtype is torch.float32 else 3e-2
+    for each in (biases, ExpertBiases(biases.gate_up, None), None):
+        want = reference(x, ids, weights, "swigluoai", each)
+        got = experts.run(x, ids, weights, "swigluoai", SMALL, each)
+        scale = want.abs().max()
+        torch.testing.assert_close(got / scale, want / scale, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("impl", ["triton"])

@@ -356,6 +356,7 @@ def mixtures(shared: SharedMemory) -> Iterator[Kernel]:
         constants: dict[str, Any] = {
             "ROWS_OF_X": 4,
             "ACTIVATION": "silu",
+            "HAS_BIAS": True,
             "EVEN_K": True,
             "PRECISION": "tf32",
             "BLOCK_N": tile.rows,

@@ -3,21 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from runtime.checkpoint.config_keys import MAX_LAYERS, MAX_WIDTH
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import WeightSpec
 from runtime.models.decoder.weight_map import linear_weights
 
+if TYPE_CHECKING:
+    from kernels.activation import Gate
+
 MAX_EXPERTS = 2**12
 MAX_EXPERTS_OF_MODEL = 2**16
-# Names of an expert's gate, up and down products.
-_NAMES = {
-    "qwen": ("gate_proj", "up_proj", "down_proj"),
-    "mixtral": ("w1", "w3", "w2"),
-}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterSpec:
+    """How a token chooses its experts, and with which weights.
+
+    Attributes:
+        score: what turns the router's logits into scores.
+        sums_to_one: whether the chosen scores are scaled to add up to one.
+        scaling: multiplies the weights after that.
+        has_bias: whether the product that makes the logits has a bias.
+        has_correction: whether a number of each expert is added to its score for the choice, not
+            for the weight.
+        num_groups: experts side by side stand in this many groups.
+        num_chosen_groups: only experts of the best groups are chosen.
+        group_score: a group's score: that of its best expert, or of its best two together.
+        is_precise: whether the logits are computed in float32 in every model.
+    """
+
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    sums_to_one: bool = False
+    scaling: float = 1.0
+    has_bias: bool = False
+    has_correction: bool = False
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    group_score: Literal["best", "best_two"] = "best"
+    is_precise: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a softmax and the best of all experts."""
+        return self.score == "softmax" and not self.has_correction and self.num_groups == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackedForm:
+    """Experts that a checkpoint stores as one tensor for each product.
+
+    Attributes:
+        gate_up, down: names of the tensors within the block; biases end in `_bias`.
+        is_transposed: whether the input's dimension comes before the output's.
+        is_interleaved: whether rows of gate and up alternate; otherwise gate comes first.
+    """
+
+    gate_up: str = "experts.gate_up_proj"
+    down: str = "experts.down_proj"
+    is_transposed: bool = False
+    is_interleaved: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertNames:
+    """Names in a checkpoint, within the block of a layer.
+
+    Attributes:
+        block: name of the block within a layer.
+        router, correction: of the router's product, and of the numbers that correct the choice.
+        gate, up, down: of an expert's products.
+        shared, shared_gate: of the block that every token passes, and of its gate.
+    """
+
+    block: str = "mlp"
+    router: str = "gate"
+    correction: str = "gate.e_score_correction_bias"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str = "shared_expert"
+    shared_gate: str = "shared_expert_gate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,53 +97,78 @@ class ExpertsSpec:
         num_chosen: experts that a token passes.
         intermediate_size: intermediate size of each.
         layers: indices of the layers that have them.
-        sums_to_one: whether the chosen experts' weights are scaled to add up to one.
+        router: how a token chooses.
+        has_bias: whether an expert's products have biases.
+        gate: what gate and up become; `None` for the model's activation.
         shared_size: intermediate size of a block that every token passes; 0 for none.
-        block: name of the block within a layer in a checkpoint.
-        naming: how the checkpoint names an expert's products.
+        has_shared_gate: whether that block is multiplied by a gate of its own.
+        names: names in the checkpoint.
+        stacked: how experts are stored as one tensor; `None` for tensors of each expert.
     """
 
     num_experts: int
     num_chosen: int
     intermediate_size: int
     layers: frozenset[int]
-    sums_to_one: bool
+    router: RouterSpec = field(default_factory=RouterSpec)
+    has_bias: bool = False
+    gate: Gate | None = None
     shared_size: int = 0
-    block: str = "mlp"
-    naming: Literal["qwen", "mixtral"] = "qwen"
+    has_shared_gate: bool = True
+    names: ExpertNames = field(default_factory=ExpertNames)
+    stacked: StackedForm | None = None
 
     def weights(self, prefix: str, hidden: int) -> Iterator[WeightSpec]:
         """Return every tensor of the block in the layer called `prefix`."""
-        inner, block, target = self.intermediate_size, f"{prefix}.{self.block}", f"{prefix}.mlp"
-        yield from linear_weights(f"{block}.gate", f"{target}.router", (self.num_experts, hidden))
-        gate, up, down = _NAMES[self.naming]
+        names, target = self.names, f"{prefix}.mlp"
+        block = f"{prefix}.{names.block}"
+        router, logits = f"{target}.router", (self.num_experts, hidden)
+        yield from linear_weights(
+            f"{block}.{names.router}", router, logits, bias=self.router.has_bias
+        )
+        if self.router.has_correction:
+            name = f"{block}.{names.correction}"
+            yield WeightSpec(name, logits[:1], f"{target}.router_correction.vector", kind="bias")
+        yield from (
+            self._each_weight(block, f"{target}.experts", hidden)
+            if self.stacked is None
+            else self._stacked_weights(self.stacked, block, f"{target}.experts", hidden)
+        )
+        if not self.shared_size:
+            return
+        shared, inner = f"{block}.{names.shared}", self.shared_size
+        for shard in ("gate", "up"):
+            both = f"{target}.shared.gate_up_proj"
+            yield from linear_weights(f"{shared}.{shard}_proj", both, (inner, hidden), shard)
+        down = f"{target}.shared.down_proj"
+        yield from linear_weights(f"{shared}.down_proj", down, (hidden, inner))
+        if self.has_shared_gate:
+            gate = f"{block}.{names.shared_gate}"
+            yield from linear_weights(gate, f"{target}.shared_gate", (1, hidden))
+
+    def _each_weight(self, block: str, target: str, hidden: int) -> Iterator[WeightSpec]:
+        inner, names = self.intermediate_size, self.names
         for expert in range(self.num_experts):
-            name, experts = f"{block}.experts.{expert}", f"{target}.experts"
-            for shard, part in (("gate", gate), ("up", up)):
-                yield WeightSpec(
-                    f"{name}.{part}.weight",
-                    (inner, hidden),
-                    f"{experts}.gate_up",
-                    f"{expert}.{shard}",
-                )
-            yield WeightSpec(
-                f"{name}.{down}.weight", (hidden, inner), f"{experts}.down", str(expert)
-            )
-        if self.shared_size:
-            shared = f"{block}.shared_expert"
-            for shard in ("gate", "up"):
-                yield from linear_weights(
-                    f"{shared}.{shard}_proj",
-                    f"{target}.shared.gate_up_proj",
-                    (self.shared_size, hidden),
-                    shard,
-                )
-            yield from linear_weights(
-                f"{shared}.down_proj", f"{target}.shared.down_proj", (hidden, self.shared_size)
-            )
-            yield from linear_weights(
-                f"{block}.shared_expert_gate", f"{target}.shared_gate", (1, hidden)
-            )
+            name = f"{block}.experts.{expert}"
+            for shard, part in (("gate", names.gate), ("up", names.up)):
+                place = f"{target}.gate_up", f"{expert}.{shard}"
+                yield WeightSpec(f"{name}.{part}.weight", (inner, hidden), *place)
+            down = f"{name}.{names.down}.weight"
+            yield WeightSpec(down, (hidden, inner), f"{target}.down", str(expert))
+
+    def _stacked_weights(
+        self, form: StackedForm, block: str, target: str, hidden: int
+    ) -> Iterator[WeightSpec]:
+        inner = self.intermediate_size
+        for name, kind, (out, width) in (
+            (form.gate_up, "gate_up", (2 * inner, hidden)),
+            (form.down, "down", (hidden, inner)),
+        ):
+            sizes = (width, out) if form.is_transposed else (out, width)
+            yield WeightSpec(f"{block}.{name}", (self.num_experts, *sizes), f"{target}.{kind}")
+            if self.has_bias:
+                bias, shape = f"{block}.{name}_bias", (self.num_experts, out)
+                yield WeightSpec(bias, shape, f"{target}.{kind}_bias", kind="bias")
 
     def uneven_parts(self, tp_size: int, ep_size: int) -> list[str]:
         """Return what cannot be split evenly among ranks; see `ModelSpec`."""
@@ -114,7 +207,7 @@ def read_qwen_experts(config: Keys, *, has_shared: bool) -> ExpertsSpec:
         num_chosen=config.integer("num_experts_per_tok", num_experts),
         intermediate_size=config.integer("moe_intermediate_size", MAX_WIDTH),
         layers=frozenset(i for i in range(num_layers) if i not in dense and not (i + 1) % step),
-        sums_to_one=config.flag("norm_topk_prob", False),
+        router=RouterSpec(sums_to_one=config.flag("norm_topk_prob", False)),
         shared_size=(
             config.integer("shared_expert_intermediate_size", MAX_WIDTH) if has_shared else 0
         ),

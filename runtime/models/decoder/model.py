@@ -19,18 +19,19 @@ from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.decoder.spec import DecoderSpec
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.embedding import Embedding
-from runtime.models.layers.experts import SharedExpert, SparseMLP
 from runtime.models.layers.linear import Linear, column, heads
+from runtime.models.layers.mixture import SharedExpert, SparseMLP
 from runtime.models.layers.norm import RMSNorm
-from runtime.models.layers.parameter import WeightHolder
+from runtime.models.layers.parameter import WeightHolder, WeightShard
 from runtime.models.layers.rope import RopeTables
+from runtime.models.layers.vector import Vector
 from runtime.models.model import CausalLM
 
 
 class DecoderAttention:
     """Self-attention of one layer: fused q/k/v product, the back end, output product."""
 
-    __slots__ = ("attention", "k_norm", "o_proj", "q_norm", "qkv_proj")
+    __slots__ = ("attention", "k_norm", "o_proj", "q_norm", "qkv_proj", "sinks")
 
     def __init__(
         self, spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
@@ -48,6 +49,11 @@ class DecoderAttention:
         )
         self.q_norm = _norm(spec, head_dim, context) if spec.qk_norm else None
         self.k_norm = _norm(spec, head_dim, context) if spec.qk_norm else None
+        self.sinks: Vector | None = None
+        if of_layer.has_sinks:
+            first, count = query.start // head_dim, query.length // head_dim
+            shard = WeightShard((of_layer.num_heads,), 0, 0, first, count)
+            self.sinks = Vector(shard, context)
         rope = of_layer.rope
         self.attention = AttentionLayer(
             layer_idx=layer_idx,
@@ -62,6 +68,7 @@ class DecoderAttention:
             zero_centered=spec.zero_centered_norms,
             window_left=of_layer.window_left,
             softcap=of_layer.softcap,
+            sinks=None if self.sinks is None else self.sinks.vector,
         )
 
     @property
@@ -81,6 +88,8 @@ class DecoderAttention:
             yield f"{prefix}.q_norm", self.q_norm
         if self.k_norm is not None:
             yield f"{prefix}.k_norm", self.k_norm
+        if self.sinks is not None:
+            yield f"{prefix}.sinks", self.sinks
 
 
 class DecoderMLP:
@@ -124,7 +133,8 @@ def _mlp(spec: DecoderSpec, context: BuildContext, layer_idx: int) -> DecoderMLP
     shared = None
     if experts.shared_size:
         block = DecoderMLP(spec, experts.shared_size, context)
-        shared = SharedExpert(hidden, context, block.forward, block.holders)
+        parts = block.forward, block.holders
+        shared = SharedExpert(hidden, context, *parts, has_gate=experts.has_shared_gate)
     return SparseMLP(experts, hidden, spec.activation, context, layer_idx, shared)
 
 

@@ -69,6 +69,7 @@ class DecoderSpec(ModelSpec):
             and `mlp_norm` before each half, `attention_output_norm` and `mlp_output_norm` after it.
         activation: activation of the gate in the feed-forward block.
         embedding_scale: multiplies embeddings, rounded to the model's type.
+        has_sinks: whether each head has a score without a value.
         query_scale: multiplies attention's scores; `None` for `head_dim ** -0.5`.
         experts: experts that replace the feed-forward block in some or all layers.
         rope_axes: for each of a head's angles, the position of a token that rotates it: time, row
@@ -95,6 +96,7 @@ class DecoderSpec(ModelSpec):
     norms: Mapping[str, str] = field(default_factory=lambda: dict(PRE_NORMS))
     activation: Activation = "silu"
     embedding_scale: float = 1.0
+    has_sinks: bool = False
     query_scale: float | None = None
     experts: ExpertsSpec | None = None
     rope_axes: tuple[int, ...] = ()
@@ -127,6 +129,7 @@ class DecoderSpec(ModelSpec):
             head_dim=self.head_dim,
             scale=self.head_dim**-0.5 if self.query_scale is None else self.query_scale,
             window=window,
+            has_sinks=self.has_sinks,
             rope=self.windowed_rope if has_own_rope else self.rope,
         )
 

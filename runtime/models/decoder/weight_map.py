@@ -73,6 +73,11 @@ def _attention_weights(spec: DecoderSpec, layer_idx: int, prefix: str) -> list[W
         weights += linear_weights(name, target, (rows, hidden), shard, bias=spec.attention_bias)
     output = f"{attention}.o_proj"
     weights += linear_weights(output, output, (hidden, query), bias=spec.output_bias)
+    if of_layer.has_sinks:
+        shape = (of_layer.num_heads,)
+        weights.append(
+            WeightSpec(f"{attention}.sinks", shape, f"{attention}.sinks.vector", kind="bias")
+        )
     if spec.qk_norm:
         weights += [
             norm_weight(f"{attention}.{norm}", head_dim, zero_centered=zero_centered)

@@ -1,21 +1,21 @@
-"""A feed-forward block of experts: a router, the experts, and one that all tokens pass."""
+"""The experts of a layer: their matrices and biases, and what a token passes of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from kernels.activation import Activation
-from kernels.experts import PackedExperts, pack_experts
+from kernels.activation import Gate
+from kernels.experts import ExpertBiases, PackedExperts, pack_experts
 from runtime.models.decoder.experts_spec import ExpertsSpec
 from runtime.models.layers.build_context import BuildContext
-from runtime.models.layers.linear import Linear, column
+from runtime.models.layers.linear import Output, column
 from runtime.models.layers.parameter import Parameter, Stored, WeightHolder, WeightShard
+from runtime.models.layers.stacked_experts import StackedParameter, stacked_parameters
 
 if TYPE_CHECKING:
     from runtime.models.quantization.method import DeviceMethod
@@ -77,10 +77,34 @@ class Experts(WeightHolder):
         self._are_all_here = self.last - self.first == spec.num_experts
         self._spec, self._hidden, self._inner = spec, hidden, inner.length
         self._linear, self._implementation = context.linear, context.experts
+        self._biases: dict[str, StackedParameter] = {}
+        self._parameters: dict[str, Parameter]
+        if spec.stacked is None:
+            self._parameters = self._of_each(inner, context)
+        else:
+            mine = range(self.first, self.last)
+            self._parameters = {
+                name: stacked_parameters(spec, name, hidden, inner, mine, context)
+                for name in ("gate_up", "down")
+            }
+            if spec.has_bias:
+                self._biases = {
+                    name: stacked_parameters(spec, name, hidden, inner, mine, context)
+                    for name in ("gate_up_bias", "down_bias")
+                }
+        self._adds_down_bias = context.splits_experts or context.tp_rank == 0
+        for bias in self._biases.values():
+            bias.allocate()
+        self.packed: PackedExperts | None = None
+        self._store: ExpertsStore | None = None
+
+    def _of_each(self, inner: Output, context: BuildContext) -> dict[str, Parameter]:
+        """Return the parameters of a checkpoint with tensors of each expert."""
+        hidden = self._hidden
         gate_up: dict[str, WeightShard] = {}
         down: dict[str, WeightShard] = {}
         tall, wide = (inner.size, hidden), (hidden, inner.size)
-        for expert in range(spec.num_experts):
+        for expert in range(self._spec.num_experts):
             place = expert - self.first
             is_here = self.first <= expert < self.last
             for index, name in enumerate(("gate", "up")):
@@ -97,25 +121,21 @@ class Experts(WeightHolder):
             )
         count = self.last - self.first
         shapes = (count * 2 * inner.length, hidden), (count * hidden, inner.length)
-        self._parameters = {
+        return {
             "gate_up": Parameter(shapes[0], gate_up, context.dtype, context.device),
             "down": Parameter(shapes[1], down, context.dtype, context.device),
         }
-        self.packed: PackedExperts | None = None
-        self._store: ExpertsStore | None = None
 
-    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(self, logits: Tensor, *, sums_to_one: bool) -> tuple[Tensor, Tensor]:
         """Return the experts of each token and their weights; see `PackedExperts.choose`.
 
         Args:
             logits: `[num_tokens, num_experts]`, the router's.
+            sums_to_one: whether a token's weights are scaled to a sum of one.
         """
-        spec = self._spec
-        return self._loaded().choose(logits, spec.num_chosen, sums_to_one=spec.sums_to_one)
+        return self._loaded().choose(logits, self._spec.num_chosen, sums_to_one=sums_to_one)
 
-    def apply(
-        self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation
-    ) -> Tensor:
+    def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Gate) -> Tensor:
         """Return the sum of this rank's experts; see `PackedExperts`.
 
         Args:
@@ -124,12 +144,15 @@ class Experts(WeightHolder):
             weights: `[num_tokens, num_chosen]` float32.
             activation: activation of the gates.
         """
-        packed = self._loaded()
+        packed, biases = self._loaded(), None
+        if self._biases:
+            down = self._biases["down_bias"].allocate() if self._adds_down_bias else None
+            biases = ExpertBiases(self._biases["gate_up_bias"].allocate(), down)
         if self._are_all_here:
-            return packed(x, expert_ids, weights, activation)
+            return packed(x, expert_ids, weights, activation, biases)
         count, local = self.last - self.first, expert_ids - self.first
         local = local.masked_fill((local < 0) | (local >= count), count)
-        return packed(x, local, weights, activation)
+        return packed(x, local, weights, activation, biases)
 
     def _loaded(self) -> PackedExperts:
         if self.packed is None:
@@ -150,6 +173,7 @@ class Experts(WeightHolder):
             yield from self._store.parameters()
         else:
             yield from self._parameters.items()
+        yield from self._biases.items()
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
         """Pack the filled weights and drop the plain ones."""
@@ -158,7 +182,8 @@ class Experts(WeightHolder):
             return
         if self.packed is not None:
             for name, shard_name in kept:
-                self._parameters[name].rows(shard_name).copy_(self.part(name, shard_name))
+                if name in self._parameters:
+                    self._parameters[name].fill(shard_name, self.part(name, shard_name))
         count, hidden, inner = self.last - self.first, self._hidden, self._inner
         gate_up = self._parameters["gate_up"].allocate().view(count, 2 * inner, hidden)
         down = self._parameters["down"].allocate().view(count, hidden, inner)
@@ -175,6 +200,8 @@ class Experts(WeightHolder):
             parameter.tensor = None
 
     def plain(self, name: str) -> Tensor:
+        if name in self._biases:
+            return self._biases[name].allocate()
         if self._store is not None:
             return self._store.plain(name)
         assert self.packed is not None, "the weights are not loaded"
@@ -182,9 +209,14 @@ class Experts(WeightHolder):
         return (gate_up if name == "gate_up" else down).flatten(0, 1)
 
     def part(self, name: str, shard_name: str) -> Tensor:
+        if name in self._biases:
+            return self._biases[name].stored(self.plain(name))
         if self._store is not None:
             return self._store.part(name, shard_name)
-        shard = self._parameters[name].shards[shard_name]
+        parameter = self._parameters[name]
+        if isinstance(parameter, StackedParameter):
+            return parameter.stored(self.plain(name))
+        shard = parameter.shards[shard_name]
         if not shard.num_rows or self.packed is None:
             return self.plain(name)[:0]
         # Not `plain`, which unpacks all experts.
@@ -194,7 +226,7 @@ class Experts(WeightHolder):
         return gate_up[: self._inner] if shard_name.endswith("gate") else gate_up[self._inner :]
 
     def values(self, name: str, shard_name: str) -> Tensor:
-        if self._store is not None:
+        if self._store is not None and name not in self._biases:
             return self._store.values(name, shard_name)
         return self.part(name, shard_name)
 
@@ -207,63 +239,3 @@ class Experts(WeightHolder):
     @property
     def size_bytes(self) -> int:
         return 0 if self.packed is None else self.packed.size_bytes
-
-
-class SparseMLP:
-    """The block of experts that replaces a dense one."""
-
-    def __init__(
-        self,
-        spec: ExpertsSpec,
-        hidden: int,
-        activation: Activation,
-        context: BuildContext,
-        layer_idx: int,
-        shared: SharedExpert | None,
-    ) -> None:
-        self._counts, self._layer_idx = context.expert_counts, layer_idx
-        self._activation = activation
-        self.router = Linear.replicated(hidden, spec.num_experts, False, context)
-        self.experts = Experts(spec, hidden, context)
-        self._reduce = context.all_reduce if context.tp_size > 1 else None
-        self.shared = shared
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
-        expert_ids, weights = self.experts.choose(self.router.apply(hidden))
-        if self._counts is not None:
-            self._counts.note(self._layer_idx, expert_ids)
-        out = self.experts.apply(hidden, expert_ids, weights, self._activation)
-        if self._reduce is not None:
-            out = self._reduce(out)
-        return out if self.shared is None else self.shared.add_to(out, hidden)
-
-    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
-        yield f"{prefix}.router", self.router
-        yield f"{prefix}.experts", self.experts
-        if self.shared is not None:
-            yield from self.shared.holders(prefix)
-
-
-class SharedExpert:
-    """A block that every token passes, multiplied by its own gate."""
-
-    def __init__(
-        self,
-        hidden: int,
-        context: BuildContext,
-        block: Callable[[Tensor], Tensor],
-        holders: Callable[[str], Iterator[tuple[str, WeightHolder]]],
-    ) -> None:
-        self.gate = Linear.replicated(hidden, 1, False, context)
-        self._block, self._holders = block, holders
-
-    def add_to(self, out: Tensor, hidden: Tensor) -> Tensor:
-        """Add the gated block of `hidden` to `out`, both `[num_tokens, hidden_size]`, in place."""
-        return out.addcmul_(self._block(hidden), torch.sigmoid(self.gate.apply(hidden)))
-
-    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
-        yield f"{prefix}.shared_gate", self.gate
-        yield from self._holders(f"{prefix}.shared")

@@ -27,8 +27,8 @@ class WeightShard:
         offset: first row of the parameter that it fills.
         shard_dim: dimension split among ranks; `None` if every rank takes the whole tensor.
         start, length: this rank's part along `shard_dim`.
-        num_blocks: projections of equal size that the checkpoint stacks into one tensor; the rank
-            takes this part of each.
+        num_blocks: projections of equal size that the checkpoint stacks into one tensor along
+            `shard_dim`; the rank takes this part of each.
     """
 
     shape: tuple[int, ...]
@@ -44,8 +44,9 @@ class WeightShard:
             return whole
         if self.num_blocks == 1:
             return whole.narrow(self.shard_dim, self.start, self.length)
-        blocks = whole.unflatten(0, (self.num_blocks, -1))
-        return blocks.narrow(1, self.start, self.length).flatten(0, 1)
+        dim = self.shard_dim
+        blocks = whole.unflatten(dim, (self.num_blocks, -1))
+        return blocks.narrow(dim + 1, self.start, self.length).flatten(dim, dim + 1)
 
     @property
     def local_shape(self) -> tuple[int, ...]:

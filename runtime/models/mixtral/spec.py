@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runtime.checkpoint.json_file import Keys
-from runtime.models.decoder.experts_spec import MAX_EXPERTS, ExpertsSpec
+from runtime.models.decoder.experts_spec import MAX_EXPERTS, ExpertNames, ExpertsSpec, RouterSpec
 from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, read_decoder
 
 TRAITS = DecoderTraits(window="always")
@@ -21,8 +21,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
         num_chosen=config.integer("num_experts_per_tok", num_experts, 2),
         intermediate_size=spec.intermediate_size,
         layers=frozenset(range(spec.num_layers)),
-        sums_to_one=True,
-        block="block_sparse_moe",
-        naming="mixtral",
+        router=RouterSpec(sums_to_one=True),
+        names=ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2"),
     )
     return replace(spec, experts=experts)

@@ -204,7 +204,6 @@ class _Assembly:
             num_chosen=1,
             intermediate_size=experts.inner_size,
             layers=frozenset(),
-            sums_to_one=False,
         )
         made = Experts(spec, experts.hidden_size, self.context)
         self.holders[experts.name] = made

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 import torch
 
 from runtime.ipc.weight_messages import RankReply, WeightPart
-from runtime.models.decoder.experts_spec import ExpertsSpec
+from runtime.models.decoder.experts_spec import ExpertsSpec, RouterSpec, StackedForm
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.experts import Experts
 from runtime.weights.weight_updates import join_parts
@@ -17,8 +19,13 @@ SPEC = ExpertsSpec(
     num_chosen=2,
     intermediate_size=8,
     layers=frozenset({0}),
-    sums_to_one=True,
+    router=RouterSpec(sums_to_one=True),
 )
+FORMS = [
+    StackedForm(is_transposed=transposed, is_interleaved=interleaved)
+    for transposed in (True, False)
+    for interleaved in (True, False)
+]
 HIDDEN = 6
 NAMES = [
     *((("gate_up"), f"{expert}.{part}") for expert in range(4) for part in ("gate", "up")),
@@ -26,7 +33,9 @@ NAMES = [
 ]
 
 
-def made(rank: int = 0, size: int = 1, *, splits: bool = False) -> Experts:
+def made(
+    rank: int = 0, size: int = 1, *, splits: bool = False, spec: ExpertsSpec = SPEC
+) -> Experts:
     context = BuildContext(
         dtype=torch.float32,
         device=torch.device("cpu"),
@@ -35,7 +44,7 @@ def made(rank: int = 0, size: int = 1, *, splits: bool = False) -> Experts:
         all_reduce=lambda x: x,
         splits_experts=splits,
     )
-    return Experts(SPEC, HIDDEN, context)
+    return Experts(spec, HIDDEN, context)
 
 
 def weights(seed: int) -> dict[tuple[str, str], torch.Tensor]:
@@ -67,18 +76,55 @@ def test_ranks_together_hold_every_tensor(splits: bool) -> None:
     for rank in ranks:
         fill(rank, tensors)
     for name, tensor in tensors.items():
-        replies = []
-        for rank in ranks:
-            part, shard = rank.part(*name), dict(rank.parameters())[name[0]].shards[name[1]]
-            whole_len = 0 if shard.shard_dim is None else shard.shape[shard.shard_dim]
-            told = WeightPart(
-                list(part.shape),
-                shard.shard_dim,
-                shard.start,
-                whole_len,
-                part.contiguous().numpy().tobytes(),
-            )
-            replies.append(RankReply(0, True, data=msgspec.msgpack.encode(told)))
-        joined = msgspec.msgpack.decode(join_parts(replies), type=WeightPart)
-        assert joined.shape == list(tensor.shape)
-        assert joined.data == tensor.numpy().tobytes()
+        assert_joined(ranks, name, tensor)
+
+
+def assert_joined(ranks: list[Experts], name: tuple[str, str], tensor: torch.Tensor) -> None:
+    """The ranks' parts of a weight, joined, are the tensor."""
+    replies = []
+    for rank in ranks:
+        part, shard = rank.part(*name), dict(rank.parameters())[name[0]].shards[name[1]]
+        whole_len = 0 if shard.shard_dim is None else shard.shape[shard.shard_dim]
+        told = WeightPart(
+            list(part.shape),
+            shard.shard_dim,
+            shard.start,
+            whole_len,
+            part.contiguous().numpy().tobytes(),
+            shard.num_blocks,
+        )
+        replies.append(RankReply(0, True, data=msgspec.msgpack.encode(told)))
+    joined = msgspec.msgpack.decode(join_parts(replies), type=WeightPart)
+    assert joined.shape == list(tensor.shape)
+    assert joined.data == tensor.numpy().tobytes()
+
+
+@pytest.mark.parametrize("way", ["one rank", "parts of experts", "whole experts"])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_experts_in_one_tensor_are_those_of_each(form: StackedForm, way: str) -> None:
+    size, splits = 1 if way == "one rank" else 2, way == "whole experts"
+    apart, each = weights(3), [made(rank, size, splits=splits) for rank in range(size)]
+    gate, up = (
+        torch.stack([apart["gate_up", f"{i}.{part}"] for i in range(4)]) for part in ("gate", "up")
+    )
+    both = torch.stack((gate, up), dim=2 if form.is_interleaved else 1).flatten(1, 2)
+    down = torch.stack([apart["down", str(i)] for i in range(4)])
+    tensors = {("gate_up", ""): both, ("down", ""): down}
+    if form.is_transposed:
+        tensors = {name: tensor.mT.contiguous() for name, tensor in tensors.items()}
+    biases = {("gate_up_bias", ""): torch.randn(4, 16), ("down_bias", ""): torch.randn(4, HIDDEN)}
+    spec = replace(SPEC, stacked=form, has_bias=True)
+    stacked = [made(rank, size, splits=splits, spec=spec) for rank in range(size)]
+    for one, other in zip(each, stacked, strict=True):
+        fill(one, apart)
+        for name, tensor in (tensors | biases).items():
+            dict(other.parameters())[name[0]].fill(name[1], tensor)
+        other.finalize([])
+        for name in ("gate_up", "down"):
+            assert torch.equal(one.plain(name), other.plain(name))
+        # An update of one tensor keeps the other.
+        dict(other.parameters())["down"].fill("", tensors["down", ""])
+        other.finalize([("gate_up", ""), *biases])
+        assert torch.equal(one.plain("gate_up"), other.plain("gate_up"))
+    for name, tensor in (tensors | biases).items():
+        assert_joined(stacked, name, tensor)

@@ -1,0 +1,42 @@
+"""A vector of numbers that is used in float32 where it was filled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard
+
+
+class Vector(WeightHolder):
+    """One number a head or an expert; the tensor keeps its address for life.
+
+    Attributes:
+        vector: `[length]` float32, this rank's part.
+    """
+
+    def __init__(self, shard: WeightShard, context: BuildContext) -> None:
+        self._parameter = Parameter(shard.local_shape, {"": shard}, torch.float32, context.device)
+        self.vector = self._parameter.allocate()
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        yield "vector", self._parameter
+
+    def finalize(self, kept: list[tuple[str, str]]) -> None:
+        """Do nothing: the vector is used where it was filled."""
+
+    def discard(self) -> None:
+        """Do nothing: the vector is filled at once."""
+
+    def plain(self, name: str) -> Tensor:  # noqa: ARG002  # there is one
+        return self.vector
+
+    def release(self) -> None:
+        """Do nothing: the vector is small, and attention layers hold its tensor."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.vector.nbytes
