@@ -1,262 +1,366 @@
-"""Minutes of mixed traffic with the pool at its limit: no error, and all gauges idle afterwards.
+"""A day's load in miniature: clients of every wire come and go while processes are killed.
 
-    python -m benchmarks.mixed_load --seconds 600 [--concurrency 96] [--json FILE] [SERVER OPTIONS]
+    python -m benchmarks.mixed_load [--minutes 40] [--clients 6] [--kill-every 60] [--pool 384]
+        [--json FILE] [--plot FILE.svg] [--samples FILE] [SERVER OPTIONS]
 
-Starts `python -m server.launch` (`demo-toy` unless `--model-path` is among the server's
-options) and sends prompts of all lengths, greedy and sampled, penalties, log-probabilities, several
-samples, shared prefixes, grammars if the server has them, aborts by id, clients that disconnect,
-and bad requests. `--max-total-tokens` is set low, so that requests are retracted and recomputed.
+Starts `python -m server.launch` (`demo-vision` with adapters, unless `--model-path` is among the
+server's options), and starts its front again whenever it ends. Requests of all APIs are streamed
+and whole, greedy and seeded, with grammars, tools, adapters, images, several samples; some clients
+read slowly, leave, abort, or send what must be refused. Each answer is compared with the one that
+was read before anything was killed. `kill -9` ends one random process a minute, the front half as
+often as each other one, so that its memory can be seen for longer; `--kill-every 0` ends none.
+`--pool` is low, so that requests are retracted and recomputed. Exit code 1 if anything was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
+import contextlib
 import json
+import os
 import random
 import re
 import signal
 import sys
+import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.h200.server_process import free_port, wait_ready
+import httpx
+import numpy as np
+from safetensors.numpy import save_file
+
+from benchmarks.h200.server_process import free_port
+from benchmarks.mixed_traffic import (
+    ANSWERED_400,
+    ANSWERED_503,
+    FRONT_AWAY,
+    KEPT_RUNNING,
+    Kill,
+    Traffic,
+    requests,
+)
+from benchmarks.process_watch import Life, SupervisedServer, Watch, slope_per_hour
 from headrace.bench.environment import describe_environment, write_json
-from headrace.http_stream import HttpClient
+from headrace.bench.plot import Line, Panel, draw_panels
+from runtime.checkpoint.demo import find_demo
+from runtime.checkpoint.peft_adapter import CONFIG_FILE, TENSORS_FILE, adaptable_weights
+from runtime.models.registry import read_model_spec
 
-WORDS = [
-    "the",
-    "miller",
-    "opens",
-    "gate",
-    "water",
-    "turns",
-    "wheel",
-    "and",
-    "stones",
-    "grind",
-    "what",
-    "is",
-    "capital",
-    "of",
-    "France",
-    "12",
-    "+",
-    "7",
-]
-SCHEMA = json.dumps(
-    {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
-        "required": ["name", "age"],
-        "additionalProperties": False,
-    }
+_READY_TIMEOUT_S = 120.0
+_SAMPLE_S = 5.0
+_POLL_S = 0.1
+_SETTLE_S = 20.0
+COUNTERS = ("num_resumed_requests_total", "num_retractions_total", "generation_tokens_total")
+_MODEL = "demo-vision"
+_RANK = 4
+_ADAPTERS = ("sql", "verse", "short")
+# They count what is under way, and are 0 once nothing is.
+GAUGES = (
+    "num_running_reqs",
+    "num_queue_reqs",
+    "num_used_tokens",
+    "num_retracted_reqs",
+    "num_held_reqs",
+    "num_paused_reqs",
+    "num_grammar_queue_reqs",
+    "decode_sum_seq_lens",
+    "lora_pool_slots_used",
+    "lora_requests_in_flight",
+    "token_usage",
+    "utilization",
 )
-KINDS = (
-    ("plain",) * 5
-    + ("stream",) * 3
-    + ("logprobs", "samples", "prefix", "grammar", "abort", "leave", "bad")
-)
-SETTLE_S = 10.0
 
 
-class Traffic:
-    """Sends requests of random kinds until a deadline and counts their outcomes."""
-
-    def __init__(self, url: str, seed: int) -> None:
-        self.url = url
-        self.rng = random.Random(seed)
-        self.done: Counter[str] = Counter()
-        self.wrong: list[str] = []
-        self.tokens = 0
-        self.most_used = 0.0
-        self.has_grammars = True
-        self.prefix = self._text(60)
-
-    def _text(self, num_words: int) -> str:
-        return " ".join(self.rng.choice(WORDS) for _ in range(num_words))
-
-    def _body(self) -> dict[str, Any]:
-        rng = self.rng
-        sampling: dict[str, Any] = {"max_new_tokens": rng.choice((1, 8, 40, 120, 300))}
-        sampling["temperature"] = rng.choice((0.0, 0.0, 0.7, 1.2))
-        if rng.random() < 0.3:
-            sampling |= {"top_p": 0.9, "top_k": 30, "min_p": 0.01}
-        if rng.random() < 0.2:
-            sampling |= {"frequency_penalty": 0.4, "repetition_penalty": 1.1}
-        if rng.random() < 0.2:
-            sampling |= {"logit_bias": {"17": 2.0}, "min_new_tokens": 1}
-        sampling["ignore_eos"] = rng.random() < 0.5
-        return {"text": self._text(rng.choice((1, 10, 60, 200, 400))), "sampling_params": sampling}
-
-    async def worker(self, number: int, until: float) -> None:
-        """Run one client after the other."""
-        count = 0
-        while time.monotonic() < until:
-            kind = self.rng.choice(KINDS)
-            count += 1
-            client = HttpClient(self.url, {"Content-Type": "application/json"}, timeout_s=120.0)
-            try:
-                await self._send(client, kind, f"{number}-{count}")
-                self.done[kind] += 1
-            except Exception as error:
-                self.wrong.append(f"{kind}: {type(error).__name__} {str(error)[:200]}")
-            finally:
-                client.close()
-
-    async def _send(self, client: HttpClient, kind: str, name: str) -> None:
-        body = self._body()
-        if kind == "bad":
-            body["sampling_params"]["temperature"] = -1
-            await self._expect(client, body, 400)
-            return
-        if kind == "logprobs":
-            body |= {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 3}
-        elif kind == "samples":
-            body["sampling_params"] |= {"n": 3, "temperature": 1.0}
-        elif kind == "prefix":
-            body["text"] = f"{self.prefix} {body['text']}"[:1500]
-        elif kind == "grammar" and self.has_grammars:
-            body["sampling_params"] = {
-                "json_schema": SCHEMA,
-                "max_new_tokens": 80,
-                "temperature": 0.5,
-            }
-        if kind in ("stream", "leave", "abort"):
-            await self._stream(client, kind, name, body)
-            return
-        for answer in await self._expect(client, body, 200):
-            meta = answer["meta_info"]
-            self.tokens += meta["completion_tokens"]
-            assert meta["finish_reason"]["type"] in ("stop", "length"), meta["finish_reason"]
-            if kind == "grammar" and self.has_grammars and meta["finish_reason"]["type"] == "stop":
-                assert set(json.loads(answer["text"])) == {"name", "age"}, answer["text"]
-            if kind == "logprobs":
-                assert len(meta["input_token_logprobs"]) == meta["prompt_tokens"]
-                assert len(meta["output_token_logprobs"]) == meta["completion_tokens"]
-
-    async def _expect(self, client: HttpClient, body: dict[str, Any], status: int) -> list[Any]:
-        got, text = await client.call("POST", "/generate", json.dumps(body).encode())
-        assert got == status, f"status {got}, not {status}: {text[:200]!r}"
-        answer = json.loads(text)
-        return answer if isinstance(answer, list) else [answer]
-
-    async def _stream(self, client: HttpClient, kind: str, name: str, body: dict[str, Any]) -> None:
-        body |= {"stream": True, "rid": name}
-        events: list[bytes] = []
-        call = asyncio.ensure_future(
-            client.stream(
-                "/generate", json.dumps(body).encode(), lambda _, data: events.append(data)
-            )
-        )
-        if kind == "stream":
-            await call
-        else:
-            await asyncio.wait([call], timeout=self.rng.uniform(0.0, 0.3))
-            if kind == "leave":
-                call.cancel()
-                await asyncio.gather(call, return_exceptions=True)
-                return
-            other = HttpClient(self.url, {"Content-Type": "application/json"}, timeout_s=60.0)
-            await other.call("POST", "/abort_request", json.dumps({"rid": name}).encode())
-            other.close()
-            await call
-        texts = [json.loads(event) for event in events if event != b"[DONE]"]
-        assert "error" not in texts[-1], texts[-1]
-        last = texts[-1]["meta_info"]
-        self.tokens += last["completion_tokens"]
-        wanted = ("stop", "length", "abort") if kind == "abort" else ("stop", "length")
-        assert last["finish_reason"]["type"] in wanted, last["finish_reason"]
-        for before, after in itertools.pairwise(texts):
-            assert after["text"].startswith(before["text"]), (before["text"], after["text"])
+# Names of outcomes in the plot.
+_SHORT = {
+    ANSWERED_400: "400",
+    ANSWERED_503: "503",
+    FRONT_AWAY: "no front",
+}
 
 
-async def loads(client: HttpClient) -> dict[str, Any]:
-    """The server's gauges, summed over its replicas."""
-    _, text = await client.call("GET", "/v1/loads")
-    names = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "max_total_num_tokens")
-    every = json.loads(text)["loads"]
-    return {name: sum(load[name] for load in every) for name in names}
+def write_adapter(folder: Path, model_folder: Path, seed: int) -> Path:
+    """Write a random adapter of all linear layers, as PEFT does."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for name, weight in adaptable_weights(read_model_spec(model_folder)).items():
+        rows, columns = weight.shape
+        full = f"base_model.model.{name}"
+        tensors[f"{full}.lora_A.weight"] = rng.normal(0, 0.1, (_RANK, columns)).astype("f4")
+        tensors[f"{full}.lora_B.weight"] = rng.normal(0, 0.1, (rows, _RANK)).astype("f4")
+    save_file(tensors, folder / TENSORS_FILE)
+    (folder / CONFIG_FILE).write_text(json.dumps({"peft_type": "LORA", "r": _RANK}))
+    return folder
 
 
-async def num_retractions(client: HttpClient) -> int:
-    """Return how many times a full pool retracted a request."""
-    _, text = await client.call("GET", "/metrics")
-    found = re.findall(r"^\w+:num_retractions_total\{.*\} (\S+)$", text.decode(), re.MULTILINE)
-    return sum(int(float(count)) for count in found)
-
-
-async def run(options: argparse.Namespace, server: list[str]) -> dict[str, Any]:
-    port = free_port()
-    command = [sys.executable, "-m", "server.launch", "--port", str(port), "--log-level", "warning"]
-    if "--model-path" not in server:
-        command += ["--model-path", "demo-toy"]
-    command += ["--max-total-tokens", str(options.pool), "--enable-metrics", *server]
-    process = await asyncio.create_subprocess_exec(*command)
-    url = f"http://127.0.0.1:{port}"
+async def _is_ready(client: httpx.AsyncClient) -> bool:
     try:
-        await wait_ready(url, process)
-        client = HttpClient(url, {"Content-Type": "application/json"}, timeout_s=60.0)
-        traffic = Traffic(url, options.seed)
-        body = {"text": "a", "sampling_params": {"json_schema": SCHEMA, "max_new_tokens": 1}}
-        status, _ = await client.call("POST", "/generate", json.dumps(body).encode())
-        traffic.has_grammars = status == 200
-        started = time.monotonic()
-        until = started + options.seconds
-        workers = [
-            asyncio.ensure_future(traffic.worker(i, until)) for i in range(options.concurrency)
-        ]
-        while not all(worker.done() for worker in workers):
-            await asyncio.wait(workers, timeout=5.0)
-            now = await loads(client)
-            traffic.most_used = max(
-                traffic.most_used, now["num_used_tokens"] / now["max_total_num_tokens"]
+        return (await client.get("/readyz")).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+async def _wait_ready(client: httpx.AsyncClient) -> None:
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    while not await _is_ready(client):
+        assert time.monotonic() < deadline, "not ready"
+        await asyncio.sleep(_POLL_S)
+
+
+async def metrics(client: httpx.AsyncClient, names: Sequence[str]) -> dict[str, float]:
+    """Return each of these metrics, summed over replicas and adapters."""
+    text = (await client.get("/metrics")).text
+    found = re.findall(r"^sglang:(\w+)\{.*\} (\S+)$", text, re.MULTILINE)
+    totals = dict.fromkeys(names, 0.0)
+    for name, value in found:
+        if name in totals:
+            totals[name] += float(value)
+    return totals
+
+
+class Killer:
+    """Ends a random process every so often, and notes when the server is ready again."""
+
+    def __init__(
+        self, server: SupervisedServer, client: httpx.AsyncClient, traffic: Traffic, seed: int
+    ) -> None:
+        """End processes of `server`, and tell `traffic`."""
+        self._server = server
+        self._client = client
+        self._traffic = traffic
+        self._rng = random.Random(seed)
+
+    async def run(self, every_s: float, until: float) -> None:
+        """Kill one process every `every_s` seconds."""
+        next_at = time.monotonic() + every_s
+        while next_at < until - every_s / 2:
+            await asyncio.sleep(max(next_at - time.monotonic(), 0))
+            next_at += every_s
+            by_kind = {kind: pid for pid, kind in self._server.processes().items()}
+            if not by_kind:
+                continue
+            kinds = sorted(by_kind)
+            weights = [1 if kind == "front" else 2 for kind in kinds]
+            kind = self._rng.choices(kinds, weights)[0]
+            kill = Kill(kind, time.monotonic())
+            self._traffic.kills.append(kill)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(by_kind[kind], signal.SIGKILL)
+            await self._wait_back(kill, by_kind[kind])
+
+    async def _wait_back(self, kill: Kill, pid: int) -> None:
+        """Wait until the server is ready, without the process that was killed."""
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        while time.monotonic() < deadline:
+            kinds = self._server.processes()
+            is_back = kill.kind not in KEPT_RUNNING or (
+                pid not in kinds and kill.kind in kinds.values()
             )
-        took = time.monotonic() - started
-        deadline = time.monotonic() + SETTLE_S
-        idle = await loads(client)
-        while idle["num_running_reqs"] + idle["num_waiting_reqs"] + idle["num_used_tokens"]:
-            if time.monotonic() > deadline:
-                traffic.wrong.append(f"not idle: {idle}")
-                break
-            await asyncio.sleep(0.2)
-            idle = await loads(client)
-        put_back = await num_retractions(client)
-        client.close()
+            if is_back and await _is_ready(self._client):
+                kill.ready_at = time.monotonic()
+                return
+            await asyncio.sleep(_POLL_S)
+        self._traffic.outcomes.note("wrong", f"not ready again after the end of {kill.kind}")
+
+
+class Totals:
+    """Counters of a server whose processes begin again at 0.
+
+    Attributes:
+        counts: since the begin, as far as they were seen.
+    """
+
+    def __init__(self) -> None:
+        """Begin at 0."""
+        self.counts = dict.fromkeys(COUNTERS, 0.0)
+        self._last = dict.fromkeys(COUNTERS, 0.0)
+
+    async def read(self, client: httpx.AsyncClient) -> None:
+        """Add what the counters have grown by."""
+        try:
+            now = await metrics(client, COUNTERS)
+        except httpx.HTTPError:
+            return
+        for name, value in now.items():
+            last = self._last[name]
+            self.counts[name] += value - last if value >= last else value
+            self._last[name] = value
+
+
+async def _watch(watch: Watch, totals: Totals, client: httpx.AsyncClient) -> None:
+    while True:
+        await asyncio.to_thread(watch.sample)
+        await totals.read(client)
+        await asyncio.sleep(_SAMPLE_S)
+
+
+async def _settle(client: httpx.AsyncClient) -> dict[str, float]:
+    """Return the gauges once all are 0, or after a while."""
+    deadline = time.monotonic() + _SETTLE_S
+    while True:
+        found = await metrics(client, GAUGES)
+        if not any(found.values()) or time.monotonic() > deadline:
+            return found
+        await asyncio.sleep(_POLL_S)
+
+
+async def run(options: argparse.Namespace, extra: list[str], folder: Path) -> dict[str, Any]:
+    """Run the load, and return what came of it."""
+    port = free_port()
+    command = [sys.executable, "-m", "server.launch", "--port", str(port)]
+    adapters: tuple[str, ...] = ()
+    if "--model-path" not in extra:
+        model_folder = find_demo(_MODEL)[1]
+        command += ["--model-path", _MODEL, "--tool-call-parser", "hermes", "--lora-paths"]
+        for seed, name in enumerate(_ADAPTERS):
+            path = write_adapter(folder / "adapters" / name, model_folder, seed)
+            command.append(f"{name}={path}")
+        command += ["--weights-root", str(folder)]
+        adapters = _ADAPTERS
+    command += ["--max-total-tokens", str(options.pool), "--max-loras-per-batch", "2"]
+    command += ["--enable-metrics", "--log-level", "warning", *extra]
+    log = folder / "server.log"
+    server = SupervisedServer(command, log)
+    server.start()
+    url = f"http://127.0.0.1:{port}"
+    wanted = requests(options.tokens, sees=not extra or "demo-vision" in extra, adapters=adapters)
+    traffic = Traffic(url, wanted, options.seed)
+    code = 0
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=10.0) as client:
+            await _wait_ready(client)
+            await traffic.learn(options.clients)
+            begin = time.monotonic()
+            until = begin + 60 * options.minutes
+            watch = Watch(server, begin)
+            totals = Totals()
+            watching = asyncio.create_task(_watch(watch, totals, client))
+            tasks = [
+                asyncio.create_task(traffic.come_and_go(number, until))
+                for number in range(options.clients)
+            ]
+            if options.kill_every:
+                killer = Killer(server, client, traffic, options.seed)
+                tasks.append(asyncio.create_task(killer.run(options.kill_every, until)))
+            await asyncio.gather(*tasks)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            await _wait_ready(client)
+            left = await _settle(client)
+            flushed = (await client.post("/flush_cache?timeout=10")).status_code
     finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-        code = await process.wait()
-    if code:
-        traffic.wrong.append(f"the server ended with exit code {code}")
+        code = await server.stop()
+    outcomes = traffic.outcomes
+    tracebacks = log.read_text(errors="replace").count("Traceback")
+    for is_wrong, text in (
+        (any(left.values()), f"gauges afterwards: {left}"),
+        (flushed != 200, f"/flush_cache: {flushed}"),
+        (code, f"the server ended with exit code {code}"),
+        (tracebacks, f"{tracebacks} tracebacks in the log"),
+    ):
+        if is_wrong:
+            outcomes.wrong.append(text)
     return {
-        "seconds": took,
-        "requests": dict(traffic.done),
-        "output_tokens": traffic.tokens,
-        "most_of_the_pool_used": traffic.most_used,
-        "times_a_request_was_put_back": put_back,
-        "grammars": traffic.has_grammars,
-        "gauges_afterwards": idle,
-        "wrong": traffic.wrong,
+        "minutes": options.minutes,
+        "clients": options.clients,
+        "requests": dict(outcomes.counts),
+        "events_read": outcomes.num_events,
+        "counters": totals.counts,
+        "kills": [
+            {"kind": kill.kind, "at_s": kill.at - begin, "ready_after_s": kill.ready_at - kill.at}
+            for kill in traffic.kills
+        ],
+        "starts_of_the_front": server.num_starts,
+        "gauges_afterwards": left,
+        "processes": processes(list(watch.lives.values())),
+        "wrong": outcomes.wrong,
+        "outcomes": [(when - begin, what) for when, what in outcomes.times],
+        "lives": [vars(life) for life in watch.lives.values()],
     }
+
+
+def processes(lives: list[Life]) -> dict[str, dict[str, Any]]:
+    """Return memory and descriptors of each kind of process: level, peak and slope."""
+    found = {}
+    for kind in dict.fromkeys(life.kind for life in lives):
+        own = [life for life in lives if life.kind == kind]
+        memory = [value for life in own for value in life.pss_mb]
+        descriptors = [value for life in own for value in life.descriptors]
+        found[kind] = {
+            "lives": len(own),
+            "longest_life_s": max(life.times[-1] - life.times[0] for life in own),
+            "pss_mb_median": sorted(memory)[len(memory) // 2],
+            "pss_mb_most": max(memory),
+            "pss_mb_per_hour": slope_per_hour(own, "pss_mb"),
+            "descriptors_most": max(descriptors),
+            "descriptors_per_hour": slope_per_hour(own, "descriptors"),
+        }
+    return found
+
+
+def draw(result: dict[str, Any]) -> str:
+    """Draw memory, descriptors and outcomes of a run."""
+    marks = [kill["at_s"] / 60 for kill in result["kills"]]
+
+    def lines_of(column: str, only: str = "") -> list[Line]:
+        return [
+            Line(
+                life["kind"],
+                [(t / 60, v) for t, v in zip(life["times"], life[column], strict=True)],
+            )
+            for life in result["lives"]
+            if only in ("", life["kind"])
+        ]
+
+    below = "minutes; red: a process was killed"
+    memory, memory_unit = lines_of("pss_mb"), "MB, proportional"
+    panels = [
+        Panel("Memory of each process", below, memory_unit, memory, marks=marks),
+        Panel("Open descriptors", below, "descriptors", lines_of("descriptors"), marks=marks),
+        Panel("Memory of the front", below, memory_unit, lines_of("pss_mb", "front"), marks=marks),
+    ]
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    for when, outcome in result["outcomes"]:
+        counts[_SHORT.get(outcome, outcome)][int(when / 60)] += 1
+    lines = [
+        Line(name, [(float(minute), float(count)) for minute, count in sorted(each.items())])
+        for name, each in counts.items()
+    ]
+    panels.append(Panel("Requests", below, "requests a minute", lines, marks=marks))
+    title = f"{result['minutes']:g} minutes of mixed load, {len(marks)} processes killed"
+    return draw_panels(title, panels)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--concurrency", type=int, default=96)
-    parser.add_argument("--pool", type=int, default=12_000, help="tokens of the server's KV pool")
+    """Print the results; 1 if anything was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=40.0)
+    parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
+    parser.add_argument("--kill-every", type=float, default=60.0, help="seconds; 0 for never")
+    parser.add_argument("--pool", type=int, default=384, help="tokens of the server's KV pool")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    options, server = parser.parse_known_args()
-    result = asyncio.run(run(options, [each for each in server if each != "--"]))
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--samples", type=Path, help="every sample and outcome, as JSON")
+    options, extra = parser.parse_known_args()
+    with tempfile.TemporaryDirectory(prefix="mixed-load-") as folder:
+        result = asyncio.run(run(options, [each for each in extra if each != "--"], Path(folder)))
+    if options.plot:
+        options.plot.write_text(draw(result), encoding="utf-8")
+    if options.samples:
+        options.samples.write_text(json.dumps(result))
+    del result["outcomes"], result["lives"]
     if options.json:
         write_json(options.json, {"environment": describe_environment(), **result})
     wrong = result.pop("wrong")
-    print(json.dumps(result))
+    print(json.dumps(result, indent=1))
     print(f"{len(wrong)} wrong", *Counter(wrong).most_common(10), sep="\n  ")
     return bool(wrong)
 

@@ -6,6 +6,7 @@ import html
 import importlib.util
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.bench.record import RequestRecord, latencies_ms
@@ -20,6 +21,33 @@ _MAX_POINTS = 400
 _NUM_BINS = 120
 _NUM_TICKS = 5
 _PNG_SCALE = 2
+_COLOURS = ("#1667b8", "#b8541a", "#2b8a3e", "#8639a8", "#555", "#b01050", "#0a8f8f")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve; those of one name have one colour, and an empty name is not shown."""
+
+    name: str
+    points: Points
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot.
+
+    Attributes:
+        x_unit: of the horizontal axis; both axes begin at 0.
+        steps: whether values stay until the next point.
+        marks: places on the horizontal axis that get a short red line.
+    """
+
+    title: str
+    x_unit: str
+    y_unit: str
+    lines: Sequence[Line]
+    steps: bool = False
+    marks: Sequence[float] = ()
 
 
 def check_plot_path(path: Path) -> None:
@@ -54,19 +82,34 @@ def write_plot(path: Path, title: str, records: Sequence[RequestRecord]) -> None
 def draw(title: str, records: Sequence[RequestRecord]) -> str:
     """Four latencies as the share of requests below them, then load and output over time."""
     values = latencies_ms(records)
-    panels = [
-        _panel("Time to first token", "ms", "share of requests", _share(values["ttft_ms"])),
-        _panel("Time per output token", "ms", "share of requests", _share(values["tpot_ms"])),
-        _panel("Between two tokens", "ms", "share of tokens", _share(values["itl_ms"])),
-        _panel("Whole request", "ms", "share of requests", _share(values["e2e_ms"])),
-        _panel("In flight", "s", "requests", _in_flight(records), steps=True),
-        _panel("Output", "s", "tokens/s", _rate(records), steps=True),
-    ]
+    return draw_panels(
+        title,
+        [
+            _one_line("Time to first token", "ms", "share of requests", _share(values["ttft_ms"])),
+            _one_line(
+                "Time per output token", "ms", "share of requests", _share(values["tpot_ms"])
+            ),
+            _one_line("Between two tokens", "ms", "share of tokens", _share(values["itl_ms"])),
+            _one_line("Whole request", "ms", "share of requests", _share(values["e2e_ms"])),
+            _one_line("In flight", "s", "requests", _in_flight(records), steps=True),
+            _one_line("Output", "s", "tokens/s", _rate(records), steps=True),
+        ],
+    )
+
+
+def _one_line(
+    title: str, x_unit: str, y_unit: str, points: Points, *, steps: bool = False
+) -> Panel:
+    return Panel(title, x_unit, y_unit, [Line("", points)], steps=steps)
+
+
+def draw_panels(title: str, panels: Sequence[Panel]) -> str:
+    """Draw the panels in two columns, as one SVG."""
     columns = 2
     rows = math.ceil(len(panels) / columns)
     parts = [
         f'<g transform="translate({index % columns * _WIDTH},{30 + index // columns * _HEIGHT})">'
-        f"{panel}</g>"
+        f"{_draw_panel(panel)}</g>"
         for index, panel in enumerate(panels)
     ]
     width, height = columns * _WIDTH, 30 + rows * _HEIGHT
@@ -127,12 +170,14 @@ def _ticks(most: float) -> list[float]:
     return [index * step for index in range(math.floor(most / step + 1e-9) + 1)]
 
 
-def _panel(title: str, x_unit: str, y_unit: str, points: Points, *, steps: bool = False) -> str:
+def _draw_panel(panel: Panel) -> str:
+    title = html.escape(panel.title)
     parts = [f'<text x="{_LEFT}" y="18" font-weight="bold">{title}</text>']
-    if not points:
+    every = [point for line in panel.lines for point in line.points]
+    if not every:
         return parts[0] + f'<text x="{_LEFT}" y="60" fill="#777">nothing measured</text>'
-    most_x = max(x for x, _ in points) or 1.0
-    most_y = max(y for _, y in points) or 1.0
+    most_x = max(x for x, _ in every) or 1.0
+    most_y = max(y for _, y in every) or 1.0
     inner_width = _WIDTH - _LEFT - _RIGHT
     floor = _HEIGHT - _BOTTOM
     inner_height = floor - _TOP
@@ -146,16 +191,29 @@ def _panel(title: str, x_unit: str, y_unit: str, points: Points, *, steps: bool 
     for tick in _ticks(most_y):
         _, y = at(0, tick)
         parts.append(_line(_LEFT, y, _WIDTH - _RIGHT, y) + _label(_LEFT - 5, y + 4, "end", tick))
-    corners = [at(x, y) for x, y in points]
-    path = f"M{corners[0][0]:.1f} {corners[0][1]:.1f}"
-    for x, y in corners[1:]:
-        path += f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}"
-    parts.append(f'<path d="{path}" fill="none" stroke="#1667b8" stroke-width="1.6"/>')
+    for mark in panel.marks:
+        x, _ = at(mark, 0)
+        parts.append(f'<path d="M{x:.1f} {floor}v-6" stroke="#b00"/>')
+    names = list(dict.fromkeys(line.name for line in panel.lines))
+    for line in panel.lines:
+        corners = [at(x, y) for x, y in line.points]
+        if not corners:
+            continue
+        path = f"M{corners[0][0]:.1f} {corners[0][1]:.1f}"
+        for x, y in corners[1:]:
+            path += f"H{x:.1f}V{y:.1f}" if panel.steps else f"L{x:.1f} {y:.1f}"
+        colour = _COLOURS[names.index(line.name) % len(_COLOURS)]
+        parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+    legend = "".join(
+        f'<tspan dx="8" fill="{_COLOURS[index % len(_COLOURS)]}">{html.escape(name)}</tspan>'
+        for index, name in enumerate(names)
+    )
+    parts.append(f'<text x="{_LEFT - 8}" y="28" font-size="9.5">{legend}</text>')
     middle = _LEFT + inner_width / 2
-    parts.append(f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{x_unit}</text>')
+    parts.append(f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{panel.x_unit}</text>')
     parts.append(
         f'<text transform="translate(12,{_TOP + inner_height / 2}) rotate(-90)" '
-        f'text-anchor="middle">{y_unit}</text>'
+        f'text-anchor="middle">{panel.y_unit}</text>'
     )
     return "".join(parts)
 

@@ -11,15 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.survival import (
-    DISTURBANCES,
-    Reading,
-    Stream,
-    Victim,
-    children,
-    differences,
-    streams,
-)
+from benchmarks.survival import DISTURBANCES, Victim, children
+from benchmarks.wire_streams import Reading, Stream, differences, streams
 from tests.support.grammar_backends import BACKENDS
 from tests.support.server import ServerProcess
 from tests.support.tiny_models import other_weights, tiny_model

@@ -1,0 +1,162 @@
+"""A server under a supervisor, and what each of its processes holds: memory and descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# A young process fills its caches, which is not a leak.
+_SETTLING_S = 90.0
+_MIN_SAMPLES = 6
+_RESTART_DELAY_S = 0.5
+# The last word of each process's command line.
+_KINDS = {
+    "scheduler": "worker",
+    "detokenizer": "detokenizer",
+    "grammar": "grammar compiler",
+    "runtime.media.image_process": "image decoder",
+}
+
+
+class SupervisedServer:
+    """A server that is started again whenever its front ends, as by systemd.
+
+    Attributes:
+        num_starts: of the front.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        """Run `command`; its output is appended to `log`."""
+        self._command = command
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_stopping = False
+        self.num_starts = 0
+
+    def start(self) -> None:
+        """Start it; returns at once."""
+        self._task = asyncio.create_task(self._keep_running())
+
+    async def _keep_running(self) -> None:
+        with self._log.open("ab") as log:
+            while not self._is_stopping:
+                self.num_starts += 1
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command, stdout=log, stderr=log
+                )
+                await self._process.wait()
+                if not self._is_stopping:
+                    await asyncio.sleep(_RESTART_DELAY_S)
+
+    async def stop(self) -> int:
+        """End it in good order, and return the exit code."""
+        self._is_stopping = True
+        assert self._task is not None
+        if self._process is None:
+            self._task.cancel()
+            return 0
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        await self._task
+        return self._process.returncode or 0
+
+    def processes(self) -> dict[int, str]:
+        """Living processes by id: `front`, `worker`, `detokenizer`, ..."""
+        if self._process is None or self._process.returncode is not None:
+            return {}
+        front = self._process.pid
+        return {front: "front", **_descendants(front)}
+
+
+def _descendants(pid: int) -> dict[int, str]:
+    parents: dict[int, list[int]] = defaultdict(list)
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                if fields[0] != "Z":
+                    parents[int(fields[1])].append(int(folder.name))
+    found: dict[int, str] = {}
+    for child in parents[pid]:
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{child}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+            name = words[-1].decode(errors="replace")
+            # Forks of single jobs are grandchildren, and do not live long enough to be watched.
+            found[child] = _KINDS.get(name, name.rpartition(".")[2])
+    return found
+
+
+@dataclass
+class Life:
+    """One process, from its start to its end.
+
+    Attributes:
+        times: seconds from the begin of the run, one for each sample.
+        pss_mb: proportional set size: its memory, and its part of what it shares.
+        descriptors: open ones.
+    """
+
+    kind: str
+    times: list[float] = field(default_factory=list)
+    pss_mb: list[float] = field(default_factory=list)
+    descriptors: list[float] = field(default_factory=list)
+
+
+class Watch:
+    """Samples of every process of a server.
+
+    Attributes:
+        lives: by process id.
+    """
+
+    def __init__(self, server: SupervisedServer, begin: float) -> None:
+        """Watch; times count from `begin`, by `time.monotonic()`."""
+        self._server = server
+        self._begin = begin
+        self.lives: dict[int, Life] = {}
+
+    def sample(self) -> None:
+        """Take one sample of each living process."""
+        now = time.monotonic() - self._begin
+        for pid, kind in self._server.processes().items():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                pss_mb = _pss_kb(pid) / 1024
+                descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+                life = self.lives.setdefault(pid, Life(kind))
+                life.times.append(now)
+                life.pss_mb.append(pss_mb)
+                life.descriptors.append(descriptors)
+
+
+def _pss_kb(pid: int) -> int:
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(text.split("\nPss:")[1].split()[0])
+
+
+def slope_per_hour(lives: Sequence[Life], column: str) -> float | None:
+    """Growth of a column of all lives together, each with its own level, by least squares.
+
+    The first 90 s of each life do not count. `None` if too little is left.
+    """
+    covariance = variance = 0.0
+    for life in lives:
+        pairs = [
+            (when, value)
+            for when, value in zip(life.times, getattr(life, column), strict=True)
+            if when - life.times[0] >= _SETTLING_S
+        ]
+        if len(pairs) < _MIN_SAMPLES:
+            continue
+        mean_time = sum(when for when, _ in pairs) / len(pairs)
+        mean_value = sum(value for _, value in pairs) / len(pairs)
+        covariance += sum((when - mean_time) * (value - mean_value) for when, value in pairs)
+        variance += sum((when - mean_time) ** 2 for when, _ in pairs)
+    return 3600 * covariance / variance if variance else None
