@@ -153,6 +153,19 @@ class Outcomes:
         if wrong:
             self.wrong.append(wrong)
 
+    def note_failure(
+        self, begin: float, reading: Reading, what: str, kills: Sequence[Kill]
+    ) -> None:
+        """Count a request without its answer, which is right only beside the end of a process."""
+        now = time.monotonic()
+        beside = [kill for kill in kills if kill.at <= now and begin <= kill.ready_at + _NOTICE_S]
+        if reading.is_broken and any(kill.kind == "front" for kill in beside):
+            self.note(FRONT_AWAY)
+        elif reading.status == 503 and any(kill.kind in KEPT_RUNNING for kill in beside):
+            self.note(ANSWERED_503)
+        else:
+            self.note("wrong", f"{what}: {reading.error}")
+
 
 class Traffic:
     """Clients that send random ones of the requests.
@@ -213,7 +226,7 @@ class Traffic:
             if reading.status == 400:
                 self.outcomes.note(ANSWERED_400)
             else:
-                self._note_failure(begin, reading, f"no 400: {body}"[:200])
+                self.outcomes.note_failure(begin, reading, f"no 400: {body}"[:200], self.kills)
             return reading.status == 400
         index = self._rng.randrange(len(self._wanted))
         stream, whole, reading = self._wanted[index], self._undisturbed[index], Reading()
@@ -225,7 +238,7 @@ class Traffic:
             await read(client, stream, reading, _SLOW_S if how == "slow" else 0.0)
         self.outcomes.num_events += len(reading.times)
         if reading.error:
-            self._note_failure(begin, reading, f"{stream.path}, {how}")
+            self.outcomes.note_failure(begin, reading, f"{stream.path}, {how}", self.kills)
         elif how in ("leave", "abort"):
             is_right = is_beginning(reading.merged, whole.merged)
             text = "" if is_right else f"{stream.path}, {how}: not the beginning"
@@ -249,16 +262,3 @@ class Traffic:
         asking = Reading()
         await read(client, Stream("/abort_request", {"rid": name}), asking)
         await call
-
-    def _note_failure(self, begin: float, reading: Reading, what: str) -> None:
-        """Count a request without its answer, which is right only beside the end of a process."""
-        now = time.monotonic()
-        beside = [
-            kill for kill in self.kills if kill.at <= now and begin <= kill.ready_at + _NOTICE_S
-        ]
-        if reading.is_broken and any(kill.kind == "front" for kill in beside):
-            self.outcomes.note(FRONT_AWAY)
-        elif reading.status == 503 and any(kill.kind in KEPT_RUNNING for kill in beside):
-            self.outcomes.note(ANSWERED_503)
-        else:
-            self.outcomes.note("wrong", f"{what}: {reading.error}")
