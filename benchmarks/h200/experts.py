@@ -1,18 +1,19 @@
 """Experts on an H200: our Triton kernels beside torch's grouped products, weights out of the cache.
 
     python -m benchmarks.h200.experts [--shape A2.7B 30B-A3B 8x7B] [--tokens 1 8 64] [--tune]
-        [--check] [--json FILE]
+        [--check] [--forms w4a16 mxfp4] [--json FILE]
 
 A call is a layer's choice and its experts, for random logits; microseconds come from CUDA graphs.
 `--check` compares all ways with the reference before. `--tune` measures other tiles, too, and
-prints the fastest for each number of tokens, for `kernels.experts.triton.TILES`.
+prints the fastest for each number of tokens, for `kernels.experts.triton.TILES`. `--forms` times
+experts in codes too; with `--tune` their tiles, for `kernels.experts.triton_coded.TILES`.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,17 @@ from torch import Tensor
 from benchmarks.h200.timing import graph_us, relative_error
 from headrace.bench.environment import describe_environment, write_json
 from kernels.experts import PackedExperts, pack_experts
-from kernels.experts.triton import INVARIANT, TILES, Tile, TritonExperts, tile_of
+from kernels.experts.triton import (
+    INVARIANT,
+    TILES,
+    SortedExperts,
+    Tile,
+    TritonExperts,
+    tile_of,
+)
+from kernels.experts.triton_coded import CodedExperts
+from kernels.experts.triton_coded import pack as pack_codes
+from kernels.group_linear import Form, encode
 
 DEVICE = torch.device("cuda")
 # Experts, chosen of each token, width of the model and of an expert.
@@ -30,7 +41,26 @@ SHAPES = {
     "A2.7B": (60, 4, 2048, 1408),
     "30B-A3B": (128, 8, 2048, 768),
     "8x7B": (8, 2, 4096, 14336),
+    "gpt-oss-20b": (32, 4, 2880, 2880),
 }
+# Codes of experts: form, columns of a group.
+FORMS: dict[str, tuple[Form, int]] = {
+    "w4a16": ("int4", 128),
+    "w4a16-32": ("int4", 32),
+    "w8a16": ("int8", 128),
+    "mxfp4": ("mxfp4", 32),
+}
+CODED_OTHERS = tuple(
+    Tile(*sizes, stages)
+    for sizes, stages in itertools.product(
+        (
+            *((64, 16, 128, 4), (128, 16, 128, 4), (128, 16, 128, 8), (64, 32, 128, 4)),
+            *((128, 32, 128, 8), (64, 64, 128, 4), (128, 64, 128, 4), (128, 64, 128, 8)),
+            *((64, 128, 128, 4), (128, 128, 128, 8), (128, 256, 128, 8)),
+        ),
+        (2, 3, 4, 6),
+    )
+)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 8192)
 # Bytes of weights: more than the second-level cache, and little of the memory.
 ROTATED_BYTES = 400_000_000
@@ -66,7 +96,7 @@ def step(
     ids, factors = experts.choose(logits, chosen, sums_to_one=False)
     if tile is None:
         return experts(x, ids, factors, "silu")
-    assert isinstance(experts, TritonExperts)
+    assert isinstance(experts, SortedExperts)
     return experts.run(x, ids, factors, "silu", tile)
 
 
@@ -105,6 +135,49 @@ def check(shape: tuple[int, int, int, int]) -> list[str]:
     return wrong
 
 
+def coded(name: str, many: list[tuple[Tensor, Tensor]]) -> list[CodedExperts]:
+    """Return the layers in codes, as many as the second-level cache does not hold."""
+    form, group = FORMS[name]
+    found = []
+    # Each layer has a quarter to half of the bytes.
+    for gate_up, down in many * 4:
+        codes = [
+            encode(each.flatten(0, 1), form, group, torch.float16, zeros=False)
+            for each in (gate_up, down)
+        ]
+        made = pack_codes(*codes, len(gate_up), is_invariant=False)
+        assert made is not None, f"{name} does not fit"
+        found.append(made)
+    return found
+
+
+def measure_coded(
+    name: str, form: str, tokens: int, packed: list[CodedExperts], many: list[tuple[Tensor, Tensor]]
+) -> dict[str, Any]:
+    """Time experts in codes beside those in bf16, and compare the results of one layer."""
+    shape = SHAPES[name]
+    x, logits = inputs(shape, tokens)
+    plain = [pack_experts(*each, implementation="triton") for each in many]
+    reference = pack_experts(*packed[0].unpack(), implementation="triton")
+    ids, factors = plain[0].choose(logits, shape[1], sums_to_one=False)
+    want = reference(x.float(), ids, factors, "silu")
+    took, in_bf16 = (
+        graph_us([lambda p=p: step(p, x, logits, shape[1]) for p in ways])
+        for ways in (packed, plain)
+    )
+    active = len(logits.topk(shape[1]).indices.unique())
+    return {
+        "shape": name,
+        "form": form,
+        "tokens": tokens,
+        "us": took,
+        "bf16_us": in_bf16,
+        "over_bf16": in_bf16 / took,
+        "gb_per_s": packed[0].size_bytes * active / shape[0] / took / 1e3,
+        "error": relative_error(packed[0](x, ids, factors, "silu"), want),
+    }
+
+
 def measure(name: str, tokens: int, many: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     """Time the three ways at one number of tokens."""
     shape = SHAPES[name]
@@ -129,14 +202,14 @@ def measure(name: str, tokens: int, many: list[tuple[Tensor, Tensor]]) -> dict[s
     }
 
 
-def tune(name: str, tokens: int, many: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+def tune(
+    name: str, tokens: int, packed: Sequence[SortedExperts], tiles: Iterable[Tile], chosen: Tile
+) -> dict[str, Any]:
     """Time every tile that fits the device."""
     shape = SHAPES[name]
     x, logits = inputs(shape, tokens)
-    packed = [TritonExperts(*each, is_invariant=False) for each in many]
     took: dict[Tile, float] = {}
-    known = [*(tile for _, tile in TILES), INVARIANT]
-    for tile in dict.fromkeys((*known, *OTHER_TILES)):
+    for tile in dict.fromkeys((chosen, *tiles)):
         calls: list[Callable[[], object]] = [
             lambda p=p, tile=tile: step(p, x, logits, shape[1], tile) for p in packed
         ]
@@ -145,7 +218,6 @@ def tune(name: str, tokens: int, many: list[tuple[Tensor, Tensor]]) -> dict[str,
         except RuntimeError as error:
             print(f"  {tile}: {str(error).splitlines()[0]}", flush=True)
     best = min(took, key=lambda tile: took[tile])
-    chosen = tile_of(x.dtype, tokens * shape[1], shape[0])
     return {
         "shape": name,
         "tokens": tokens,
@@ -156,6 +228,18 @@ def tune(name: str, tokens: int, many: list[tuple[Tensor, Tensor]]) -> dict[str,
     }
 
 
+def tune_plain(name: str, tokens: int, many: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """Time the tiles of experts in bf16."""
+    shape = SHAPES[name]
+    packed = [TritonExperts(*each, is_invariant=False) for each in many]
+    tiles = (*(tile for _, tile in TILES), INVARIANT, *OTHER_TILES)
+    return tune(name, tokens, packed, tiles, tile_of(torch.bfloat16, tokens * shape[1], shape[0]))
+
+
+def show(row: dict[str, Any]) -> None:
+    print(*(f"{k} {v:.4g}" if isinstance(v, float) else v for k, v in row.items()), flush=True)
+
+
 def main() -> None:
     """Check, measure, print a line for each case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -163,6 +247,7 @@ def main() -> None:
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--forms", nargs="*", choices=FORMS, default=[])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -172,8 +257,27 @@ def main() -> None:
             print(name, "; ".join(wrong) or "all agree", flush=True)
         many = layers(SHAPES[name])
         for tokens in options.tokens:
-            rows.append((tune if options.tune else measure)(name, tokens, many))
-            print(*(f"{k} {v:.4g}" if isinstance(v, float) else v for k, v in rows[-1].items()))
+            if options.forms:
+                break
+            rows.append(
+                tune_plain(name, tokens, many) if options.tune else measure(name, tokens, many)
+            )
+            show(rows[-1])
+        for form in options.forms:
+            codes = coded(form, many)
+            for tokens in options.tokens:
+                rows.append(
+                    tune(
+                        name,
+                        tokens,
+                        codes,
+                        CODED_OTHERS,
+                        codes[0].tile_of(tokens * SHAPES[name][1]),
+                    )
+                    if options.tune
+                    else measure_coded(name, form, tokens, codes, many)
+                )
+                show(rows[-1])
     if options.json:
         write_json(options.json, {"environment": describe_environment(), "rows": rows})
 

@@ -10,9 +10,10 @@ On an H200 a layer of Qwen1.5-MoE takes 36 microseconds for one token, 258 for 6
 8,192, torch's grouped products 105, 463 and 2,298 (`benchmarks.h200.experts`).
 """
 
-# ruff: noqa: PLR0913 a launch has its kernel's parameters
-
+from abc import abstractmethod
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal
 
 import torch
 import triton
@@ -65,12 +66,72 @@ def most_blocks(num_rows: int, num_experts: int, tokens: int) -> int:
     return (num_rows + min(num_rows, num_experts) * (tokens - 1)) // tokens
 
 
-class TritonExperts(PlainExperts):
-    """The plain weights; `is_invariant` uses one tile for every number of tokens."""
+@dataclass(frozen=True)
+class SortedProduct:
+    """One of the two products of rows that are sorted by expert.
 
-    def __init__(self, gate_up: Tensor, down: Tensor, *, is_invariant: bool) -> None:
-        super().__init__(gate_up, down)
-        self._is_invariant = is_invariant
+    Attributes:
+        order: `[len(block_expert) * tile.tokens]` int32, the rows of `out` in blocks of one expert
+            each; `len(out)` for none.
+        block_expert: `[num_blocks]` int32, each block's expert; -1 for an unused block.
+        tile: sizes of a program.
+        which: of the weights.
+        x: `[len(out) // rows_of_x, in_features]`.
+        out: `[num_rows, width]`, is written.
+        rows_of_x: rows of `out` that come from one row of `x`.
+        activation: of the gates; `None` if the weights have none.
+        bias: `[num_experts, rows of the weight]`, or None.
+    """
+
+    order: Tensor
+    block_expert: Tensor
+    tile: Tile
+    which: Literal["gate_up", "down"]
+    x: Tensor
+    out: Tensor
+    rows_of_x: int
+    activation: Gate | None
+    bias: Tensor | None
+
+    @property
+    def halves(self) -> int:
+        """Rows of the weight for each column of `out`: a gate and its factor, or one."""
+        return 1 if self.activation is None else 2
+
+    def launch(self) -> dict[str, Any]:
+        """Return what every kernel of such a product is given by name."""
+        return {
+            # Not read without a bias.
+            "bias_ptr": self.out if self.bias is None else self.bias,
+            "out_ptr": self.out,
+            "order_ptr": self.order,
+            "block_expert_ptr": self.block_expert,
+            "num_rows": len(self.out),
+            "width": self.out.shape[1],
+            "in_features": self.x.shape[1],
+            "ROWS_OF_X": self.rows_of_x,
+            "ACTIVATION": self.activation,
+            "HAS_BIAS": self.bias is not None,
+            "EVEN_K": self.x.shape[1] % self.tile.columns == 0,
+            "BLOCK_N": self.tile.rows,
+            "BLOCK_M": self.tile.tokens,
+            "num_warps": self.tile.num_warps,
+        }
+
+    @property
+    def grid(self) -> tuple[int]:
+        """Programs: one for each block and `tile.rows` rows of the weight."""
+        return (len(self.block_expert) * triton.cdiv(self.out.shape[1], self.tile.rows),)
+
+
+class SortedExperts(PackedExperts):
+    """Sorts rows by expert and multiplies twice, however the weights are kept.
+
+    Attributes:
+        inner_size: rows of the gates.
+    """
+
+    inner_size: int
 
     def choose(
         self, logits: Tensor, num_chosen: int, *, sums_to_one: bool
@@ -92,21 +153,6 @@ class TritonExperts(PlainExperts):
             )
         return ids, weights
 
-    def __call__(
-        self,
-        x: Tensor,
-        expert_ids: Tensor,
-        weights: Tensor,
-        activation: Gate,
-        biases: ExpertBiases | None = None,
-    ) -> Tensor:
-        num_rows = expert_ids.numel()
-        if self._is_invariant:
-            tile = FLOATS if x.dtype is torch.float32 else INVARIANT
-        else:
-            tile = tile_of(x.dtype, num_rows, self.num_experts)
-        return self.run(x, expert_ids, weights, activation, tile, biases)
-
     def run(
         self,
         x: Tensor,
@@ -118,7 +164,6 @@ class TritonExperts(PlainExperts):
     ) -> Tensor:
         """Compute like a call, with `tile`."""
         assert x.is_contiguous()
-        assert x.dtype == self._gate_up.dtype
         num_tokens, num_chosen = expert_ids.shape
         num_rows, hidden = num_tokens * num_chosen, x.shape[1]
         out = torch.empty_like(x)
@@ -140,12 +185,12 @@ class TritonExperts(PlainExperts):
             BINS=triton.next_power_of_2(self.num_experts + 1),
             num_warps=4,
         )
-        multiply = partial(_multiply, order, block_expert, num_rows, tile)
-        inner = x.new_empty(num_rows, self._gate_up.shape[1] // 2)
+        product = partial(SortedProduct, order, block_expert, tile)
+        inner = x.new_empty(num_rows, self.inner_size)
         of_gate_up, of_down = biases or (None, None)
-        multiply(x, self._gate_up, of_gate_up, inner, rows_of_x=num_chosen, activation=activation)
+        self.multiply(product("gate_up", x, inner, num_chosen, activation, of_gate_up))
         made = x.new_empty(num_rows, hidden)
-        multiply(inner, self._down, of_down, made, rows_of_x=1, activation=None)
+        self.multiply(product("down", inner, made, 1, None, of_down))
         sum_kernel[(num_tokens, triton.cdiv(hidden, _BLOCK))](
             made,
             ids,
@@ -159,44 +204,45 @@ class TritonExperts(PlainExperts):
         )
         return out
 
+    @abstractmethod
+    def multiply(self, product: SortedProduct) -> None:
+        """Multiply rows by their experts' weights, into `product.out`."""
 
-def _multiply(
-    order: Tensor,
-    block_expert: Tensor,
-    num_rows: int,
-    tile: Tile,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    *,
-    rows_of_x: int,
-    activation: Gate | None,
-) -> None:
-    width, in_features = out.shape[1], x.shape[1]
-    halves = weight.shape[1] // width
-    product_kernel[(len(block_expert) * triton.cdiv(width, tile.rows),)](
-        x,
-        weight,
-        # Not read without a bias.
-        weight if bias is None else bias,
-        out,
-        order,
-        block_expert,
-        num_rows,
-        width,
-        in_features,
-        ROWS_OF_X=rows_of_x,
-        ACTIVATION=activation,
-        HAS_BIAS=bias is not None,
-        EVEN_K=in_features % tile.columns == 0,
-        PRECISION="ieee" if x.dtype is torch.float32 else "tf32",
-        BLOCK_N=tile.rows,
-        BLOCK_M=tile.tokens,
-        BLOCK_K=tile.columns,
-        STAGES=stages_of(tile, x.dtype, halves, shared_memory(x.device)),
-        num_warps=tile.num_warps,
-    )
+
+class TritonExperts(SortedExperts, PlainExperts):
+    """The plain weights; `is_invariant` uses one tile for every number of tokens."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor, *, is_invariant: bool) -> None:
+        super().__init__(gate_up, down)
+        self.inner_size = down.shape[2]
+        self._is_invariant = is_invariant
+
+    def __call__(
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        weights: Tensor,
+        activation: Gate,
+        biases: ExpertBiases | None = None,
+    ) -> Tensor:
+        assert x.dtype == self._gate_up.dtype
+        num_rows = expert_ids.numel()
+        if self._is_invariant:
+            tile = FLOATS if x.dtype is torch.float32 else INVARIANT
+        else:
+            tile = tile_of(x.dtype, num_rows, self.num_experts)
+        return self.run(x, expert_ids, weights, activation, tile, biases)
+
+    def multiply(self, product: SortedProduct) -> None:
+        x, tile = product.x, product.tile
+        product_kernel[product.grid](
+            x,
+            self._gate_up if product.which == "gate_up" else self._down,
+            **product.launch(),
+            PRECISION="ieee" if x.dtype is torch.float32 else "tf32",
+            BLOCK_K=tile.columns,
+            STAGES=stages_of(tile, x.dtype, product.halves, shared_memory(x.device)),
+        )
 
 
 def pack_experts(gate_up: Tensor, down: Tensor, linear: str | None) -> PackedExperts:  # noqa: ARG001

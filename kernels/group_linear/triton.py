@@ -81,6 +81,18 @@ class PackedCodes:
         found = (self.codes, self.words, self.row_scales, self.row_zeros, self.order)
         return [tensor for tensor in found if tensor is not None]
 
+    def fits(self, other: "PackedCodes") -> bool:
+        """Whether another matrix has this one's form, so that `take` may copy it."""
+        mine, theirs = self.tensors(), other.tensors()
+        if [(t.shape, t.dtype) for t in mine] != [(t.shape, t.dtype) for t in theirs]:
+            return False
+        return (self.group, self.form) == (other.group, other.form)
+
+    def take(self, other: "PackedCodes") -> None:
+        """Copy another matrix into this one's memory: CUDA graphs hold addresses."""
+        for to, tensor in zip(self.tensors(), other.tensors(), strict=True):
+            to.copy_(tensor)
+
     def constants(self) -> dict[str, Any]:
         """What kernels are compiled for."""
         return {
@@ -112,6 +124,8 @@ class PackedCodes:
 
 def pack_codes(weight: Grouped) -> PackedCodes | None:
     """Lay codes out in planes; `None` for groups that the kernels do not have."""
+    if 64 < weight.group < weight.columns and weight.group % STEP and weight.group % 64 == 0:
+        weight = weight.with_groups_of(64)
     group = 0 if weight.group >= weight.columns and weight.form != "mxfp4" else weight.group
     if weight.columns % 32 or group % 32 or (group > 64 and group % STEP):
         return None
@@ -333,13 +347,11 @@ class TritonGroupedLinear(GroupedLinear):
     def replace(self, other: PackedLinear) -> bool:
         if not isinstance(other, TritonGroupedLinear):
             return False
-        mine, theirs = self._tensors(), other._tensors()
-        if [(t.shape, t.dtype) for t in mine] != [(t.shape, t.dtype) for t in theirs]:
+        if not self.weight.fits(other.weight) or (self.bias is None) != (other.bias is None):
             return False
-        if (self.weight.group, self.weight.form) != (other.weight.group, other.weight.form):
-            return False
-        for to, tensor in zip(mine, theirs, strict=True):
-            to.copy_(tensor)
+        self.weight.take(other.weight)
+        if self.bias is not None and other.bias is not None:
+            self.bias.copy_(other.bias)
         return True
 
     def _tensors(self) -> list[Tensor]:
@@ -350,8 +362,5 @@ def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> TritonGrou
     """See `kernels.group_linear.pack`."""
     if dtype not in (torch.bfloat16, torch.float16):
         return None
-    group = weight.group
-    if 64 < group < weight.columns and group % 128 and group % 64 == 0:
-        weight = weight.with_groups_of(64)
     packed = pack_codes(weight)
     return None if packed is None else TritonGroupedLinear(packed, bias)

@@ -24,7 +24,11 @@ MODELS = "(qwen3-triton or mistral_window-triton or gemma3-triton) and not invar
     "files",
     [
         ["test_layer_ops.py", "test_step_ops.py", "triton_linear_cases.py", "triton_fp8_cases.py"],
-        ["triton_group_cases.py"],
+        [
+            "triton_group_cases.py",
+            "triton_coded_experts_cases.py",
+            "../numerics/test_group_weights.py",
+        ],
         ["../numerics/test_models.py", "triton_experts_cases.py"],
         [
             "test_attention.py",

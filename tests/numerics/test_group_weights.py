@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from runtime.errors import StartupError
+from runtime.models.layers.experts import Experts
 from runtime.models.registry import read_model_spec
 from runtime.weights.live_weights import LiveWeights
 from runtime.weights.load_model import load_model
@@ -22,6 +25,9 @@ from tests.numerics.test_gguf import divergence, prompt, reference, variant
 from tests.support.driver import Driver, load
 from tests.support.group_models import LAYOUTS, quantized, stored, write_codes
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    from kernels.experts.triton_coded import CodedExperts
 # Several groups in each row, of heads' columns too.
 WIDE = {"hidden_size": 192, "intermediate_size": 320, "head_dim": 64, "num_key_value_heads": 2,
         "num_attention_heads": 4}  # fmt: skip
@@ -53,6 +59,42 @@ def test_experts(name: str, tmp_path: Path) -> None:
     driver = Driver(load(tmp_path / "m"))
     found = driver.prefill(driver.start(tokens))
     assert divergence(reference(source, values, tokens), found) < MOST
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="run by test_triton_interpreted")
+@pytest.mark.parametrize("impl", ["triton"])
+@pytest.mark.parametrize("name", ["gptq_32", "awq", "packed_order"])
+def test_experts_of_a_gpu(name: str, impl: str, tmp_path: Path) -> None:
+    """Codes are multiplied where kernels have their form; they come back and are replaced."""
+    source = variant("qwen2_moe", MIXTURE | {"moe_intermediate_size": 96, "num_experts": 4})
+    values = write_codes(source, tmp_path / "m", LAYOUTS[name], ("attn", "shared", "gate.weight"))
+    tokens = prompt()[:8]
+    spec = read_model_spec(tmp_path / "m")
+    settings = replace(context(), dtype=torch.bfloat16, experts=impl)
+    model = load_model(tmp_path / "m", spec, settings, lambda share: None)
+    holders = dict(model.holders())
+    of_layers = [each for each in holders.values() if isinstance(each, Experts)]
+    assert of_layers
+    for each in of_layers:
+        assert isinstance(each.packed, CodedExperts) == (name != "packed_order")
+    driver = Driver(model)
+    found = driver.prefill(driver.start(tokens))
+    assert divergence(reference(source, values, tokens), found.float()) < MOST
+
+    weights = LiveWeights(model, None, lambda: None, tmp_path / "spill")
+    on_disk = load_file(tmp_path / "m" / "model.safetensors")
+    for weight in spec.weights:
+        holder, _, parameter = weight.target.rpartition(".")
+        if holder.endswith(".experts"):
+            part = holders[holder].part(parameter, weight.shard)
+            assert torch.equal(part, on_disk[weight.name].to(part.dtype)), weight.name
+    before = weights.digests()
+    sent = next(name for name in values if name.endswith("experts.1.up_proj.weight"))
+    weights.load_tensors({sent: values[sent].shape}, [(sent, 2 * values[sent])])
+    step = 2 * values[sent].abs().max() / 15
+    assert float((weights.read(sent, 100)[0] - 2 * values[sent][:100]).abs().max()) < 2 * step
+    weights.undo()
+    assert weights.digests() == before
 
 
 def test_modules_in_16_bits_stay_so(tmp_path: Path) -> None:

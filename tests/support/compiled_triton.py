@@ -26,6 +26,7 @@ from triton.compiler import ASTSource
 from kernels.activation import triton as activation
 from kernels.decode_step import triton as decode_step
 from kernels.experts import triton as experts
+from kernels.experts import triton_coded as coded_experts
 from kernels.experts.triton_kernels import choose_kernel, product_kernel, sort_kernel
 from kernels.fp8_linear import triton as fp8_linear
 from kernels.greedy import NAN_TOKEN
@@ -333,6 +334,17 @@ def codes_in_groups(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
     yield "codes in groups", triton_codes.few_kernel, constants, tile.num_warps
 
 
+def experts_in_codes(shared: SharedMemory) -> Iterator[Kernel]:
+    """Yield the product of experts with 4-bit codes that takes the most memory."""
+    tile = coded_experts.TILES[-1][1]
+    constants: dict[str, Any] = {"FORM": "int4", "GROUP": 32, "SCALES": tl.float16, "WORDS": 3}
+    constants |= {"HAS_ZERO": True, "HAS_BIAS": True, "EVEN_K": True, "ROWS_OF_X": 4}
+    constants |= {"ACTIVATION": "swigluoai"}
+    constants |= {"BLOCK_M": tile.tokens, "BLOCK_N": tile.rows, "ASM": True}
+    constants["STAGES"] = coded_experts.stages_of(tile, "int4", 2, 2, shared)
+    yield "experts in codes", coded_experts.codes_product_kernel, constants, tile.num_warps
+
+
 def adapters(*, pdl: bool) -> Iterator[Kernel]:
     """Yield both halves of an adapter's product."""
     constants: dict[str, Any] = {"PARTS": 2, "SPLIT": 4, "RANKS": 16, "BLOCK_M": 16}
@@ -450,6 +462,7 @@ def main() -> None:
                 *attentions(shared, pdl=pdl),
                 *mixtures(shared),
                 *codes_in_groups(shared, pdl=pdl),
+                *experts_in_codes(shared),
             ]
             if capability in KINDS_OF_CODE:
                 kernels += layer_ops(pdl=pdl)

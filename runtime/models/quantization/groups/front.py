@@ -81,15 +81,21 @@ class GroupQuantization(Quantization):
         ]
 
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
-        """See `Quantization`: codes; a GPU's experts are widened."""
+        """See `Quantization`: codes; a GPU's kernels do not have all forms of them."""
         count = math.prod(weight.shape)
         scheme = self.scheme(weight)
         if scheme is None:
             return count * itemsize
-        if device != "cpu" and (itemsize != 2 or ".experts." in weight.target):
+        is_expert = ".experts." in weight.target
+        if device != "cpu" and (itemsize != 2 or (is_expert and self._is_ordered(weight))):
             return count * itemsize
         groups = math.prod(weight.shape) // scheme.group_of(weight.shape[1])
         return count * scheme.bits // 8 + 4 * groups
+
+    def _is_ordered(self, weight: WeightSpec) -> bool:
+        """Whether columns' groups may be in any order; without it GPTQ stores the usual one."""
+        found = find_scheme(self.groups, weight.name.removesuffix(".weight"))
+        return found is not None and found.has_order
 
     def renamed(self, canonical: Callable[[str], str]) -> GroupQuantization:
         """See `Quantization`."""

@@ -1,0 +1,278 @@
+"""Experts in codes of 4 or 8 bits on a GPU: widened inside the two grouped products.
+
+The rows of all experts are one matrix in the layout of `kernels.group_linear.triton`, so an
+expert's weight begins at a row of it, and its products are those of a linear layer in codes.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: PLR0913 a kernel's parameters
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.activation import Gate
+from kernels.activation.triton import gated
+from kernels.experts import ExpertBiases
+from kernels.experts.triton import SortedExperts, SortedProduct
+from kernels.group_linear import BITS, Form, Grouped
+from kernels.group_linear.triton import STEP, PackedCodes, pack_codes
+from kernels.group_linear.triton_codes import PLANE, add_step
+from kernels.linear.triton_invariant import Tile
+from kernels.triton_support.device import SharedMemory, interpreted, shared_memory
+
+# By the average number of tokens per expert, as an upper bound. Rows of a block, tokens, columns of
+# a step, warps, steps in flight.
+TILES = (
+    (16, Tile(64, 16, STEP, 4, 4)),
+    (32, Tile(64, 32, STEP, 4, 4)),
+    (96, Tile(64, 64, STEP, 4, 3)),
+    (None, Tile(128, 128, STEP, 8, 3)),
+)
+# For every number of tokens: a row then runs through the same instructions in every batch.
+INVARIANT = Tile(64, 32, STEP, 4, 3)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def codes_product_kernel(
+    x_ptr,
+    plane_ptr,
+    word_ptr,
+    row_scale_ptr,
+    row_zero_ptr,
+    bias_ptr,
+    out_ptr,
+    order_ptr,
+    block_expert_ptr,
+    num_rows,
+    width,
+    all_rows,
+    in_features,
+    ROWS_OF_X: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALES: tl.constexpr,
+    WORDS: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    STAGES: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """Multiply one block of an expert's rows by `BLOCK_N` rows of its weight.
+
+    As `kernels.experts.triton_kernels.product_kernel`, with codes as
+    `kernels.group_linear.triton_codes.few_kernel`; `all_rows` is the number of rows of all experts.
+    """
+    program = tl.program_id(0)
+    features = tl.cdiv(width, BLOCK_N)
+    block = program // features
+    expert = tl.load(block_expert_ptr + block)
+    if expert >= 0:
+        row = tl.load(order_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+        feature = (program % features) * BLOCK_N + tl.arange(0, BLOCK_N)
+        here = feature < width
+        is_token = (row < num_rows)[:, None]
+        x_row = x_ptr + (tl.minimum(row, num_rows - 1) // ROWS_OF_X)[:, None] * in_features
+        halves: tl.constexpr = 1 if ACTIVATION is None else 2
+        weight_row = expert * halves * width + feature
+        within = tl.arange(0, PLANE)
+        code_row = plane_ptr + weight_row.to(tl.int64)[:, None] * PLANE + within[None, :]
+        up_code_row = code_row + width.to(tl.int64) * PLANE
+        middle: tl.constexpr = 128 if FORM == "int8" else 8
+        zeros = tl.full([BLOCK_N], middle, tl.int32)
+        up_zeros = zeros
+        if GROUP == 0 and HAS_ZERO:
+            zeros = tl.load(row_zero_ptr + weight_row, mask=here, other=0).to(tl.int32)
+            if ACTIVATION is not None:
+                up_zeros = tl.load(row_zero_ptr + weight_row + width, mask=here, other=0)
+                up_zeros = up_zeros.to(tl.int32)
+        acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        acc_up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        for step in tl.range(0, tl.cdiv(in_features, 128), num_stages=STAGES):
+            acc = add_step(
+                acc,
+                x_row,
+                code_row,
+                word_ptr + weight_row,
+                zeros,
+                is_token,
+                here,
+                step,
+                all_rows,
+                in_features,
+                FORM,
+                GROUP,
+                SCALES,
+                WORDS,
+                HAS_ZERO,
+                EVEN_K,
+                BLOCK_M,
+                BLOCK_N,
+                ASM,
+            )
+            if ACTIVATION is not None:
+                acc_up = add_step(
+                    acc_up,
+                    x_row,
+                    up_code_row,
+                    word_ptr + weight_row + width,
+                    up_zeros,
+                    is_token,
+                    here,
+                    step,
+                    all_rows,
+                    in_features,
+                    FORM,
+                    GROUP,
+                    SCALES,
+                    WORDS,
+                    HAS_ZERO,
+                    EVEN_K,
+                    BLOCK_M,
+                    BLOCK_N,
+                    ASM,
+                )
+        if GROUP == 0:
+            scale = tl.load(row_scale_ptr + weight_row, mask=here, other=0.0)
+            acc *= scale.to(tl.float32)[:, None]
+            if ACTIVATION is not None:
+                up_scale = tl.load(row_scale_ptr + weight_row + width, mask=here, other=0.0)
+                acc_up *= up_scale.to(tl.float32)[:, None]
+        if HAS_BIAS:
+            bias = tl.load(bias_ptr + weight_row, mask=here, other=0.0)
+            acc += bias.to(tl.float32)[:, None]
+            if ACTIVATION is not None:
+                bias_up = tl.load(bias_ptr + weight_row + width, mask=here, other=0.0)
+                acc_up += bias_up.to(tl.float32)[:, None]
+        kind = out_ptr.dtype.element_ty
+        if ACTIVATION is not None:
+            # Rounded as two separate kernels would round.
+            gate, up = acc.to(kind).to(tl.float32), acc_up.to(kind).to(tl.float32)
+            acc = gated(gate, up, ACTIVATION)
+        tl.store(
+            out_ptr + row[None, :] * width + feature[:, None],
+            acc.to(kind),
+            mask=here[:, None] & (row < num_rows)[None, :],
+        )
+
+
+def stages_of(tile: Tile, form: Form, halves: int, itemsize: int, shared: SharedMemory) -> int:
+    """Return how many of a tile's steps the device has room for; does not affect the result."""
+    weight_bytes = tile.rows * (STEP * BITS[form] // 8 + 12)
+    # Both halves of a gated product read the same columns of the tokens.
+    return shared.stages(tile.num_stages, halves * weight_bytes + STEP * tile.tokens * itemsize)
+
+
+class CodedExperts(SortedExperts):
+    """Codes of all experts, replaced in place: CUDA graphs hold their addresses."""
+
+    def __init__(
+        self, gate_up: PackedCodes, down: PackedCodes, num_experts: int, *, is_invariant: bool
+    ) -> None:
+        """Keep them; arguments as of `pack`."""
+        self.num_experts = num_experts
+        self.inner_size = down.columns
+        self._weights = {"gate_up": gate_up, "down": down}
+        self._is_invariant = is_invariant
+
+    def __call__(
+        self,
+        x: Tensor,
+        expert_ids: Tensor,
+        weights: Tensor,
+        activation: Gate,
+        biases: ExpertBiases | None = None,
+    ) -> Tensor:
+        tile = INVARIANT if self._is_invariant else self.tile_of(expert_ids.numel())
+        return self.run(x, expert_ids, weights, activation, tile, biases)
+
+    def tile_of(self, num_rows: int) -> Tile:
+        """Return the tile for products of `num_rows` rows of all experts together."""
+        average = num_rows / self.num_experts
+        return next(tile for most, tile in TILES if most is None or average <= most)
+
+    def multiply(self, product: SortedProduct) -> None:
+        x, weight = product.x, self._weights[product.which]
+        codes_product_kernel[product.grid](
+            x,
+            *weight.pointers(),
+            **product.launch(),
+            all_rows=weight.rows,
+            **weight.constants(),
+            STAGES=stages_of(
+                product.tile, weight.form, product.halves, x.itemsize, shared_memory(x.device)
+            ),
+            ASM=not interpreted(),
+        )
+
+    def grouped(self, which: Literal["gate_up", "down"], expert: int) -> Grouped:
+        """Return an expert's codes as they were packed; see `PackedCodes.grouped`."""
+        weight = self._weights[which]
+        size = weight.rows // self.num_experts
+        rows = slice(expert * size, (expert + 1) * size)
+        one = replace(
+            weight,
+            codes=weight.codes[:, rows],
+            words=weight.words[:, rows],
+            row_scales=weight.row_scales[rows],
+            row_zeros=None if weight.row_zeros is None else weight.row_zeros[rows],
+        )
+        return one.grouped()
+
+    def unpack_one(self, expert: int) -> tuple[Tensor, Tensor]:
+        """Return the float32 numbers that an expert's codes stand for."""
+        return self.grouped("gate_up", expert).numbers(), self.grouped("down", expert).numbers()
+
+    def unpack(self) -> tuple[Tensor, Tensor]:
+        found = [self.unpack_one(expert) for expert in range(self.num_experts)]
+        return torch.stack([gate_up for gate_up, _ in found]), torch.stack([d for _, d in found])
+
+    def repack(self, gate_up: Tensor, down: Tensor) -> None:  # noqa: ARG002
+        """Refuse: codes are replaced by codes.
+
+        Raises:
+            ValueError: always; see `replace`.
+        """
+        raise ValueError("experts in codes are packed anew")
+
+    def replace(self, other: CodedExperts) -> bool:
+        """Take other experts' numbers into our memory; false where they are of another form."""
+        if not all(self._weights[each].fits(other._weights[each]) for each in self._weights):
+            return False
+        for each, weight in self._weights.items():
+            weight.take(other._weights[each])
+        return True
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.nbytes for weight in self._weights.values() for t in weight.tensors())
+
+
+def pack(
+    gate_up: Grouped, down: Grouped, num_experts: int, *, is_invariant: bool
+) -> CodedExperts | None:
+    """Lay out the codes of all experts; `None` for groups that the kernels do not have.
+
+    Args:
+        gate_up: `[num_experts * 2 * intermediate_size, hidden_size]`, of each expert the gates'
+            rows first; its columns in the matrix's order.
+        down: `[num_experts * hidden_size, intermediate_size]`, likewise.
+        num_experts: on this rank.
+        is_invariant: whether a row has the same bits in every batch.
+    """
+    if gate_up.order is not None or down.order is not None:
+        return None
+    packed = pack_codes(gate_up), pack_codes(down)
+    if packed[0] is None or packed[1] is None:
+        return None
+    return CodedExperts(packed[0], packed[1], num_experts, is_invariant=is_invariant)

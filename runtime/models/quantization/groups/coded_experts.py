@@ -1,0 +1,161 @@
+"""Experts in codes of 4 or 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from torch import Tensor
+
+from kernels.experts import PackedExperts, pack_experts
+from kernels.experts.reference import LoopedExperts
+from kernels.group_linear import Grouped
+from runtime.models.layers.experts import ExpertsStore
+from runtime.models.layers.parameter import Parameter
+from runtime.models.quantization.groups.codes import Codes, Reading
+from runtime.models.quantization.groups.products import Product, joined
+
+if TYPE_CHECKING:
+    from kernels.experts.triton_coded import CodedExperts
+
+# Names of the implementations that multiply by codes, beside those of widened numbers.
+CODED = ("triton", "triton_invariant")
+
+
+class GroupExperts(Reading, ExpertsStore):
+    """Codes of each expert: grouped products on a GPU, or a product for each expert on a CPU."""
+
+    def __init__(
+        self,
+        stored: Mapping[str, Codes],
+        mine: range,
+        implementations: tuple[str | None, str | None],
+        widened: Callable[[], None],
+    ) -> None:
+        """Keep nothing yet.
+
+        Args:
+            stored: by name, `gate_up` and `down`.
+            mine: the experts on this rank.
+            implementations: of products of widened numbers, and of experts.
+            widened: is called if no kernel has the form of the codes.
+        """
+        self._all, self._mine, self._implementations = dict(stored), mine, implementations
+        self._packed: PackedExperts | None = None
+        self._tell_widened = widened
+        code = stored["down"].code
+        asked = implementations[1]
+        self._keeps = (
+            code.dtype in (torch.bfloat16, torch.float16)
+            and (asked is None or asked in CODED)
+            and (code.device.type == "cuda" or asked in CODED)
+        )
+        self._is_looped = code.device.type == "cpu" and not self._keeps
+        self._names: dict[str, list[list[str]]] = {
+            "gate_up": [[f"{i}.gate", f"{i}.up"] for i in mine],
+            "down": [[str(i)] for i in mine],
+        }
+        self._products = {
+            name: [Product(stored[name], shards, None, keeps=True) for shards in of_name]
+            for name, of_name in self._names.items()
+            if self._is_looped
+        }
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        for codes in self._all.values():
+            yield from codes.parameters()
+
+    def pack(self, kept: list[tuple[str, str]]) -> PackedExperts:
+        for name, shard_name in kept:
+            if name in self._all and self._all[name].code.shards[shard_name].num_rows:
+                self._all[name].code.filled[shard_name] = self._kept(name, shard_name)
+        for codes in self._all.values():
+            codes.take_small()
+        if self._is_looped:
+            gate_up, down = ([each.pack(None) for each in self._products[n]] for n in self._all)
+            self._packed = LoopedExperts(gate_up, down)
+        elif self._keeps:
+            self._packed = self._pack_codes()
+        else:
+            self._packed = self._pack_widened()
+        return self._packed
+
+    def _pack_codes(self) -> PackedExperts:
+        from kernels.experts.triton_coded import CodedExperts, pack
+
+        gate_up, down = self._joined("gate_up"), self._joined("down")
+        made = None
+        if gate_up is not None and down is not None:
+            is_invariant = self._implementations[1] == "triton_invariant"
+            made = pack(gate_up, down, len(self._mine), is_invariant=is_invariant)
+        if made is None:
+            if self._packed is not None:
+                raise ValueError("experts in codes are replaced by codes of the same form")
+            self._keeps = False
+            self._tell_widened()
+            return self._pack_widened()
+        for codes in self._all.values():
+            codes.code.filled.clear()
+        if isinstance(self._packed, CodedExperts) and self._packed.replace(made):
+            return self._packed
+        return made
+
+    def _joined(self, name: str) -> Grouped | None:
+        """The filled codes of all experts, one below the other."""
+        stored = self._all[name]
+        filled = stored.code.filled
+        return joined(
+            [stored.grouped(each, filled[each]) for shards in self._names[name] for each in shards]
+        )
+
+    def _pack_widened(self) -> PackedExperts:
+        stacked = self._widened("gate_up"), self._widened("down")
+        if self._packed is None:
+            return pack_experts(*stacked, *self._implementations)
+        self._packed.repack(*stacked)
+        return self._packed
+
+    def _widened(self, name: str) -> Tensor:
+        """The filled matrices of all experts, `[experts, rows, columns]` in 16 bits."""
+        stored = self._all[name]
+        taken = [
+            torch.cat([stored.numbers(each, stored.code.filled.pop(each)) for each in shards])
+            .to(stored.code.dtype)
+            for shards in self._names[name]
+        ]  # fmt: skip
+        return torch.stack(taken)
+
+    def discard(self) -> None:
+        for codes in self._all.values():
+            codes.discard()
+
+    def _codes(self, name: str) -> Codes:
+        return self._all["gate_up" if name.startswith("gate_up") else "down"]
+
+    def _kept(self, name: str, shard_name: str) -> Tensor:
+        expert = int(shard_name.partition(".")[0]) - self._mine.start
+        if self._is_looped:
+            return self._products[name][expert].codes(shard_name)
+        assert self._packed is not None, "the weights are not loaded"
+        if self._keeps:
+            which = cast("Literal['gate_up', 'down']", name)
+            codes = cast("CodedExperts", self._packed).grouped(which, expert).codes
+            return _half(codes, shard_name)
+        numbers = self._packed.unpack_one(expert)[name == "down"]
+        return self._all[name].codes_of(shard_name, _half(numbers, shard_name))
+
+    def release(self) -> None:
+        self.discard()
+        self._packed = None
+        for products in self._products.values():
+            for product in products:
+                product.packed = None
+
+
+def _half(rows: Tensor, shard_name: str) -> Tensor:
+    """The rows of a shard among those of its expert's matrix."""
+    if not shard_name.endswith(("gate", "up")):
+        return rows
+    gate, up = rows.chunk(2)
+    return gate if shard_name.endswith("gate") else up

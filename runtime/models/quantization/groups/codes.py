@@ -1,0 +1,207 @@
+"""The stored tensors of matrices in codes of 4 or 8 bits, whatever multiplies by them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from kernels.group_linear import MIDDLE, Grouped
+from runtime.checkpoint.model_spec import WeightSpec
+from runtime.models.layers.parameter import Parameter
+from runtime.models.quantization.groups.group_parameters import FORMS, CodeParameter, SmallParameter
+from runtime.models.quantization.groups.group_scheme import GroupScheme
+from runtime.models.quantization.groups.layouts import pack_codes, scales_by_row, unpack_zeros
+
+_DTYPES = {"_scale": torch.float16, "_zero": torch.int32, "_order": torch.int32}
+_DTYPES["_shape"] = torch.int64
+
+
+class Codes:
+    """The stored tensors of one parameter's matrices, whatever multiplies by them.
+
+    Attributes:
+        code: what codes fill, and plain numbers of matrices that are stored so.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plain: Parameter,
+        schemes: Mapping[str, GroupScheme | None],
+        weights: Mapping[str, WeightSpec],
+    ) -> None:
+        self._name = name
+        shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+        for shard, scheme in schemes.items():
+            for each in () if scheme is None else scheme.tensors(weights[shard].shape):
+                if each.target:
+                    shapes.setdefault(each.target, {})[shard] = each.shape
+        self._small = {
+            target: SmallParameter(of_target, _DTYPES[target], plain.device)
+            for target, of_target in shapes.items()
+        }
+        self.code = CodeParameter(plain, schemes, self._small)
+        # What belongs to the codes that are in use, by ending and shard.
+        self._used: dict[str, dict[str, Tensor]] = {target: {} for target in self._small}
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether any of the matrices is in codes."""
+        return bool(self._small)
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield what a checkpoint fills; see `Matrix`."""
+        yield self._name, self.code
+        for target, parameter in self._small.items():
+            yield self._name + target, parameter
+
+    def take_small(self) -> None:
+        """Make effective what was filled beside the codes."""
+        for target, parameter in self._small.items():
+            self._used[target].update(parameter.filled)
+            parameter.filled.clear()
+
+    def small(self, name: str, shard_name: str) -> Tensor:
+        """What one tensor beside the codes filled, as it was stored."""
+        return self._used[name.removeprefix(self._name)][shard_name]
+
+    def grouped(self, shard_name: str, codes: Tensor) -> Grouped | None:
+        """A rank's part of a matrix; `None` if its groups are scattered over the columns."""
+        shard, scheme = self.code.shards[shard_name], self.code.schemes[shard_name]
+        if scheme is None:
+            return None
+        group = scheme.group_of(shard.shape[1])
+        start, length = (shard.start, shard.length) if shard.shard_dim == 1 else (0, shard.shape[1])
+        scales, zeros = self._by_row(shard_name, scheme)
+        order = None
+        places = self._used.get("_order", {}).get(shard_name)
+        if places is not None:
+            usual = torch.arange(len(places), device=places.device) // group
+            if not torch.equal(places.long(), usual):
+                order = places.long().argsort(stable=True)
+                if length != shard.shape[1] or not torch.equal(places.long()[order], usual):
+                    return None
+                codes = codes[:, order]
+        fine = gcd(group, start, length) if length != shard.shape[1] else group
+        at = (start + torch.arange(0, length, fine, device=scales.device)) // group
+        return Grouped(
+            FORMS[scheme.bits],
+            codes,
+            scales[:, at],
+            None if zeros is None else zeros[:, at],
+            fine,
+            order,
+        )
+
+    def _by_row(self, shard_name: str, scheme: GroupScheme) -> tuple[Tensor, Tensor | None]:
+        """Scales and codes of zero of this rank's rows; `None` where zeros are in the middle."""
+        shard = self.code.shards[shard_name]
+        scales = scales_by_row(self._used["_scale"][shard_name], scheme)
+        zeros = None
+        if scheme.has_zeros:
+            zeros = unpack_zeros(self._used["_zero"][shard_name], scheme, shard.shape[0])
+            if bool((zeros == MIDDLE[FORMS[scheme.bits]]).all()):
+                zeros = None
+        if shard.shard_dim == 0:
+            scales = shard.local_part(scales)
+            zeros = None if zeros is None else shard.local_part(zeros)
+        return scales, zeros
+
+    def _spread(self, shard_name: str) -> tuple[Tensor, Tensor]:
+        """The scale and the code of zero of each number of this rank's part, float32."""
+        shard, scheme = self.code.shards[shard_name], self.code.schemes[shard_name]
+        assert scheme is not None, "plain numbers have no scales"
+        places = self._used.get("_order", {}).get(shard_name)
+        if places is None:
+            places = torch.arange(shard.shape[1], device=self.code.device) // scheme.group_of(
+                shard.shape[1]
+            )
+        if shard.shard_dim == 1:
+            places = places.narrow(0, shard.start, shard.length)
+        scales, zeros = self._by_row(shard_name, scheme)
+        # Noise in the place of groups stays inside.
+        places = places.long() % scales.shape[1]
+        middle = float(MIDDLE[FORMS[scheme.bits]])
+        spread = scales.float()[:, places]
+        return spread, torch.full_like(spread, middle) if zeros is None else zeros.float()[
+            :, places
+        ]
+
+    def numbers(self, shard_name: str, codes: Tensor) -> Tensor:
+        """What this rank's part stands for, float32; plain numbers as they are."""
+        if self.code.schemes[shard_name] is None:
+            return codes.float()
+        scales, zeros = self._spread(shard_name)
+        return (codes.float() - zeros) * scales
+
+    def codes_of(self, shard_name: str, numbers: Tensor) -> Tensor:
+        """The codes that became `numbers`, of this rank's part; plain numbers as they are."""
+        scheme = self.code.schemes[shard_name]
+        if scheme is None:
+            return numbers.to(self.code.dtype)
+        scales, zeros = self._spread(shard_name)
+        quotients = torch.where(scales == 0, 0.0, numbers.float() / scales)
+        return (quotients + zeros).round().clamp(0, 2**scheme.bits - 1).to(torch.uint8)
+
+    def as_stored(self, shard_name: str, codes: Tensor) -> Tensor:
+        """This rank's codes in words, where its part has whole words; else one a byte."""
+        scheme = self.code.schemes[shard_name]
+        if scheme is None:
+            return codes
+        is_even = not any(size % (32 // scheme.bits) for size in codes.shape)
+        # The last word of a row may be short in this layout.
+        is_whole = scheme.layout == "packed" and codes.shape == self.code.shards[shard_name].shape
+        if not is_even and not is_whole:
+            return codes
+        return pack_codes(codes, scheme)
+
+    def discard(self) -> None:
+        """Drop what was filled."""
+        self.code.filled.clear()
+        for parameter in self._small.values():
+            parameter.filled.clear()
+
+
+class Reading(ABC):
+    """What is read back of a store's parameters."""
+
+    @abstractmethod
+    def _codes(self, name: str) -> Codes:
+        """Of the parameter of this name, or of what belongs to it."""
+
+    @abstractmethod
+    def _kept(self, name: str, shard_name: str) -> Tensor:
+        """This rank's codes of a matrix, one a byte, or its plain numbers."""
+
+    def plain(self, name: str) -> Tensor:
+        """See `Matrix`: bytes, one shard after the other."""
+        stored = self._codes(name)
+        parameter = dict(stored.parameters())[name]
+        if parameter is stored.code:
+            parts = [self._kept(name, each) for each in stored.code.ordered()]
+        else:
+            parts = [stored.small(name, each) for each in parameter.shards]
+        return torch.cat([part.contiguous().view(-1).view(torch.uint8) for part in parts])
+
+    def part(self, name: str, shard_name: str) -> Tensor:
+        """See `Matrix`."""
+        stored = self._codes(name)
+        if dict(stored.parameters())[name] is not stored.code:
+            return stored.small(name, shard_name)
+        if not stored.code.shards[shard_name].num_rows:
+            return torch.empty(0, 0, dtype=torch.uint8)
+        return stored.as_stored(shard_name, self._kept(name, shard_name))
+
+    def values(self, name: str, shard_name: str) -> Tensor:
+        """See `Matrix`."""
+        stored = self._codes(name)
+        if dict(stored.parameters())[name] is not stored.code:
+            return stored.small(name, shard_name)
+        shard = stored.code.shards[shard_name]
+        if not shard.num_rows:
+            return torch.empty(shard.local_shape)
+        return stored.numbers(shard_name, self._kept(name, shard_name))

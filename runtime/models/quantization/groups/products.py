@@ -1,0 +1,160 @@
+"""Products of linear layers with codes of 4 or 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from kernels.fp8_linear import RoundedLinear
+from kernels.group_linear import MIDDLE, Grouped, GroupedLinear
+from kernels.group_linear import pack as pack_codes_for_products
+from kernels.linear import PackedLinear
+from kernels.linear import pack as pack_plain
+from runtime.models.layers.matrix import Matrix
+from runtime.models.layers.parameter import Parameter
+from runtime.models.quantization.groups.codes import Codes, Reading
+
+
+def joined(parts: Sequence[Grouped | None]) -> Grouped | None:
+    """Return matrices one below the other; `None` if no one matrix of codes can hold them."""
+    first = parts[0]
+    if first is None:
+        return None
+    found: list[Grouped] = []
+    for part in parts:
+        if part is None or part.form != first.form:
+            return None
+        if part.order is not first.order and (
+            part.order is None or first.order is None or not torch.equal(part.order, first.order)
+        ):
+            return None
+        found.append(part)
+    group = gcd(*(part.group for part in found))
+    found = [part.with_groups_of(group) for part in found]
+    zeros = None
+    if any(part.zeros is not None for part in found):
+        middle = MIDDLE[first.form]
+        zeros = torch.cat(
+            [
+                torch.full_like(part.scales, middle, dtype=torch.uint8)
+                if part.zeros is None
+                else part.zeros
+                for part in found
+            ]
+        )
+    return Grouped(
+        first.form,
+        torch.cat([part.codes for part in found]),
+        torch.cat([part.scales for part in found]),
+        zeros,
+        group,
+        first.order,
+    )
+
+
+class Product:
+    """The product of matrices one below the other, and the codes that it multiplies by."""
+
+    def __init__(
+        self, stored: Codes, shard_names: list[str], implementation: str | None, *, keeps: bool
+    ) -> None:
+        """Keep nothing yet.
+
+        Args:
+            stored: whose shards the matrices are.
+            shard_names: from the first row down.
+            implementation: of products of widened numbers.
+            keeps: whether codes are kept, where kernels have their form.
+        """
+        self.stored, self._names = stored, shard_names
+        self._implementation, self._keeps = implementation, keeps
+        self.packed: PackedLinear | None = None
+        self._order: Tensor | None = None
+
+    def pack(self, bias: Tensor | None) -> PackedLinear:
+        """Multiply by what was filled."""
+        filled = [self.stored.code.filled.pop(name) for name in self._names]
+        made: PackedLinear | None = self._pack_codes(filled, bias) if self._keeps else None
+        if made is None:
+            self._order = None
+            numbers = torch.cat(
+                [self.stored.numbers(*each) for each in zip(self._names, filled, strict=True)]
+            )
+            if numbers.device.type == "cpu":
+                made = RoundedLinear([(numbers, None)], bias)
+            else:
+                numbers = numbers.to(self.stored.code.dtype)
+                if self.packed is not None and not isinstance(self.packed, GroupedLinear):
+                    self.packed.repack(numbers, bias)
+                    return self.packed
+                made = pack_plain(numbers, bias, self._implementation)
+        elif isinstance(self.packed, GroupedLinear) and self.packed.replace(made):
+            return self.packed
+        self.packed = made
+        return made
+
+    def _pack_codes(self, filled: list[Tensor], bias: Tensor | None) -> GroupedLinear | None:
+        whole = joined(
+            [self.stored.grouped(*each) for each in zip(self._names, filled, strict=True)]
+        )
+        if whole is None:
+            return None
+        self._order = whole.order
+        return pack_codes_for_products(whole, bias, self.stored.code.dtype)
+
+    def codes(self, shard_name: str) -> Tensor:
+        """This rank's codes of a matrix, one a byte, or its plain numbers."""
+        first, count = self._rows(shard_name)
+        assert self.packed is not None, "the weight is not loaded"
+        if not isinstance(self.packed, GroupedLinear):
+            part = self.packed.unpack().narrow(0, first, count)
+            return self.stored.codes_of(shard_name, part)
+        codes = self.packed.codes().narrow(0, first, count)
+        if self._order is None:
+            return codes
+        return torch.empty_like(codes).index_copy_(1, self._order, codes)
+
+    def _rows(self, shard_name: str) -> tuple[int, int]:
+        first = 0
+        for name in self._names:
+            count = self.stored.code.shards[name].num_rows
+            if name == shard_name:
+                return first, count
+            first += count
+        raise KeyError(shard_name)
+
+
+class GroupMatrix(Reading, Matrix):
+    """Codes of one or several projections, as one product."""
+
+    def __init__(self, stored: Codes, implementation: str | None, *, keeps: bool) -> None:
+        """Keep them; arguments as of `Product`."""
+        self._stored = stored
+        self._made = Product(stored, stored.code.ordered(), implementation, keeps=keeps)
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        yield from self._stored.parameters()
+
+    def pack(self, kept: list[tuple[str, str]], bias: Tensor | None) -> PackedLinear:
+        for shard_name in [shard for name, shard in kept if name == "weight"]:
+            # Ahead of the scales, some of which may be new.
+            self._stored.code.filled[shard_name] = self._made.codes(shard_name)
+        self._stored.take_small()
+        self.packed = self._made.pack(bias)
+        return self.packed
+
+    def discard(self) -> None:
+        self._stored.discard()
+
+    def _codes(self, name: str) -> Codes:  # noqa: ARG002  # there is one
+        return self._stored
+
+    def _kept(self, name: str, shard_name: str) -> Tensor:  # noqa: ARG002  # likewise
+        return self._made.codes(shard_name)
+
+    def release(self) -> None:
+        self.discard()
+        self.packed = self._made.packed = None
