@@ -139,6 +139,7 @@ def errors_page() -> str:
 
 
 _GIVES = {
+    "text": "text",
     "": "text; vectors with `--is-embedding`",
     "images": "text, from text and images",
     "vectors": "vectors",
@@ -161,6 +162,8 @@ def models_page() -> str:
     for name, family in sorted(FAMILIES.items()):
         folder = family.spec.split(".")[2]
         gives = "images" if family.images else "" if family.texts else "vectors"
+        if family.model.endswith("ForCausalLM") and not family.texts:
+            gives = "text"
         if family.head and not family.head.endswith(":vectors"):
             gives = "scores"
         ranks = "1" if folder in _ONE_RANK else "1 and more"

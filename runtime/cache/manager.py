@@ -14,12 +14,13 @@ no longer shares pages with the tree:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from runtime.cache.page_pool import EMPTY_PAGES, PagePool, Pages
 from runtime.cache.radix_tree import CommonPrefix, PrefixMatch, RadixNode, RadixTree, Tokens
+from runtime.cache.state_pool import StatePool
 
 
 class BlockTable:
@@ -32,9 +33,14 @@ class BlockTable:
         node: where the shared part ends, locked; `None` when nothing is shared.
         version: grows when an entry of `pages` other than at the end changes, so that device copies
             are renewed. Dropped pages do not count: no kernel reads entries behind a window.
+        state_hold: its hold in the `StatePool`, -1 for none.
+        branch_points: ends of pages, in tokens, at which others part from this sequence.
     """
 
-    __slots__ = ("node", "num_dropped", "num_pages", "num_shared", "pages", "version")
+    __slots__ = (
+        *("branch_points", "node", "num_dropped", "num_pages", "num_shared", "pages"),
+        *("state_hold", "version"),
+    )
 
     def __init__(self) -> None:
         self.pages: Pages = EMPTY_PAGES
@@ -43,6 +49,8 @@ class BlockTable:
         self.num_dropped = 0
         self.node: RadixNode | None = None
         self.version = 0
+        self.state_hold = -1
+        self.branch_points: set[int] = set()
 
     def held(self) -> Pages:
         """The page numbers in order."""
@@ -79,6 +87,7 @@ class CacheManager:
     Attributes:
         window: most keys that a query sees, its own included; `None` if some layer sees all.
         num_evicted_tokens: tokens evicted from the tree so far.
+        states: slots of recurrent states; `None` if the model has none.
     """
 
     def __init__(
@@ -88,14 +97,23 @@ class CacheManager:
         *,
         enable_prefix_cache: bool = True,
         window: int | None = None,
+        num_state_slots: int = 0,
+        max_running: int = 0,
     ) -> None:
-        """Manage `num_pages` pages of `page_size` tokens each."""
+        """Manage `num_pages` pages of `page_size` tokens each.
+
+        A model with recurrent states also has `num_state_slots` slots, for at most `max_running`
+        requests at a time.
+        """
         self.page_size = page_size
         self.window = window
         self.pool = PagePool(num_pages)
         self.tree = RadixTree(page_size)
         self.enable_prefix_cache = enable_prefix_cache
         self.num_evicted_tokens = 0
+        self.states: StatePool | None = None
+        if num_state_slots:
+            self.states = StatePool(num_state_slots, page_size, max_running, self.tree)
 
     @property
     def num_available_pages(self) -> int:
@@ -115,6 +133,8 @@ class CacheManager:
         """Return the length of the longest cached prefix, by which policies order requests."""
         if not self.enable_prefix_cache:
             return 0
+        if self.states is not None:
+            return self.tree.count_resumable(tokens, namespace) * self.page_size
         return self.tree.count_pages(tokens, namespace) * self.page_size
 
     def common_prefix(self, tokens: Tokens, namespace: str) -> CommonPrefix:
@@ -131,14 +151,51 @@ class CacheManager:
         """
         assert block_table.num_pages == 0
         if not self.enable_prefix_cache:
+            self._begin_states(block_table, None)
             return 0
         match = self.tree.match(tokens[: len(tokens) - 1], namespace)
-        block_table.append(match.pages)
-        block_table.num_shared = len(match.pages)
-        block_table.node = match.node
+        node, num_pages = match.node, len(match.pages)
+        if self.states is not None:
+            while node.parent is not None and not node.snapshot:
+                num_pages -= len(node.pages)
+                node = node.parent
+            if num_pages < len(match.pages):
+                # Others have the pages that follow, so more such requests are likely.
+                block_table.branch_points.add(len(match.pages) * self.page_size)
+        block_table.append(match.pages[:num_pages])
+        block_table.num_shared = num_pages
+        block_table.node = node
         block_table.version += 1
-        self.tree.lock(match.node)
-        return block_table.num_shared * self.page_size
+        self.tree.lock(node)
+        self._begin_states(block_table, node)
+        return num_pages * self.page_size
+
+    def _begin_states(self, block_table: BlockTable, node: RadixNode | None) -> None:
+        if self.states is not None:
+            num_tokens = block_table.num_shared * self.page_size
+            block_table.state_hold = self.states.begin(node, num_tokens)
+
+    def snapshot_points(
+        self, block_table: BlockTable, start: int, length: int, num_known: int
+    ) -> Sequence[int]:
+        """Return where a chunk of a prompt leaves snapshots: ends of pages, in tokens.
+
+        These are the ends of pages at which other sequences part from this one, the last one of the
+        prompt, and the last one of the chunk.
+
+        Args:
+            block_table: of a model with recurrent states.
+            start: tokens before the chunk.
+            length: tokens of the chunk.
+            num_known: tokens of the sequence that are known.
+        """
+        if not self.enable_prefix_cache:
+            return ()
+        end = start + length
+        # The last token is computed anyway, so an equal prompt resumes before it.
+        last = end if end < num_known else num_known - 1
+        wanted = {*block_table.branch_points, last - last % self.page_size}
+        return sorted(point for point in wanted if start < point <= end)
 
     def allocate(
         self,
@@ -163,6 +220,8 @@ class CacheManager:
         Returns:
             Number of tokens from the cache; `None`, with nothing changed, if pages are missing.
         """
+        if self.states is not None and not self.states.admits:
+            return None
         num_cached = self.attach_prefix(block_table, prefix, namespace)
         # One more than the tokens: the first generated token needs a slot.
         needed = self.pages_for(num_tokens + 1) - block_table.num_pages + num_reserved
@@ -220,8 +279,14 @@ class CacheManager:
         if not self.enable_prefix_cache or block_table.num_dropped:
             return
         num_full = len(tokens) // self.page_size
-        if num_full <= block_table.num_shared:
-            return
+        if num_full > block_table.num_shared:
+            self._share_pages(block_table, tokens, num_full, namespace)
+        if self.states is not None:
+            self.states.share(block_table.state_hold, tokens, namespace)
+
+    def _share_pages(
+        self, block_table: BlockTable, tokens: Tokens, num_full: int, namespace: str
+    ) -> None:
         match = self._insert(block_table, tokens, num_full, namespace)
         self.tree.lock(match.node)
         if block_table.node is not None:
@@ -264,6 +329,13 @@ class CacheManager:
             if num_full > block_table.num_shared:
                 self._insert(block_table, tokens, num_full, namespace)
                 num_kept = num_full
+            if self.states is not None:
+                shared = tokens[: num_full * self.page_size]
+                self.states.share(block_table.state_hold, shared, namespace, is_over=True)
+        if self.states is not None and block_table.state_hold >= 0:
+            self.states.end(block_table.state_hold)
+            block_table.state_hold = -1
+            block_table.branch_points.clear()
         self.pool.give_back(block_table.held()[max(num_kept, block_table.num_dropped) :])
         if block_table.node is not None:
             self.tree.unlock(block_table.node)
@@ -285,6 +357,8 @@ class CacheManager:
     def flush(self) -> None:
         """Drop every cached prefix that no request holds."""
         self.pool.give_back(self.tree.evict(self.tree.num_pages))
+        if self.states is not None:
+            self.states.collect()
 
     def recover(self, block_tables: list[BlockTable]) -> None:
         """Free every page and undo every lock that belongs to none of `block_tables`.
@@ -297,12 +371,15 @@ class CacheManager:
         )
         own = [block_table.own() for block_table in block_tables]
         self.pool.reset(np.concatenate([self.tree.all_pages(), *own]))
+        if self.states is not None:
+            holds = [table.state_hold for table in block_tables if table.state_hold >= 0]
+            self.states.recover(holds)
 
     def check_invariants(self, block_tables: list[BlockTable]) -> None:
-        """Assert that every page is in exactly one place.
+        """Assert that every page, and every slot of states, is in exactly one place.
 
         Raises:
-            AssertionError: a page is lost or owned twice.
+            AssertionError: a page or a slot is lost or owned twice.
         """
         own = [block_table.own() for block_table in block_tables]
         everything = np.concatenate([self.pool.free_pages(), self.tree.all_pages(), *own])
@@ -314,3 +391,5 @@ class CacheManager:
         assert is_whole, "pages were lost or doubled"
         if not block_tables:
             assert self.tree.num_locked_pages == 0, "the tree is locked though nothing runs"
+        if self.states is not None:
+            self.states.check_invariants(len(block_tables))

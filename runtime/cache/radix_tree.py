@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.cache.page_pool import EMPTY_PAGES, Pages
+from runtime.cache.snapshots import Snapshots
 
 Tokens = NDArray[np.int32]
 
@@ -23,12 +24,13 @@ Tokens = NDArray[np.int32]
 class RadixNode:
     """A node and the edge from `parent` to it: `tokens` (whole pages), stored in `pages`.
 
-    A root has no parent and no tokens; it is the root of `namespace`.
+    A root has no parent and no tokens; it is the root of `namespace`. `snapshot` is the slot of the
+    recurrent states at the node's end, 0 for none; `num_pins` counts who reads it (`Snapshots`).
     """
 
     __slots__ = (
-        *("children", "is_listed", "last_access", "lock_count"),
-        *("namespace", "pages", "parent", "tokens"),
+        *("children", "is_listed", "last_access", "lock_count", "namespace", "num_pins"),
+        *("pages", "parent", "snapshot", "tokens"),
     )
 
     def __init__(
@@ -41,6 +43,7 @@ class RadixNode:
         self.children: dict[bytes, RadixNode] = {}
         self.lock_count = 0
         self.last_access = 0
+        self.snapshot = self.num_pins = 0
         # Whether this node has an entry in the list of leaves that may be evicted.
         self.is_listed = False
 
@@ -73,11 +76,13 @@ class RadixTree:
     Attributes:
         num_pages: pages held by all nodes.
         num_locked_pages: pages on the paths of running requests; they cannot be evicted.
+        snapshots: snapshots of recurrent states at the ends of nodes.
     """
 
     def __init__(self, page_size: int) -> None:
         """Start empty; `page_size` is in tokens."""
         self.page_size = page_size
+        self.snapshots = Snapshots()
         self.num_pages = 0
         self.num_locked_pages = 0
         self._roots: dict[str, RadixNode] = {}
@@ -90,6 +95,15 @@ class RadixTree:
     def count_pages(self, tokens: Tokens, namespace: str) -> int:
         """Return the number of pages that `match` would find for `tokens`; change nothing."""
         return sum(num_pages for _, num_pages in self._path(tokens, namespace))
+
+    def count_resumable(self, tokens: Tokens, namespace: str) -> int:
+        """Return the number of pages of `tokens` up to the deepest snapshot; change nothing."""
+        total = found = 0
+        for node, num_pages in self._path(tokens, namespace):
+            total += num_pages
+            if node.snapshot and num_pages == len(node.pages):
+                found = total
+        return found
 
     def match(self, tokens: Tokens, namespace: str) -> PrefixMatch:
         """Find the longest prefix of `tokens`, in whole pages; splits the node it ends inside."""
@@ -165,6 +179,11 @@ class RadixTree:
                 self._list(step)
             step = step.parent
 
+    def unpin(self, node: RadixNode) -> None:
+        """Undo one `Snapshots.pin` of the same node."""
+        self.snapshots.unpin(node)
+        self._list(node)
+
     def lock_only(self, nodes: list[RadixNode]) -> None:
         """Undo every `lock`, then lock each of `nodes` once."""
         for node in self._nodes():
@@ -191,6 +210,7 @@ class RadixTree:
             # Only the tail of a long leaf is evicted: the beginning stays useful.
             num_kept = max(0, num_freed + len(node.pages) - num_pages)
             freed.append(node.pages[num_kept:])
+            self.snapshots.drop(node)
             num_freed += len(freed[-1])
             if num_kept:
                 node.pages = node.pages[:num_kept]
@@ -278,4 +298,5 @@ def _longest_common(rows: Tokens, tokens: Tokens) -> int:
 
 
 def _evictable(node: RadixNode) -> bool:
-    return node.parent is not None and not node.children and node.lock_count == 0
+    is_free = node.lock_count == node.num_pins == 0
+    return is_free and node.parent is not None and not node.children

@@ -139,9 +139,45 @@ class NoState:
     """No state: the layer sees all tokens of a sequence in one step."""
 
 
+@dataclass(frozen=True)
+class StatePart:
+    """A tensor of a recurrent state.
+
+    Attributes:
+        shape: of one sequence over all ranks together.
+        split_dim: dimension that ranks split.
+        dtype: type of its numbers; `auto` for the model's.
+    """
+
+    shape: tuple[int, ...]
+    split_dim: int = 0
+    dtype: Literal["auto", "float32"] = "auto"
+
+    def shape_of_rank(self, tp_size: int) -> tuple[int, ...]:
+        """Shape of one rank's part."""
+        sizes = enumerate(self.shape)
+        return tuple(size // tp_size if i == self.split_dim else size for i, size in sizes)
+
+    def bytes_of_rank(self, tp_size: int, itemsize: int) -> int:
+        """Bytes of one rank's part; `itemsize` is that of the model's type."""
+        size = 4 if self.dtype == "float32" else itemsize
+        return math.prod(self.shape_of_rank(tp_size)) * size
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """A state of fixed size, which stands after a number of tokens and which each token changes.
+
+    Attributes:
+        parts: its tensors.
+    """
+
+    parts: tuple[StatePart, ...]
+
+
 # The state that one layer keeps of a sequence between steps. Pools, allocation, prefix cache and
-# memory arithmetic follow from it: a latent or recurrent state would be one more class.
-LayerState = PagedState | SharedState | NoState
+# memory arithmetic follow from it: a latent would be one more class.
+LayerState = PagedState | SharedState | RecurrentState | NoState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,6 +357,25 @@ class ModelSpec(ABC):
     def keeps_state(self) -> bool:
         """Whether state is kept between steps; otherwise a text is computed whole, in one step."""
         return any(not isinstance(state, NoState) for state in self.layer_states)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a layer keeps a recurrent state."""
+        return any(isinstance(state, RecurrentState) for state in self.layer_states)
+
+    def state_slot_bytes(self, tp_size: int, itemsize: int) -> int:
+        """Bytes of a rank's recurrent states after some number of tokens of one sequence.
+
+        Args:
+            tp_size: ranks that share each layer.
+            itemsize: bytes of a number of the model's type.
+        """
+        return sum(
+            part.bytes_of_rank(tp_size, itemsize)
+            for state in self.layer_states
+            if isinstance(state, RecurrentState)
+            for part in state.parts
+        )
 
     @property
     def head_dims(self) -> frozenset[int]:

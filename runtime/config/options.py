@@ -235,6 +235,11 @@ class SchedulingArgs:
     image_cache_mb: int = option(
         256, "MiB of image embeddings kept for later prompts, for models that take images."
     )
+    max_mamba_cache_size: int | None = option(
+        None,
+        "Slots of recurrent states, for models that keep them: three for each running request, and "
+        "snapshots in the prefix cache; from the memory when absent.",
+    )
     schedule_policy: str = option(
         "fcfs", "Order of waiting requests.", choices=("fcfs", "lpm", "priority")
     )
@@ -442,6 +447,7 @@ class WorkerConfig:
     grammar_backend: str = "none"
     image_cache_mb: int = 256
     lora: LoraLimits | None = None
+    max_mamba_cache_size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from kernels.linear import GATED_TOKENS
 from kernels.prompt_attention.cudnn import MIN_LENGTH
+from runtime.cache.state_pool import SLOTS_PER_HOLD
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
+from runtime.errors import StartupError
 from runtime.executor.adapter_pool import AdapterPool
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.graph_buckets import GraphLimits, graph_token_sizes
@@ -39,6 +41,10 @@ from runtime.models.vision.model import SeeingDecoder
 
 logger = logging.getLogger(__name__)
 
+# Most of the pool's memory that recurrent states get, unless the operator says otherwise.
+_STATES_SHARE = 0.45
+# More slots of recurrent states than this for each running request are rarely useful.
+_USEFUL_SLOTS = 16
 # Which options to change when memory is short at start-up.
 _OF_STEPS = "--chunked-prefill-size or --max-running-requests"
 _OF_POOL = "--mem-fraction-static or --max-total-tokens"
@@ -174,7 +180,8 @@ def pool_of(
     Raises:
         StartupError: not even one page fits, or less than the user requested.
     """
-    return size_pool(
+    num_slots, budget = with_states(config, spec, context, budget)
+    size = size_pool(
         pool_bytes_per_token(spec, context),
         page_size=config.page_size,
         max_total_tokens=config.max_total_tokens,
@@ -182,6 +189,30 @@ def pool_of(
         context_len=config.context_len,
         budget=budget,
     )
+    return replace(size, num_state_slots=num_slots)
+
+
+def with_states(
+    config: WorkerConfig, spec: ModelSpec, context: BuildContext, budget: Budget
+) -> tuple[int, Budget]:
+    """Return the number of slots for recurrent states, and the budget that remains.
+
+    Raises:
+        StartupError: not even one request can run.
+    """
+    slot = spec.state_slot_bytes(context.tp_size, context.dtype.itemsize)
+    if not slot:
+        return 0, budget
+    num_slots = config.max_mamba_cache_size
+    if num_slots is None:
+        fits = int(budget.size_bytes * _STATES_SHARE) // slot
+        num_slots = min(fits, config.max_running_requests * _USEFUL_SLOTS)
+    if num_slots < SLOTS_PER_HOLD:
+        raise StartupError(
+            f"No memory is left for recurrent states, {slot * SLOTS_PER_HOLD} bytes a request; "
+            "raise --mem-fraction-static or --max-mamba-cache-size, or free memory."
+        )
+    return num_slots, budget.without(num_slots * slot, f"{num_slots} slots of recurrent states")
 
 
 @dataclass(frozen=True)
@@ -309,10 +340,13 @@ def _graph_limits(parts: _Parts) -> GraphLimits | None:
     if not parts.attention.is_graph_safe:
         logger.info("No CUDA graphs: this attention back end cannot be captured")
         return None
-    num_parameters = parts.model.spec.num_active_parameters // context.tp_size
+    spec = parts.model.spec
+    num_parameters = spec.num_active_parameters // context.tp_size
+    most = _step_limits(config).max_tokens
     return GraphLimits(
         config.max_running_requests,
-        graph_token_sizes(num_parameters, _step_limits(config).max_tokens),
+        # Graphs of prompts cannot describe snapshots.
+        [] if spec.is_recurrent else graph_token_sizes(num_parameters, most),
         keep_hidden=config.enable_return_hidden_states,
-        shares_prefixes=parts.model.spec.max_window is None,
+        shares_prefixes=spec.max_window is None,
     )

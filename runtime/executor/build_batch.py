@@ -17,8 +17,8 @@ from runtime.executor.batch_rows import BatchRows
 from runtime.executor.image_store import ImageStore
 from runtime.executor.staging import to_device
 from runtime.models.attention.backend import AttentionBackend
-from runtime.models.attention.forward_batch import ForwardBatch, HostLengths, KVCache
-from runtime.step.step_plan import Int32Array, Int64Array, StepPlan
+from runtime.models.attention.forward_batch import ForwardBatch, HostLengths, KVCache, StateSteps
+from runtime.step.step_plan import Int32Array, Int64Array, StateMoves, StepPlan
 
 
 def key_ends(plan: StepPlan, known: NDArray[np.intp], indptr: NDArray[Any]) -> Int32Array:
@@ -104,6 +104,7 @@ def as_batch(
     has_decodes: bool,
     num_decodes: int | None,
     num_pages: int | None = None,
+    states: StateSteps | None = None,
 ) -> ForwardBatch:
     """Build the model's input from a step that is on the device; does not wait.
 
@@ -115,6 +116,7 @@ def as_batch(
         has_decodes: whether any row may decode; if not, all tokens are known.
         num_decodes: see `ForwardBatch`.
         num_pages: how many pages of each row are enough; all by default.
+        states: see `ForwardBatch`.
     """
     input_ids = step.known_ids
     if has_decodes:
@@ -133,6 +135,7 @@ def as_batch(
         kv=kv,
         attention=attention,
         adapters=rows.begin_adapters(step.token_rows),
+        states=states,
     )
 
 
@@ -157,6 +160,7 @@ def build_batch(
         has_decodes=plan.num_decodes > 0,
         num_decodes=_num_single(plan),
         num_pages=-(-int(flat.seq_lens.max()) // page_size) if is_cpu else None,
+        states=state_steps(plan, flat.qo_indptr, kv, rows.device),
     )
     rows.has_inputs = True
     if len(wanted.last) == plan.num_tokens:
@@ -178,6 +182,38 @@ def build_batch(
             axes = rows.rope.axes(plan, flat.positions, flat.qo_indptr)
             (batch.rope_axes,) = to_device(rows.device, axes)
     return batch
+
+
+def padding_state(kv: list[KVCache]) -> int | None:
+    """Return the slot of recurrent states that padding writes; `None` if there are none."""
+    return next((len(layer.states[0]) - 1 for layer in kv if layer.states), None)
+
+
+def state_steps(
+    plan: StepPlan, indptr: NDArray[Any], kv: list[KVCache], device: torch.device
+) -> StateSteps | None:
+    """Send the places of recurrent states to the device; `None` if the model has none."""
+    padding_slot = padding_state(kv)
+    if padding_slot is None:
+        return None
+    moves = plan.states
+    if moves is None:
+        # A made-up step: it begins with zeros, and nothing reads what it leaves.
+        seqs = np.arange(len(plan.rows), dtype=np.int32)
+        padding = np.full(len(seqs), padding_slot, dtype=np.int32)
+        moves = StateMoves(np.zeros_like(seqs), seqs, plan.query_lens.astype(np.int32), padding)
+    seqs = moves.save_seqs.astype(np.int64)
+    bounds = np.searchsorted(seqs, np.arange(len(plan.rows) + 1)).astype(np.int32)
+    ends = indptr[seqs] + moves.save_lens.astype(np.int64)
+    sent = to_device(
+        device,
+        moves.reads.astype(np.int64),
+        bounds,
+        ends,
+        seqs,
+        moves.save_slots.astype(np.int64),
+    )
+    return StateSteps(*sent, is_decode=plan.num_tokens == len(plan.rows))
 
 
 def _num_single(plan: StepPlan) -> int:

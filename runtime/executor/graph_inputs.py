@@ -19,7 +19,7 @@ from runtime.executor.batch_rows import BatchRows
 from runtime.executor.build_batch import FlatStep, as_batch, flatten
 from runtime.executor.graph_buckets import Bucket
 from runtime.models.attention.backend import AttentionBackend
-from runtime.models.attention.forward_batch import ForwardBatch, KVCache
+from runtime.models.attention.forward_batch import ForwardBatch, KVCache, StateSteps
 from runtime.step.step_plan import Int64Array, StepPlan
 
 # Buffers are used in turn. Two steps may be in flight, so the buffer before theirs is no longer
@@ -116,10 +116,16 @@ class GraphInputs(ABC):
 class DecodeGraphInputs(GraphInputs):
     """Rows that decode one token each; tokens and pages are on the device."""
 
-    def __init__(self, bucket: Bucket, rows: BatchRows, page_size: int) -> None:
-        """Lay out a buffer."""
+    def __init__(
+        self, bucket: Bucket, rows: BatchRows, page_size: int, padding_state: int | None = None
+    ) -> None:
+        """Lay out a buffer; `padding_state` is the slot that padding writes states to, if any."""
         length = bucket.num_seqs
-        super().__init__(bucket, rows, page_size, seq_lens=(length, 1), new_pages=(length, 0))
+        fields = {"seq_lens": (length, 1), "new_pages": (length, 0)}
+        self._has_states = padding_state is not None
+        if padding_state is not None:
+            fields |= {"state_reads": (length, 0), "state_saves": (length, padding_state)}
+        super().__init__(bucket, rows, page_size, **fields)
         # These bounds are the same in every step.
         self._indptr = torch.arange(length + 1, dtype=torch.int32, device=rows.device)
 
@@ -131,6 +137,9 @@ class DecodeGraphInputs(GraphInputs):
         self._write(buffer, "seq_lens", plan.start_lens + 1)
         if plan.new_pages is not None:
             self._write(buffer, "new_pages", plan.new_pages)
+        if plan.states is not None:
+            self._write(buffer, "state_reads", plan.states.reads)
+            self._write(buffer, "state_saves", plan.states.save_slots)
 
     def batch(
         self, numbers: Tensor, kv: list[KVCache], attention: AttentionBackend
@@ -153,7 +162,13 @@ class DecodeGraphInputs(GraphInputs):
             attention=attention,
             shares_prefixes=self._bucket.shares_prefixes,
             adapters=state.begin_adapters(rows),
+            states=self._states(numbers) if self._has_states else None,
         )
+
+    def _states(self, numbers: Tensor) -> StateSteps:
+        reads, saves = self._read(numbers, "state_reads", "state_saves")
+        seqs = torch.arange(len(reads), device=reads.device)
+        return StateSteps(reads, self._indptr, seqs + 1, seqs, saves, is_decode=True)
 
 
 class PromptGraphInputs(GraphInputs):
@@ -210,7 +225,10 @@ class PromptGraphInputs(GraphInputs):
         return as_batch(step, self._rows, kv, attention, has_decodes=mixed, num_decodes=num_decodes)
 
 
-def inputs_of(bucket: Bucket, rows: BatchRows, page_size: int) -> GraphInputs:
-    """Return the layout of a bucket's buffer."""
-    kind = DecodeGraphInputs if bucket.decodes else PromptGraphInputs
-    return kind(bucket, rows, page_size)
+def inputs_of(
+    bucket: Bucket, rows: BatchRows, page_size: int, padding_state: int | None = None
+) -> GraphInputs:
+    """Return the layout of a bucket's buffer; `padding_state` is that of the model's states."""
+    if bucket.decodes:
+        return DecodeGraphInputs(bucket, rows, page_size, padding_state)
+    return PromptGraphInputs(bucket, rows, page_size)

@@ -21,6 +21,7 @@ from torch import Tensor
 from kernels.decode_step import decode_outputs, fetch_inputs
 from kernels.greedy import greedy_tokens
 from runtime.executor.batch_rows import BatchRows
+from runtime.executor.build_batch import padding_state
 from runtime.executor.graph_buckets import Bucket, Buckets, GraphLimits
 from runtime.executor.graph_capture import Graph
 from runtime.executor.graph_inputs import (
@@ -82,7 +83,7 @@ class GraphRunner:
             self._sharing |= {_adapted(one): _adapted(two) for one, two in self._sharing.items()}
             known += [_adapted(bucket) for bucket in known]
         self._inputs: dict[Bucket, GraphInputs] = {
-            bucket: inputs_of(bucket, rows, page_size) for bucket in known
+            bucket: inputs_of(bucket, rows, page_size, padding_state(kv)) for bucket in known
         }
         self._graphs: dict[Bucket, Graph] = {}
         # Buckets for which there was too little memory.

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from kernels.fp8_linear import unavailable
 from kernels.kv_forms import KV_FORMS
-from runtime.checkpoint.model_spec import LayerState, ModelSpec, PagedState, SharedState
+from runtime.checkpoint.model_spec import (
+    LayerState,
+    ModelSpec,
+    PagedState,
+    RecurrentState,
+    SharedState,
+)
 from runtime.errors import StartupError
 from runtime.executor.memory import PoolSize
 from runtime.models.attention.forward_batch import KVCache
@@ -39,10 +45,11 @@ def pool_bytes_per_token(spec: ModelSpec, context: BuildContext) -> int:
 
 
 def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[KVCache]:
-    """Allocate a pair of page arrays for each layer that keeps keys and values, zeroed.
+    """Allocate pages for layers that keep keys and values, and slots for recurrent ones; zeroed.
 
     Args:
-        size: size of the pool; one more page is allocated, page 0, for padding.
+        size: size of the pool; one more page is allocated, page 0, for padding, and two more
+            slots: slot 0, which stays zeros, and the last one, for padding.
         spec: the state that the layers keep.
         context: type, device and rank.
 
@@ -72,8 +79,22 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
                 raise StartupError(f"--kv-cache-dtype {state.form}: {why}; use fp8_e5m2 or auto.")
             row = form.row_elements(state.head_dim)
             shape = (size.num_pages + 1, heads, size.page_size, row)
-        kv.append(KVCache(*(_zeros(shape, dtype, context.device) for _ in range(2))))
+        k, v = (_zeros(shape, dtype, context.device) for _ in range(2))
+        kv.append(KVCache(k, v, _slots(state, size.num_state_slots, context)))
     return kv
+
+
+def _slots(state: LayerState, num_slots: int, context: BuildContext) -> tuple[Tensor, ...]:
+    if not isinstance(state, RecurrentState):
+        return ()
+    return tuple(
+        _zeros(
+            (num_slots + 2, *part.shape_of_rank(context.tp_size)),
+            torch.float32 if part.dtype == "float32" else context.dtype,
+            context.device,
+        )
+        for part in state.parts
+    )
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -23,11 +23,16 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class PoolSize:
-    """The KV pool, `num_pages` of `page_size` tokens, and the bytes it takes."""
+    """The KV pool, `num_pages` of `page_size` tokens, and the bytes it takes.
+
+    Attributes:
+        num_state_slots: slots of recurrent states beside it.
+    """
 
     num_pages: int
     page_size: int
     size_bytes: int
+    num_state_slots: int = 0
 
     @property
     def num_tokens(self) -> int:

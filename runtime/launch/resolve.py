@@ -60,6 +60,8 @@ ATTENTION_DEVICES = {"cpu": "cpu", "triton": "cuda"}
 INVARIANT_BACKENDS = ("cpu", "triton")
 # The start allocates rows and tables for this many requests.
 MAX_RUNNING_REQUESTS = 65536
+# Likewise, slots of recurrent states.
+MAX_STATE_SLOTS = 2**20
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,7 @@ def resolve(
         expert_recorder_size=config.logging.expert_distribution_recorder_buffer_size,
         image_cache_mb=scheduling.image_cache_mb,
         lora=adapters.limits,
+        max_mamba_cache_size=scheduling.max_mamba_cache_size,
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),
@@ -370,6 +373,7 @@ def _check_bounds(config: ServerConfig) -> None:
         "--max-resumes": (scheduling.max_resumes, 0, None),
         "--image-cache-mb": (scheduling.image_cache_mb, 0, None),
         "--page-size": (scheduling.page_size, 1, None),
+        "--max-mamba-cache-size": (scheduling.max_mamba_cache_size, 3, MAX_STATE_SLOTS),
         "--context-length": (model.context_length, 1, None),
         "--tp-size": (config.parallel.tp_size, 1, None),
         "--dp-size": (config.parallel.dp_size, 1, MAX_REPLICAS),

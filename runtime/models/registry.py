@@ -67,6 +67,10 @@ def _decoder(family: str) -> Family:
     return Family(f"runtime.models.{family}.spec:read", _DECODER, texts=_DECODER_TEXTS)
 
 
+def _hybrid(family: str) -> Family:
+    return Family(f"runtime.models.{family}.spec:read", _DECODER)
+
+
 def _seeing(family: str, model: str) -> Family:
     folder = f"runtime.models.{family}"
     return Family(f"{folder}.spec:read", f"{folder}.model:{model}", images=True)
@@ -80,6 +84,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": _decoder("gemma3"),
     "Gemma3ForConditionalGeneration": _seeing("gemma3_vision", "Gemma3Vision"),
     "GptOssForCausalLM": _decoder("gpt_oss"),
+    "Lfm2ForCausalLM": _hybrid("lfm2"),
     "LlamaForCausalLM": _decoder("llama"),
     "MistralForCausalLM": _decoder("mistral"),
     "MixtralForCausalLM": _decoder("mixtral"),

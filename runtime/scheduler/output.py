@@ -151,13 +151,7 @@ class OutputProcessor:
             # This comes before requests end: extras report on the next token even if none is
             # generated.
             self._report_outputs(step, result)
-        for request in step.prompts_done:
-            if request.row >= 0 and request.request_id in self._requests:
-                with self._faults.of(request):
-                    self._buffer.start(request)
-                    self._planner.share(request)
-                    if request.max_new_tokens == 0:
-                        self.finish(request, request.length_reason())
+        self._share_prompts(step)
         rows = step.plan.sample_rows
         if not len(rows):
             return
@@ -167,6 +161,19 @@ class OutputProcessor:
             self._append_to_retracted(step.request_ids[~current], token_ids[~current])
             rows, token_ids = rows[current], token_ids[current]
         self._append(rows, token_ids)
+
+    def _share_prompts(self, step: PlannedStep) -> None:
+        for request, num_tokens in step.chunks_done:
+            if request.row >= 0 and request.request_id in self._requests:
+                with self._faults.of(request):
+                    self._planner.share(request, num_tokens)
+        for request in step.prompts_done:
+            if request.row >= 0 and request.request_id in self._requests:
+                with self._faults.of(request):
+                    self._buffer.start(request)
+                    self._planner.share(request)
+                    if request.max_new_tokens == 0:
+                        self.finish(request, request.length_reason())
 
     def _report_inputs(self, step: PlannedStep, result: StepResult) -> None:
         plan = step.plan

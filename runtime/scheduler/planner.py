@@ -28,6 +28,7 @@ from runtime.step.step_plan import (
     ReportSpan,
     RowImage,
     RowJoin,
+    StateMoves,
     StepPlan,
 )
 
@@ -45,6 +46,8 @@ class PlannedStep:
     Attributes:
         request_ids: `[num_samples]`, the request of each sample; its row may be reassigned.
         prompts_done: requests whose prompt is complete after this step.
+        chunks_done: requests whose prompt goes on, with the number of tokens computed after this
+            step, if states after them can be reused.
         span_owners: for each of the plan's report spans, its request and its report.
         masks: masks of the constrained samples; `None` if there are none.
     """
@@ -52,6 +55,7 @@ class PlannedStep:
     plan: StepPlan
     request_ids: Int64Array
     prompts_done: list[Request] = field(default_factory=list)
+    chunks_done: list[tuple[Request, int]] = field(default_factory=list)
     span_owners: list[tuple[Request, PromptReport]] = field(default_factory=list)
     masks: StepMasks | None = None
 
@@ -161,6 +165,7 @@ class Planner:
             page_updates=self._page_updates,
             new_pages=new_pages,
             adapter_copies=self._adapters.take_copies(),
+            states=self._move_states(rows, query_lens, chunks),
         )
         self._joins, self._page_updates = [], []
         span_owners = _add_spans(plan, chunks)
@@ -178,7 +183,28 @@ class Planner:
                 # Requests that only catch up with a jump are not in `_unshared`.
                 if chunk.request.request_id in self._unshared:
                     done.append(chunk.request)
-        return PlannedStep(plan, table.request_ids[sampled], done, span_owners)
+        parts_done = [
+            (each.request, each.start + each.length) for each in chunks if not each.is_last
+        ]
+        if self._cache.states is None:
+            parts_done.clear()
+        return PlannedStep(plan, table.request_ids[sampled], done, parts_done, span_owners)
+
+    def _move_states(
+        self, rows: Int64Array, query_lens: Int64Array, chunks: list[_Chunk]
+    ) -> StateMoves | None:
+        """Choose where the step reads and writes recurrent states, if the model has any."""
+        cache, table = self._cache, self._table
+        if cache.states is None:
+            return None
+        points = []
+        for index, chunk in enumerate(chunks, len(rows) - len(chunks)):
+            num_known = int(table.num_tokens[chunk.request.row])
+            part = chunk.request.block_table, chunk.start, chunk.length
+            points.append((index, cache.snapshot_points(*part, num_known)))
+        return cache.states.advance(
+            table.state_holds[rows], table.num_computed[rows], query_lens, points
+        )
 
     def _drop_behind_windows(self) -> bool:
         """Free pages behind the attention windows; return whether there were any.
@@ -423,21 +449,34 @@ class Planner:
         end = matched + SHARED_PREFIX_TOKENS
         if len(tokens) <= end:
             return False
-        return any(
-            other.namespace == request.namespace
-            and int(self._table.num_tokens[other.row]) >= end
-            and np.array_equal(other.keys(self._table.tokens[other.row, :end]), tokens[:end])
-            for other in self._unshared.values()
-        )
+        for other in self._unshared.values():
+            if other.namespace != request.namespace or self._table.num_tokens[other.row] < end:
+                continue
+            known = other.keys(self._table.known_tokens(other.row))
+            if np.array_equal(known[:end], tokens[:end]):
+                self._note_branch(other, known, tokens)
+                return True
+        return False
 
-    def share(self, request: Request) -> None:
-        """Put the prompt that `request` has computed into the prefix tree."""
-        self._unshared.pop(request.request_id, None)
+    def _note_branch(self, other: Request, known: Int32Array, tokens: Int32Array) -> None:
+        """Have `other`, with keys `known`, leave a snapshot where a waiting request parts."""
+        if self._cache.states is not None:
+            most = min(len(known), len(tokens) - 1)
+            different = known[:most] != tokens[:most]
+            same = int(different.argmax()) if different.any() else most
+            other.block_table.branch_points.add(same - same % self._cache.page_size)
+
+    def share(self, request: Request, num_tokens: int | None = None) -> None:
+        """Put the prompt that `request` has computed, or its first tokens, into the prefix tree."""
+        if num_tokens is None:
+            self._unshared.pop(request.request_id, None)
         if request.row < 0:
             return
         block_table, row = request.block_table, request.row
         version = block_table.version
         num_computed = min(int(self._table.num_computed[row]), int(self._table.num_tokens[row]) - 1)
+        if num_tokens is not None:
+            num_computed = min(num_computed, num_tokens)
         known = request.keys(self._table.tokens[row, :num_computed])
         self._cache.share(block_table, known, request.namespace)
         if block_table.version != version:

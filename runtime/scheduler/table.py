@@ -40,6 +40,7 @@ class RequestTable:
         may_jump: rows whose tokens need not be sampled where a grammar leaves no alternative: no
             penalty counts them and no extra reports about them.
         is_decoding: rows whose whole prompt is computed.
+        state_holds: holds of the rows' recurrent states, if the model has any.
     """
 
     def __init__(self, max_rows: int, max_len: int) -> None:
@@ -64,6 +65,7 @@ class RequestTable:
         self.knows_mask = np.zeros(max_rows, dtype=bool)
         self.may_jump = np.zeros(max_rows, dtype=bool)
         self.is_decoding = np.zeros(max_rows, dtype=bool)
+        self.state_holds: Int64Array = np.full(max_rows, -1, dtype=np.int64)
         self._free = list(range(max_rows - 1, -1, -1))
         # Rows in order of admission: the newest is retracted first.
         self.order: list[int] = []
@@ -91,6 +93,7 @@ class RequestTable:
         self.num_tokens[row] = num_tokens
         self.sampled_len[row] = num_tokens
         self.num_computed[row] = request.num_computed
+        self.state_holds[row] = request.block_table.state_hold
         self.capacity[row] = 0
         self.drops_at[row] = 0
         self.end_len[row] = request.end_len

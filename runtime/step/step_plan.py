@@ -79,6 +79,32 @@ class PageUpdate(_Part):
     pages: Int32Array
 
 
+class StateMoves(_Part):
+    """Where the sequences of a step read their recurrent states, and where they write them.
+
+    A sequence never writes to the slot that it reads, so a step may be computed twice. A sequence
+    may write its states several times: snapshots after some of its new tokens, then the last one.
+
+    Attributes:
+        reads: `[num_seqs]`, slot of the states ahead of the new tokens; slot 0 has zeros.
+        save_seqs: `[num_saves]`, index of a sequence, ascending.
+        save_lens: `[num_saves]`, how many of its new tokens the states have seen then, ascending.
+        save_slots: `[num_saves]`, slots to write.
+    """
+
+    reads: Int32Array
+    save_seqs: Int32Array
+    save_lens: Int32Array
+    save_slots: Int32Array
+
+    def only(self, index: int) -> StateMoves:
+        """Return what belongs to one sequence, with index 0."""
+        (of_one,) = np.nonzero(self.save_seqs == index)
+        zeros = np.zeros(len(of_one), dtype=np.int32)
+        one = self.reads[index : index + 1]
+        return StateMoves(one, zeros, self.save_lens[of_one], self.save_slots[of_one])
+
+
 class ReportSpan(_Part):
     """Consecutive prompt positions about which an extra reports something.
 
@@ -183,6 +209,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
         image_drops: digests of images whose vectors are dropped before this step.
         image_loads: images whose vectors this step computes, each once; they are kept afterwards.
         adapter_copies: adapters that come to the device, for this step or a later one.
+        states: where recurrent states are read and written; `None` if the model has none.
     """
 
     rows: Int64Array
@@ -200,6 +227,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
     image_drops: list[bytes] = []
     image_loads: list[PreparedImage] = []
     adapter_copies: list[AdapterCopy] = []
+    states: StateMoves | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -266,6 +294,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
             image_loads=[image for image in self.image_loads if image.digest in wanted],
             # As for images; what came to the device is not copied again.
             adapter_copies=self.adapter_copies,
+            states=None if self.states is None else self.states.only(index),
         )
 
 

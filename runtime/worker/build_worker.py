@@ -121,6 +121,8 @@ def build_scheduler(
             config.page_size,
             enable_prefix_cache=spec.keeps_state and not config.disable_radix_cache,
             window=spec.max_window,
+            num_state_slots=size.num_state_slots,
+            max_running=config.max_running_requests,
         ),
         SchedulerStats(shared, config.decode_log_interval, images),
         SchedulerOptions(

@@ -70,6 +70,7 @@ OPTIONS = """
 --max-resumes = 2
 --chunked-prefill-size = None
 --image-cache-mb = 256
+--max-mamba-cache-size = None
 --schedule-policy = fcfs
 --enable-priority-scheduling = False
 --enable-return-hidden-states = False

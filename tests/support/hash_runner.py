@@ -38,6 +38,8 @@ class HashRunner:
         self.num_steps = 0
         self.eos_at: dict[int, int] = {}
         self.fail_rows_with_token: int | None = None
+        # The tokens that each slot of recurrent states has seen.
+        self.states: dict[int, list[int]] = {0: []}
         # An error that the next launch raises, or the wait for it.
         self.launch_error: BaseException | None = None
         self.wait_error: BaseException | None = None
@@ -72,15 +74,33 @@ class HashRunner:
             pages = self.page_table[row, places // self.page_size]
             assert (pages > 0).all(), "a token was written to a page the row does not have"
             self.slots[pages * self.page_size + places % self.page_size] = new
+            if plan.states is not None:
+                self._move_states(plan, index, self._sequence(row, start + length))
             if plan.samples[index]:
-                everything = np.arange(start + length)
-                pages = self.page_table[row, everything // self.page_size]
-                sequence = self.slots[pages * self.page_size + everything % self.page_size]
-                token = self.sampled(sequence)
+                token = self.sampled(self._sequence(row, start + length))
                 self.last_token[row] = token
                 tokens.append(token)
         assert offset == len(plan.chunk_tokens)
         return _Pending(StepResult(np.array(tokens, dtype=np.int32), failed), self.wait_error)
+
+    def _sequence(self, row: int, length: int) -> np.ndarray:
+        everything = np.arange(length)
+        pages = self.page_table[row, everything // self.page_size]
+        return self.slots[pages * self.page_size + everything % self.page_size]
+
+    def _move_states(self, plan: StepPlan, index: int, sequence: np.ndarray) -> None:
+        """Check that the state read has seen what precedes, and write those that follow."""
+        moves = plan.states
+        assert moves is not None
+        assert len(np.unique(moves.save_slots)) == len(moves.save_slots), "written twice"
+        assert not np.isin(moves.save_slots, [0, *moves.reads]).any(), "read and written"
+        start, length = int(plan.start_lens[index]), int(plan.query_lens[index])
+        seen = self.states[int(moves.reads[index])]
+        assert seen == sequence[:start].tolist(), "the state of another prefix"
+        own = moves.only(index)
+        assert own.save_lens[-1] == length, "the last state is not written"
+        for num_tokens, slot in zip(own.save_lens, own.save_slots, strict=True):
+            self.states[int(slot)] = sequence[: start + num_tokens].tolist()
 
     def sampled(self, sequence: np.ndarray) -> int:
         """Return the token after `sequence`, as read back through its pages."""

@@ -33,9 +33,13 @@ class Harness:
             "max_queued": None,
             "prefix_cache": True,
             "cache": CacheManager,
+            "states": {},
         } | options
         self.cache = settings_["cache"](
-            settings_["num_pages"], PAGE, enable_prefix_cache=settings_["prefix_cache"]
+            settings_["num_pages"],
+            PAGE,
+            enable_prefix_cache=settings_["prefix_cache"],
+            **settings_["states"],
         )
         self.runner = HashRunner(
             settings_["num_pages"], PAGE, settings_["rows"], settings_["context_len"]

@@ -176,10 +176,25 @@ TINY_MODELS: dict[str, TinyModel] = {
 }
 
 
+# Models whose layers keep recurrent states.
+TINY_HYBRIDS: dict[str, TinyModel] = {
+    "lfm2": TinyModel(
+        "Lfm2ForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "conv_bias": True,
+            "block_multiple_of": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+
+
 @cache
 def tiny_model(name: str) -> Path:
     """Return the folder of the variant `name`, made on first use; do not write into it."""
-    return write_tiny(name, TINY_MODELS[name])
+    return write_tiny(name, {**TINY_MODELS, **TINY_HYBRIDS}[name])
 
 
 def write_tiny(name: str, variant: TinyModel) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -17,16 +18,84 @@ if TYPE_CHECKING:
 
 @dataclass
 class KVCache:
-    """One layer's pages.
+    """One layer's memory: pages of keys and values, or slots of recurrent states.
 
     Attributes:
         k, v: `[num_pages, num_kv_heads, page_size, row_elements]`: `head_dim` numbers of the
             model's dtype, or a row of another form (`kernels.kv_forms`), whose scales are in it. No
-            sequence has page 0: padding may write there.
+            sequence has page 0: padding may write there. Empty for a recurrent layer.
+        states: `[num_slots + 2, ...]` each, the parts of a recurrent layer's states. Slot 0 is
+            zeros and never written; padding writes to the last slot.
     """
 
     k: Tensor
     v: Tensor
+    states: tuple[Tensor, ...] = ()
+
+
+class StateSteps:
+    """Where a step's sequences read and write recurrent states; on the device.
+
+    Attributes:
+        reads: `[num_seqs]` int64, slot of each sequence's states ahead of its new tokens.
+        save_indptr: `[num_seqs + 1]` int32, bounds of each sequence's saves.
+        save_ends: `[num_saves]` int64, index in the step of the token behind the last one that the
+            saved states have seen.
+        save_seqs: `[num_saves]` int64, index of each save's sequence.
+        save_slots: `[num_saves]` int64, where the states are written.
+        is_decode: whether each sequence has one new token.
+    """
+
+    def __init__(
+        self,
+        reads: Tensor,
+        save_indptr: Tensor,
+        save_ends: Tensor,
+        save_seqs: Tensor,
+        save_slots: Tensor,
+        *,
+        is_decode: bool,
+    ) -> None:
+        """Take the tensors."""
+        self.reads = reads
+        self.save_indptr = save_indptr
+        self.save_ends = save_ends
+        self.save_seqs = save_seqs
+        self.save_slots = save_slots
+        self.is_decode = is_decode
+        self._taps: dict[int, Tensor] = {}
+
+    def taps(self, width: int, qo_indptr: Tensor, num_tokens: int) -> Tensor:
+        """Return where a convolution reads what precedes each token and each save.
+
+        The indices are into the step's `num_tokens` rows, followed by `width - 1` rows of each
+        sequence's state. Layers of equal width share them.
+
+        Args:
+            width: of the convolution.
+            qo_indptr: `[num_seqs + 1]`, bounds of each sequence's tokens.
+            num_tokens: of the step.
+
+        Returns:
+            `[num_tokens + num_saves, width - 1]` int64, the oldest first.
+        """
+        found = self._taps.get(width)
+        if found is None:
+            found = self._taps[width] = self._make_taps(width, qo_indptr.long(), num_tokens)
+        return found
+
+    def _make_taps(self, width: int, qo_indptr: Tensor, num_tokens: int) -> Tensor:
+        device = self.reads.device
+        tokens = torch.arange(num_tokens, device=device)
+        seqs = torch.searchsorted(qo_indptr, tokens, right=True).sub_(1)
+        seqs.clamp_(max=len(self.reads) - 1)
+        ends, seqs = torch.cat([tokens, self.save_ends]), torch.cat([seqs, self.save_seqs])
+        rows = ends[:, None] - torch.arange(width - 1, 0, -1, device=device)
+        # How many rows lie before the sequence's first new token.
+        before = rows - qo_indptr[seqs][:, None]
+        kept = width - 1
+        of_state = num_tokens + seqs[:, None] * kept + kept + before
+        return torch.where(before < 0, of_state, rows)
 
 
 @dataclass(frozen=True)
@@ -91,6 +160,7 @@ class ForwardBatch:
             to the back end; only if each has one new token.
         host: for a back end with `reads_host`; `None` inside graphs.
         adapters: the adapters of its tokens, which the loop over layers narrows with them.
+        states: where recurrent states are read and written, if the model has any.
     """
 
     input_ids: Tensor
@@ -113,6 +183,7 @@ class ForwardBatch:
     rope_axes: Tensor | None = None
     cos_sin: Tensor | None = None
     adapters: AdapterSlots | None = None
+    states: StateSteps | None = None
 
     def put_embeds(self, embedded: Tensor) -> None:
         """Overwrite rows of `embedded`, `[num_tokens, hidden_size]`, with given embeddings."""

@@ -16,22 +16,27 @@ from torch import Tensor
 from kernels.rounding import Activations, Rounding, act_and_mul_rounded
 from runtime.models.attention.backend import AttentionLayer
 from runtime.models.attention.forward_batch import ForwardBatch
+from runtime.models.decoder.recurrent_spec import ShortConvSpec
 from runtime.models.decoder.spec import DecoderSpec
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.embedding import Embedding
 from runtime.models.layers.linear import Linear, column, heads
+from runtime.models.layers.mixer import Mixer
 from runtime.models.layers.mixture import SharedExpert, SparseMLP
 from runtime.models.layers.norm import RMSNorm
 from runtime.models.layers.parameter import WeightHolder, WeightShard
 from runtime.models.layers.rope import RopeTables
+from runtime.models.layers.short_conv import ShortConv
 from runtime.models.layers.vector import Vector
 from runtime.models.model import CausalLM
 
 
-class DecoderAttention:
+class DecoderAttention(Mixer):
     """Self-attention of one layer: fused q/k/v product, the back end, output product."""
 
-    __slots__ = ("attention", "k_norm", "o_proj", "q_norm", "qkv_proj", "sinks")
+    __slots__ = ("attention", "k_norm", "q_norm", "qkv_proj", "sinks")
+
+    name = "self_attn"
 
     def __init__(
         self, spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
@@ -73,11 +78,11 @@ class DecoderAttention:
 
     @property
     def rounding(self) -> Rounding | None:
-        """How the first product rounds its input."""
+        """See `Mixer`."""
         return self.qkv_proj.rounding
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Map `[num_tokens, hidden_size]` to the input of `o_proj`, a new tensor."""
+        """Run the back end; see `Mixer`."""
         return batch.attention.run(self.attention, self.qkv_proj.apply(hidden), batch)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
@@ -90,6 +95,14 @@ class DecoderAttention:
             yield f"{prefix}.k_norm", self.k_norm
         if self.sinks is not None:
             yield f"{prefix}.sinks", self.sinks
+
+
+def _mixer(spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables) -> Mixer:
+    recurrence = spec.recurrence(layer_idx)
+    if isinstance(recurrence, ShortConvSpec):
+        return ShortConv(recurrence, spec.hidden_size, context, layer_idx)
+    assert recurrence is None, "a recurrence without a layer"
+    return DecoderAttention(spec, context, layer_idx, ropes)
 
 
 class DecoderMLP:
@@ -156,7 +169,7 @@ class DecoderLayer:
     def __init__(
         self, spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
     ) -> None:
-        self.self_attn = DecoderAttention(spec, context, layer_idx, ropes)
+        self.self_attn = _mixer(spec, context, layer_idx, ropes)
         self.mlp = _mlp(spec, context, layer_idx)
 
         def norm(place: str) -> RMSNorm | None:
@@ -208,7 +221,7 @@ class DecoderLayer:
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""
-        yield from self.self_attn.holders(f"{prefix}.self_attn")
+        yield from self.self_attn.holders(f"{prefix}.{self.self_attn.name}")
         yield from self.mlp.holders(f"{prefix}.mlp")
         for place in ("input_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm"):
             norm: RMSNorm | None = getattr(self, place)

@@ -23,6 +23,7 @@ from runtime.models.decoder.weight_map import decoder_weights, is_old_buffer
 if TYPE_CHECKING:
     from kernels.activation import Activation
     from runtime.models.decoder.experts_spec import ExpertsSpec
+    from runtime.models.decoder.recurrent_spec import RecurrentSpec
 
 # Places of a layer's norms, with their names in Llama's checkpoints: one before each half.
 PRE_NORMS = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
@@ -116,7 +117,12 @@ class DecoderSpec(ModelSpec):
         """See `ModelSpec`."""
         if self.gives != "tokens":
             return (NoState(),) * self.num_layers
-        return tuple(self.attention(layer_idx).state for layer_idx in range(self.num_layers))
+        layers = range(self.num_layers)
+        return tuple((self.recurrence(i) or self.attention(i)).state for i in layers)
+
+    def recurrence(self, layer_idx: int) -> RecurrentSpec | None:  # noqa: ARG002  # hybrids know
+        """Return the recurrence that a layer has instead of attention; `None` for attention."""
+        return None
 
     def attention(self, layer_idx: int) -> AttentionSpec:
         """Return the description of this layer's attention."""
@@ -149,7 +155,7 @@ class DecoderSpec(ModelSpec):
 
     def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:
         """See `ModelSpec`."""
-        layers = map(self.attention, range(self.num_layers))
+        layers = [self.recurrence(i) or self.attention(i) for i in range(self.num_layers)]
         # In order, each once.
         found = list(dict.fromkeys(what for each in layers for what in each.uneven_parts(tp_size)))
         if self.intermediate_size % tp_size:

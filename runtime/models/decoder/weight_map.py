@@ -30,7 +30,17 @@ def decoder_weights(spec: DecoderSpec) -> list[WeightSpec]:
     weights = [WeightSpec(embedding, (spec.vocab_size, hidden), embedding)]
     for layer_idx in range(spec.num_layers):
         prefix = f"model.layers.{layer_idx}"
-        weights += _attention_weights(spec, layer_idx, prefix)
+        weights += [
+            norm_weight(
+                f"{prefix}.{name}", hidden, f"{prefix}.{place}", zero_centered=zero_centered
+            )
+            for place, name in spec.norms.items()
+        ]
+        recurrence = spec.recurrence(layer_idx)
+        if recurrence is None:
+            weights += _attention_weights(spec, layer_idx, prefix)
+        else:
+            weights += recurrence.weights(prefix, hidden)
         if spec.experts is not None and layer_idx in spec.experts.layers:
             weights += spec.experts.weights(prefix, hidden)
         else:
@@ -64,10 +74,7 @@ def _attention_weights(spec: DecoderSpec, layer_idx: int, prefix: str) -> list[W
     head_dim = of_layer.head_dim
     query, key = of_layer.num_heads * head_dim, of_layer.num_kv_heads * head_dim
     zero_centered = spec.zero_centered_norms
-    weights = [
-        norm_weight(f"{prefix}.{name}", hidden, f"{prefix}.{place}", zero_centered=zero_centered)
-        for place, name in spec.norms.items()
-    ]
+    weights: list[WeightSpec] = []
     for shard, rows in (("q", query), ("k", key), ("v", key)):
         name, target = f"{attention}.{shard}_proj", f"{attention}.qkv_proj"
         weights += linear_weights(name, target, (rows, hidden), shard, bias=spec.attention_bias)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from runtime.models.attention.forward_batch import ForwardBatch
-from runtime.models.decoder.model import DecoderForCausalLM
+from runtime.models.decoder.model import DecoderAttention, DecoderForCausalLM
 from runtime.models.decoder.spec import DecoderSpec
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.parameter import WeightHolder
@@ -32,7 +32,9 @@ class SeeingDecoder(DecoderForCausalLM):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         if batch.rope_axes is not None:
-            table = self.model.layers[0].self_attn.attention.cos_sin
+            first = self.model.layers[0].self_attn
+            assert isinstance(first, DecoderAttention)
+            table = first.attention.cos_sin
             assert table is not None
             batch.cos_sin = turned_by_axes(table, batch.rope_axes, self._axes)
             batch.positions = torch.arange(len(batch.positions), device=table.device)

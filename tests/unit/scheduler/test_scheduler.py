@@ -294,6 +294,7 @@ def test_the_queue_is_not_ordered_again_while_pages_are_short(folder: Path) -> N
     num_pages=st.integers(20, 60),
     budget=st.sampled_from([None, 1, 5, 32]),
     prefix_cache=st.booleans(),
+    num_state_slots=st.sampled_from([0, 3, 7, 16, 60]),
 )
 def test_random_traffic_is_exact_and_leaves_nothing_behind(
     tmp_path_factory: pytest.TempPathFactory,
@@ -302,9 +303,11 @@ def test_random_traffic_is_exact_and_leaves_nothing_behind(
     num_pages: int,
     budget: int | None,
     prefix_cache: bool,
+    num_state_slots: int,
 ) -> None:
     harness = Harness(
         tmp_path_factory.mktemp("run"),
+        states={"num_state_slots": num_state_slots, "max_running": 5},
         overlap=overlap,
         num_pages=num_pages,
         token_budget=budget,
@@ -346,6 +349,8 @@ def test_random_traffic_is_exact_and_leaves_nothing_behind(
     harness.cache.check_invariants([])
     harness.scheduler.receive([FlushCache(1)])
     assert harness.cache.pool.num_free == num_pages
+    if harness.cache.states is not None:
+        assert harness.cache.states.slots.num_free == num_state_slots
 
 
 def test_streams_limit_the_prompt_tokens_of_a_step() -> None:

@@ -1,0 +1,41 @@
+"""The first half of a decoder's layer: attention, or a recurrence in its place."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar
+
+from torch import Tensor
+
+from kernels.rounding import Activations, Rounding
+from runtime.models.attention.forward_batch import ForwardBatch
+from runtime.models.layers.linear import Linear
+from runtime.models.layers.parameter import WeightHolder
+
+
+class Mixer(ABC):
+    """Where the tokens of a sequence see one another.
+
+    Attributes:
+        name: of its weights within the layer.
+        o_proj: the product that follows `attend`.
+    """
+
+    __slots__ = ("o_proj",)
+
+    name: ClassVar[str]
+    o_proj: Linear
+
+    @property
+    @abstractmethod
+    def rounding(self) -> Rounding | None:
+        """How the first product rounds its input."""
+
+    @abstractmethod
+    def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
+        """Map `[num_tokens, hidden_size]` to the input of `o_proj`, a new tensor."""
+
+    @abstractmethod
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield the owners of weights under `prefix`."""

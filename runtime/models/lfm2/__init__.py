@@ -1,0 +1,1 @@
+"""LFM2: short convolutions, and attention in some layers."""
