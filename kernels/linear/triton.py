@@ -32,7 +32,7 @@ from kernels.linear import GATED_TOKENS
 from kernels.linear.reference import TorchLinear
 from kernels.linear.triton_gated import gated
 from kernels.linear.triton_gated import supports as supports_gated
-from kernels.linear.triton_gemv import MAX_IN_FEATURES, gemv
+from kernels.linear.triton_gemv import MAX_IN_FEATURES, FurtherRows, gemv
 from kernels.triton_support.device import SharedMemory, shared_memory
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 from kernels.triton_support.split_k import leave_part, space, sum_parts
@@ -280,6 +280,12 @@ class TritonLinear(TorchLinear):
             torch.mm(x, self.weight.t(), out=out)
         else:
             torch.addmm(self.bias, x, self.weight.t(), out=out)
+
+    def with_further(self, x: Tensor, further: FurtherRows) -> Tensor | None:
+        """Return one token's product, which multiplies other rows, too; None if unsupported."""
+        if x.shape[0] != 1 or not self._streams:
+            return None
+        return gemv(x, self.weight, self.bias, further=further)
 
     def _of_few(self, x: Tensor, out: Tensor | None = None) -> Tensor | None:
         """Return the product, `out` if given, or None if this kernel does not support it."""

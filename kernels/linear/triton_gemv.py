@@ -9,7 +9,7 @@ Weights may be codes in 8 bits with scales of rows or of 128 columns of a row.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel's parameters
+# ruff: noqa: PLR0913, C901, SIM102 a kernel's parameters, and its variants, of which one is compiled
 
 from typing import NamedTuple
 
@@ -45,6 +45,26 @@ def cut_of(in_features: int, bits: int = 16) -> Cut:
     return Cut(2 if in_features > 8192 else 4, 1024)
 
 
+class FurtherRows(NamedTuple):
+    """Rows that a launch multiplies besides the weight's: those of one adapter.
+
+    Attributes:
+        memory: `[num_places, num_ranks, width]`, the dtype of the weight. The first columns of a
+            rank are its rows, `in_features` numbers each, one of every part.
+        place: one int32: which adapter; a negative one stands for 0.
+        rank: one int32: the ranks in use.
+        num_parts: rows of each rank.
+        made: `[num_parts, ranks]` float32, the sums; `ranks` is a multiple of 4, at least
+            `num_ranks`. Those of ranks that are not in use are written, too, but mean nothing.
+    """
+
+    memory: Tensor
+    place: Tensor
+    rank: Tensor
+    num_parts: int
+    made: Tensor
+
+
 @triton.jit
 def _gemv_kernel(
     x_ptr,
@@ -53,7 +73,15 @@ def _gemv_kernel(
     x_scale_ptr,
     bias_ptr,
     out_ptr,
+    further_ptr,
+    place_ptr,
+    rank_ptr,
+    made_ptr,
     out_features,
+    place_stride,
+    rank_stride,
+    RANKS: tl.constexpr,
+    PARTS: tl.constexpr,
     IN_FEATURES: tl.constexpr,
     SCALES: tl.constexpr,
     HAS_X_SCALES: tl.constexpr,
@@ -62,12 +90,23 @@ def _gemv_kernel(
     COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    # Programs of further rows come first.
+    further: tl.constexpr = RANKS * PARTS // ROWS
+    program = tl.program_id(0)
+    row = (program - further) * ROWS + tl.arange(0, ROWS)
     # Rows past the end repeat the last one: loads need no mask.
-    used = tl.minimum(row, out_features - 1).to(tl.int64)
+    used = tl.maximum(tl.minimum(row, out_features - 1), 0).to(tl.int64)
     weight_row = weight_ptr + used[:, None] * IN_FEATURES
     start_next(PDL)
     wait_for_inputs(PDL)
+    if RANKS > 0:
+        if program < further:
+            at = program * ROWS + tl.arange(0, ROWS)
+            # Ranks that are not in use repeat the last one, and their results are not used.
+            rank = tl.minimum(at % RANKS, tl.maximum(tl.load(rank_ptr) - 1, 0)).to(tl.int64)
+            place = tl.maximum(tl.load(place_ptr), 0).to(tl.int64) * place_stride
+            at_row = place + rank * rank_stride + at // RANKS * IN_FEATURES
+            weight_row = further_ptr + at_row[:, None]
     if SCALES == "blocks":
         total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -93,6 +132,10 @@ def _gemv_kernel(
         else:
             acc += product
     result = total if SCALES == "blocks" else tl.sum(acc, axis=1)
+    if RANKS > 0:
+        if program < further:
+            tl.store(made_ptr + program * ROWS + tl.arange(0, ROWS), result)
+            return
     if SCALES == "rows":
         result *= tl.load(scale_ptr + used)
         if HAS_X_SCALES:
@@ -110,6 +153,7 @@ def gemv(
     out: Tensor | None = None,
     scales: Tensor | None = None,
     x_scales: Tensor | None = None,
+    further: FurtherRows | None = None,
 ) -> Tensor:
     """Return `x @ weight.T + bias` for one row.
 
@@ -123,6 +167,7 @@ def gemv(
         scales: of the weight, `[out_features, num_groups]` float32, one or one for every 128
             columns, the transpose of what is contiguous; `None` for none.
         x_scales: likewise of `x`, `[1, num_groups]`, if it is rounded.
+        further: other rows to multiply, with a weight without scales.
     """
     out_features, in_features = weight.shape
     assert x.shape == (1, in_features)
@@ -134,15 +179,28 @@ def gemv(
     if out is None:
         dtype = x.dtype if scales is None else torch.bfloat16
         out = torch.empty(1, out_features, dtype=dtype, device=x.device)
+    ranks = parts = 0
+    place_stride = rank_stride = 0
+    others: tuple[Tensor, ...] = (weight, out, out, out)
+    if further is not None:
+        assert scales is None
+        parts, ranks = further.num_parts, further.made.shape[-1]
+        place_stride, rank_stride, _ = further.memory.stride()
+        others = further.memory, further.place, further.rank, further.made
     kind = "none" if scales is None else "blocks" if scales.shape[1] > 1 else "rows"
-    _gemv_kernel[(triton.cdiv(out_features, cut.rows),)](
+    _gemv_kernel[(triton.cdiv(out_features, cut.rows) + ranks * parts // cut.rows,)](
         x,
         weight,
         weight if scales is None else scales,
         weight if x_scales is None else x_scales,
         weight if bias is None else bias,
         out,
+        *others,
         out_features,
+        place_stride,
+        rank_stride,
+        RANKS=ranks,
+        PARTS=parts,
         IN_FEATURES=in_features,
         SCALES=kind,
         HAS_X_SCALES=x_scales is not None,

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.activation import Activation, act_and_mul
+from kernels.linear import PackedLinear
 from kernels.table import Entry, Table
 
 __all__ = ["LORA", "LoraBank", "LoraKernels", "LoraPart", "TokenSlots", "bank_width", "make_bank"]
@@ -101,6 +103,25 @@ class LoraBank(ABC):
             x: `[num_tokens, in_features]`, contiguous, the same dtype.
             tokens: of the same tokens.
         """
+
+    def product(self, base: PackedLinear, x: Tensor, tokens: TokenSlots) -> Tensor:
+        """Return a base product with each token's adapter, `[num_tokens, out_features]`.
+
+        Args:
+            base: the product, of whatever form.
+            x: as for `add`.
+            tokens: as for `add`.
+        """
+        # Some products return a part of a wider tensor.
+        out = base(x).contiguous()
+        self.add(out, x, tokens)
+        return out
+
+    def gated(
+        self, base: PackedLinear, x: Tensor, activation: Activation, tokens: TokenSlots
+    ) -> Tensor:
+        """Return `activation(gate) * up` of the halves of `product`."""
+        return act_and_mul(self.product(base, x, tokens), activation)
 
 
 class LoraKernels(Protocol):

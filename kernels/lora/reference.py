@@ -21,9 +21,12 @@ class TorchBank(LoraBank):
             rows = out[:, part.first : part.first + part.num_rows]
             added = torch.zeros_like(rows, dtype=torch.float32)
             for slot in range(tokens.num_slots):
-                is_mine = (tokens.slots == slot)[:, None] & (ranks < self.ranks[slot])[None]
+                is_mine, is_rank = tokens.slots == slot, ranks < self.ranks[slot]
                 shrunk = wide @ self.shrinks(index)[slot].float().T
-                added += torch.where(is_mine, shrunk, 0.0) @ self.expands(index)[slot].float()
+                shrunk = torch.where(is_mine[:, None] & is_rank, shrunk, 0.0)
+                # What a rank that is not in use held before may be no number.
+                b = torch.where(is_rank[:, None], self.expands(index)[slot].float(), 0.0)
+                added += shrunk @ b
             rows.copy_((rows.float() + added).to(out.dtype))
 
 

@@ -1,19 +1,27 @@
 """Adapters in Triton: two launches a product, whose number of programs depends on shapes alone.
 
 CUDA graphs can therefore hold them, whatever adapters the tokens use. The list of tokens by adapter
-is made once for all products that the same tokens pass.
+is made once for all products that the same tokens pass. Up to `FEW_TOKENS` tokens have kernels of
+their own, `kernels.lora.triton_few`, of which the second also computes a gated activation.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from kernels.activation import Activation
 from kernels.experts.triton import most_blocks
 from kernels.experts.triton_kernels import sort_kernel
+from kernels.linear import PackedLinear
+from kernels.linear.triton import TritonLinear
+from kernels.linear.triton_gemv import FurtherRows
 from kernels.lora import LoraBank, LoraPart, TokenSlots
+from kernels.lora.triton_few import expand_few_kernel, list_kernel, shrink_few_kernel
 from kernels.lora.triton_sgmv import expand_kernel, shrink_kernel
 from kernels.triton_support.device import multiprocessors
 from kernels.triton_support.launch import launch_options
@@ -26,6 +34,71 @@ _MANY_BLOCK = 64
 _CHUNK = 1024
 _MOST_SPLITS = 8
 _WIDTH = 128
+FEW_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How products of few tokens are cut.
+
+    Attributes:
+        columns: of A in a block.
+        steps: blocks of columns of a program.
+        width: columns of B of a program.
+        num_stages: blocks in flight, of either kernel.
+        shrink_warps, expand_warps: warps of a program.
+        order: when tokens are shrunk: `first` or `last` of shrinking and the base product,
+            `beside` it, on a stream of its own, or `within` it, if the base can do so.
+    """
+
+    columns: int = 256
+    steps: int = 1
+    width: int = 128
+    num_stages: int = 3
+    shrink_warps: int = 4
+    expand_warps: int = 4
+    order: str = "first"
+
+
+class _Few(NamedTuple):
+    """The list that `kernels.lora.triton_few` describes, for blocks of `size` tokens.
+
+    Attributes:
+        ranks: those of which the list was made.
+    """
+
+    list: Tensor
+    ranks: Tensor
+    num_places: int
+    size: int
+
+
+def few_listed(tokens: TokenSlots, ranks: Tensor) -> _Few:
+    """Return the step's list of at most `FEW_TOKENS` tokens, made at the first call."""
+    made = tokens.derived
+    if isinstance(made, _Few) and made.ranks is ranks:
+        return made
+    num_tokens, device = len(tokens), tokens.slots.device
+    size = 1 if num_tokens == 1 else _LEAST
+    num_places = max(size, triton.next_power_of_2(num_tokens))
+    of_step = torch.empty(4 * num_places + num_places // size, dtype=torch.int32, device=device)
+    list_kernel[(1,)](
+        tokens.slots,
+        ranks,
+        of_step,
+        num_tokens,
+        tokens.num_slots,
+        PLACES=num_places,
+        BLOCK_M=size,
+        num_warps=4,
+    )
+    tokens.derived = few = _Few(of_step, ranks, num_places, size)
+    return few
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 class _Listed(NamedTuple):
@@ -74,17 +147,31 @@ class TritonBank(LoraBank):
         self, memory: Tensor, ranks: Tensor, in_features: int, parts: Sequence[LoraPart]
     ) -> None:
         super().__init__(memory, ranks, in_features, parts)
+        self._precision = "ieee" if memory.dtype is torch.float32 else "tf32"
         self._rank_block = max(_LEAST, triton.next_power_of_2(memory.shape[1]))
-        self._tiles = torch.tensor(
-            self._list_tiles(), dtype=torch.int32, device=memory.device
-        ).contiguous()
+        self._tiles: dict[int, Tensor] = {}
+        self._even: dict[int, bool] = {}
+        self._of_width(_WIDTH)
+        # A gated product's halves.
+        self._gates = len(parts) == 2 and parts[0].num_rows == parts[1].num_rows == parts[1].first
+        self.cut: Cut | None = None
 
-    def _list_tiles(self) -> list[tuple[int, int, int, int]]:
+    def _of_width(self, width: int) -> Tensor:
+        """Return the tiles of so many columns, made at the first call."""
+        if width not in self._tiles:
+            tiles = self._list_tiles(width)
+            self._tiles[width] = torch.tensor(tiles, dtype=torch.int32, device=self.memory.device)
+            self._even[width] = all(
+                tile[3] == width and tile[1] % 16 == tile[2] % 16 == 0 for tile in tiles
+            )
+        return self._tiles[width]
+
+    def _list_tiles(self, most: int) -> list[tuple[int, int, int, int]]:
         tiles = []
         in_memory = len(self.parts) * self.in_features
         for index, part in enumerate(self.parts):
-            for start in range(0, part.num_rows, _WIDTH):
-                width = min(_WIDTH, part.num_rows - start)
+            for start in range(0, part.num_rows, most):
+                width = min(most, part.num_rows - start)
                 tiles.append((index, part.first + start, in_memory + start, width))
             in_memory += part.num_rows
         return tiles
@@ -102,12 +189,15 @@ class TritonBank(LoraBank):
         assert num_tokens == len(out) == len(tokens)
         if not num_tokens:
             return
+        if num_tokens <= FEW_TOKENS:
+            cut = self.cut or cut_of(self.in_features, num_tokens)
+            self._expand(out, self._shrink(x, tokens, cut), tokens, cut)
+            return
         order, block_slot, size = listed(tokens)
         columns = 32 if memory.dtype is torch.float32 else 128
         splits, parts = self._num_splits(num_tokens, size, columns), len(self.parts)
         shape = (splits, parts, len(order), self._rank_block)
         made = torch.empty(shape, dtype=torch.float32, device=x.device)
-        precision = "ieee" if memory.dtype is torch.float32 else "tf32"
         options = launch_options(x.device)
         shrink_kernel[(len(block_slot), parts, splits)](
             x,
@@ -127,18 +217,19 @@ class TritonBank(LoraBank):
             RANKS=self._rank_block,
             BLOCK_M=size,
             BLOCK_K=columns,
-            PRECISION=precision,
+            PRECISION=self._precision,
             num_warps=4,
             **options,
         )
-        expand_kernel[(len(block_slot), len(self._tiles))](
+        tiles = self._of_width(_WIDTH)
+        expand_kernel[(len(block_slot), len(tiles))](
             out,
             memory,
             self.ranks,
             order,
             block_slot,
             made,
-            self._tiles,
+            tiles,
             num_tokens,
             len(order),
             out.shape[1],
@@ -149,10 +240,154 @@ class TritonBank(LoraBank):
             RANKS=self._rank_block,
             BLOCK_M=size,
             BLOCK_N=_WIDTH,
-            PRECISION=precision,
+            PRECISION=self._precision,
             num_warps=4,
             **options,
         )
+
+    def product(self, base: PackedLinear, x: Tensor, tokens: TokenSlots) -> Tensor:
+        if not 0 < len(x) <= FEW_TOKENS:
+            return super().product(base, x, tokens)
+        cut = self.cut or cut_of(self.in_features, len(x))
+        out, made = self._both(base, x, tokens, cut)
+        return self._expand(out, made, tokens, cut)
+
+    def gated(
+        self, base: PackedLinear, x: Tensor, activation: Activation, tokens: TokenSlots
+    ) -> Tensor:
+        if not self._gates or not 0 < len(x) <= FEW_TOKENS:
+            return super().gated(base, x, activation, tokens)
+        cut = self.cut or cut_of(self.in_features, len(x))
+        out, made = self._both(base, x, tokens, cut)
+        return self._expand(out, made, tokens, cut, activation)
+
+    def _both(
+        self, base: PackedLinear, x: Tensor, tokens: TokenSlots, cut: Cut
+    ) -> tuple[Tensor, Tensor]:
+        """Return the base product, contiguous, and what `_shrink` returns."""
+        order = cut.order
+        if order == "within":
+            further = self._further(x, tokens)
+            if isinstance(base, TritonLinear):
+                product = base.with_further(x, further)
+                if product is not None:
+                    return product, further.made[None, :, None]
+            order = "first"
+        if order == "beside" and not x.is_cuda:
+            order = "first"
+        if order == "last":
+            out = base(x).contiguous()
+            return out, self._shrink(x, tokens, cut)
+        if order == "first":
+            made = self._shrink(x, tokens, cut)
+            return base(x).contiguous(), made
+        few_listed(tokens, self.ranks)
+        # Allocated on this stream, which waits for the other one before it goes on.
+        made = self._space(x, tokens, cut)
+        main, side = torch.cuda.current_stream(x.device), _side_stream(x.device)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            self._shrink(x, tokens, cut, made)
+        out = base(x).contiguous()
+        main.wait_stream(side)
+        return out, made
+
+    def _further(self, x: Tensor, tokens: TokenSlots) -> FurtherRows:
+        """Return the rows of A that one token meets."""
+        few = few_listed(tokens, self.ranks)
+        made = torch.empty(len(self.parts), self._rank_block, dtype=torch.float32, device=x.device)
+        return FurtherRows(self.memory, few.list[2:], few.list[3:], len(self.parts), made)
+
+    def _space(self, x: Tensor, tokens: TokenSlots, cut: Cut) -> Tensor:
+        splits = triton.cdiv(self.in_features, cut.columns * cut.steps)
+        shape = splits, len(self.parts), few_listed(tokens, self.ranks).num_places, self._rank_block
+        return torch.empty(shape, dtype=torch.float32, device=x.device)
+
+    def _shrink(
+        self, x: Tensor, tokens: TokenSlots, cut: Cut, made: Tensor | None = None
+    ) -> Tensor:
+        """Return the shrunk tokens in parts, as `shrink_few_kernel` describes them."""
+        assert x.is_contiguous()
+        assert len(x) == len(tokens)
+        few, memory = few_listed(tokens, self.ranks), self.memory
+        if made is None:
+            made = self._space(x, tokens, cut)
+        shrink_few_kernel[(few.num_places // few.size, len(self.parts), len(made))](
+            x,
+            memory,
+            few.list,
+            made,
+            len(x),
+            few.num_places,
+            self.in_features,
+            memory.stride(0),
+            memory.stride(1),
+            EVEN_K=self.in_features % (cut.columns * cut.steps) == 0,
+            PARTS=len(self.parts),
+            STEPS=cut.steps,
+            RANKS=self._rank_block,
+            BLOCK_M=few.size,
+            BLOCK_K=cut.columns,
+            STAGES=cut.num_stages,
+            PRECISION=self._precision,
+            num_warps=cut.shrink_warps,
+            **launch_options(x.device),
+        )
+        return made
+
+    def _expand(
+        self,
+        product: Tensor,
+        made: Tensor,
+        tokens: TokenSlots,
+        cut: Cut,
+        activation: Activation | None = None,
+    ) -> Tensor:
+        """Add adapters to a product in place and return it, or return its gated activation."""
+        assert product.is_contiguous()
+        few, memory = few_listed(tokens, self.ranks), self.memory
+        num_tokens, rows = product.shape
+        tiles, half = self._of_width(cut.width), rows // 2
+        is_even = self._even[cut.width] and rows % 16 == 0
+        if activation is None:
+            out, num_tiles = product, len(tiles)
+        else:
+            out, num_tiles = product.new_empty(num_tokens, half), triton.cdiv(half, cut.width)
+        expand_few_kernel[(few.num_places // few.size, num_tiles)](
+            product,
+            out,
+            memory,
+            few.list,
+            made,
+            tiles,
+            num_tokens,
+            few.num_places,
+            self.in_features,
+            rows,
+            half,
+            memory.stride(0),
+            memory.stride(1),
+            EVEN_N=is_even,
+            PARTS=len(self.parts),
+            SPLIT=len(made),
+            RANKS=self._rank_block,
+            BLOCK_M=few.size,
+            BLOCK_N=cut.width,
+            ACTIVATION=activation,
+            STAGES=cut.num_stages,
+            PRECISION=self._precision,
+            num_warps=cut.expand_warps,
+            **launch_options(product.device),
+        )
+        return out
+
+
+def cut_of(in_features: int, num_tokens: int) -> Cut:
+    """Return how products of few tokens are cut."""
+    steps = triton.cdiv(in_features, 16 * 256)
+    if num_tokens == 1:
+        return Cut(steps=steps, num_stages=1, order="within")
+    return Cut(steps=steps)
 
 
 def make_bank(

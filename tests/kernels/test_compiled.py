@@ -94,6 +94,7 @@ MAY_BE_READ = {
     "_layer_norm_kernel": {"weight_ptr"},
     "_norm_kernel": {"weight_ptr"},
     "expand_kernel": {"tiles_ptr"},
+    "expand_few_kernel": {"tiles_ptr"},
 }
 
 

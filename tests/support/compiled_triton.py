@@ -36,6 +36,7 @@ from kernels.group_linear import triton_codes
 from kernels.linear import triton as linear
 from kernels.linear import triton_gemv as gemv
 from kernels.linear import triton_invariant as invariant_linear
+from kernels.lora.triton_few import expand_few_kernel, shrink_few_kernel
 from kernels.lora.triton_sgmv import expand_kernel, shrink_kernel
 from kernels.norm import triton as norm
 from kernels.paged_attention import triton_invariant as invariant_attention
@@ -60,6 +61,8 @@ HALVES = {
     *("x_ptr", "weight_ptr", "bias_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "residual_ptr"),
     *(
         "memory_ptr",
+        "product_ptr",
+        "further_ptr",
         "qkv_ptr",
         "k_cache_ptr",
         "v_cache_ptr",
@@ -82,7 +85,7 @@ LONGS = {
     *("cut_ties_ptr", "ranked_ptr", "ids_ptr"),
 }
 NUMBERS = {"scale_log2": "fp32", "eps": "fp32"}
-EVEN = {"q_stride", "in_features", "out_features", "width", "max_pages", "stride"}
+EVEN = {"q_stride", "in_features", "out_features", "width", "max_pages", "stride", "half"}
 
 Kernel = tuple[str, Any, dict[str, Any], int]
 # Only the variants with the most shared memory are compiled, because compiling is slow.
@@ -351,6 +354,11 @@ def adapters(*, pdl: bool) -> Iterator[Kernel]:
     constants |= {"PRECISION": "tf32", "PDL": pdl}
     yield "adapter, shrink", shrink_kernel, constants | {"EVEN_K": True, "BLOCK_K": 128}, 4
     yield "adapter, expand", expand_kernel, constants | {"BLOCK_N": 128}, 4
+    constants |= {"STAGES": 3, "STEPS": 1}
+    of_k = {"EVEN_K": True, "BLOCK_K": 256}
+    yield "adapter, shrink few", shrink_few_kernel, constants | of_k, 4
+    of_n = {"BLOCK_N": 128, "EVEN_N": True, "ACTIVATION": None}
+    yield "adapter, expand few", expand_few_kernel, constants | of_n, 4
 
 
 def sampling() -> Iterator[Kernel]:
@@ -408,10 +416,12 @@ def dependent() -> Iterator[Kernel]:
         "HAS_BIAS": True,
         "ROWS": 2,
         "COLUMNS": 2048,
+        "PARTS": 2,
         "PDL": True,
     }
     for scales in ("none", "rows", "blocks"):
         kind = {"SCALES": scales, "HAS_X_SCALES": scales != "none"}
+        kind["RANKS"] = 16 if scales == "none" else 0
         yield f"gemv, scales: {scales}", gemv._gemv_kernel, constants | kind, 4
     constants = {"ACTIVATION": "silu", "BLOCK": 1024, "EARLY": True, "PDL": True}
     yield "activation", activation._act_and_mul_kernel, constants, 4

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.activation import Activation, Unary, act_and_mul, unary
+from kernels.activation import Activation, Unary, unary
 from kernels.linear import PackedLinear
 from kernels.lora import LoraBank, TokenSlots
 
@@ -54,13 +54,9 @@ class AdaptedLinear(PackedLinear):
         self._base, self._bank, self._slots = base, bank, slots
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = self._base(x)
         if not self._slots.is_on:
-            return out
-        # Some products return a part of a wider tensor.
-        out = out.contiguous()
-        self._bank.add(out, x, self._slots.tokens)
-        return out
+            return self._base(x)
+        return self._bank.product(self._base, x, self._slots.tokens)
 
     def write(self, x: Tensor, out: Tensor) -> None:
         self._base.write(x, out)
@@ -70,7 +66,7 @@ class AdaptedLinear(PackedLinear):
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         if not self._slots.is_on:
             return self._base.gated(x, activation)
-        return act_and_mul(self(x), activation)
+        return self._bank.gated(self._base, x, activation, self._slots.tokens)
 
     def activated(self, x: Tensor, activation: Unary) -> Tensor:
         if not self._slots.is_on:

@@ -1,0 +1,261 @@
+"""Kernels of `kernels.lora.triton` for few tokens, which wait for memory and for one another.
+
+Tokens are sorted by slot and cut into blocks without padding. A block may hold tokens of several
+slots: its programs go through its slots, so that every program has work and the list of tokens is
+the only thing read ahead of the matrices. Products of tokens with matrices of other slots are
+masked; they cost no memory traffic.
+
+The list of a step is int32, and P is its number of places, a multiple of a block's:
+`[token P | slot P, -1 for none | slots of the block P | their ranks P | their number P / BLOCK_M]`.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: PLR0913 a kernel's parameters
+
+import triton
+import triton.language as tl
+
+from kernels.activation.triton import activated
+from kernels.triton_support.launch import start_next, wait_for_inputs
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_slots"])
+def list_kernel(
+    slots_ptr,
+    ranks_ptr,
+    list_ptr,
+    num_tokens,
+    num_slots,
+    PLACES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """List the tokens by slot, those of no slot behind the others; one program."""
+    token = tl.arange(0, PLACES)
+    is_token = token < num_tokens
+    slot = tl.load(slots_ptr + token, mask=is_token, other=-1).to(tl.int32)
+    key = tl.where(slot < 0, num_slots, slot)
+    key = tl.where(is_token, key, num_slots + 1)
+    is_before = key[None, :] < key[:, None]
+    is_before |= (key[None, :] == key[:, None]) & (token[None, :] < token[:, None])
+    place = tl.sum(is_before.to(tl.int32), 1)
+    block = place // BLOCK_M
+    ahead = (block[None, :] == block[:, None]) & (place[None, :] < place[:, None])
+    same = ahead & (key[None, :] == key[:, None])
+    is_first = (tl.sum(same.to(tl.int32), 1) == 0) & (slot >= 0)
+    counted = is_first.to(tl.int32)[None, :]
+    index = tl.sum(tl.where(ahead, counted, 0), 1)
+    count = tl.sum(tl.where(block[None, :] == block[:, None], counted, 0), 1)
+    tl.store(list_ptr + place, token)
+    tl.store(list_ptr + PLACES + place, slot)
+    of_block = list_ptr + 2 * PLACES + block * BLOCK_M + index
+    tl.store(of_block, slot, mask=is_first)
+    rank = tl.load(ranks_ptr + tl.maximum(slot, 0))
+    tl.store(of_block + PLACES, rank, mask=is_first)
+    tl.store(list_ptr + 4 * PLACES + block, count)
+
+
+@triton.jit
+def of_block(list_ptr, block, num_places, BLOCK_M: tl.constexpr):
+    """Return a block's tokens, their slots, its slots, their ranks, and the number of those."""
+    at = list_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)
+    token, slot = tl.load(at), tl.load(at + num_places)
+    slots, ranks = tl.load(at + 2 * num_places), tl.load(at + 3 * num_places)
+    return token, slot, slots, ranks, tl.load(list_ptr + 4 * num_places + block)
+
+
+@triton.jit
+def chosen(values, index, BLOCK_M: tl.constexpr):
+    """Return one of a block's values, without a load that others would wait for."""
+    return tl.sum(tl.where(tl.arange(0, BLOCK_M) == index, values, 0), 0)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_places"])
+def shrink_few_kernel(
+    x_ptr,
+    memory_ptr,
+    list_ptr,
+    made_ptr,
+    num_tokens,
+    num_places,
+    in_features,
+    slot_stride,
+    rank_stride,
+    EVEN_K: tl.constexpr,
+    PARTS: tl.constexpr,
+    STEPS: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Multiply a block of tokens by `STEPS * BLOCK_K` columns of A, for one part of the product.
+
+    `made` is `[splits, PARTS, num_places, RANKS]` float32; ranks that are not in use get zeros.
+    """
+    block, part, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start_next(PDL)
+    wait_for_inputs(PDL)
+    token, slot, slots, ranks, count = of_block(list_ptr, block, num_places, BLOCK_M)
+    x_row = x_ptr + tl.minimum(token, num_tokens - 1).to(tl.int64)[:, None] * in_features
+    rank = tl.arange(0, RANKS)
+    a_row = memory_ptr + part * in_features + rank.to(tl.int64)[:, None] * rank_stride
+    if BLOCK_M == 1:
+        products = tl.zeros([RANKS, BLOCK_K], tl.float32)
+    else:
+        acc = tl.zeros([BLOCK_M, RANKS], tl.float32)
+    for step in tl.range(0, count * STEPS, num_stages=STAGES):
+        this = chosen(slots, step // STEPS, BLOCK_M)
+        is_rank = (rank < chosen(ranks, step // STEPS, BLOCK_M))[:, None]
+        is_mine = (slot == this)[:, None]
+        k = (split * STEPS + step % STEPS) * BLOCK_K + tl.arange(0, BLOCK_K)
+        if not EVEN_K:
+            is_rank = is_rank & (k < in_features)[None, :]
+            is_mine = is_mine & (k < in_features)[None, :]
+        a = tl.load(a_row + this.to(tl.int64) * slot_stride + k[None, :], mask=is_rank, other=0.0)
+        x = tl.load(x_row + k[None, :], mask=is_mine, other=0.0)
+        if BLOCK_M == 1:
+            products += a.to(tl.float32) * x.to(tl.float32)
+        else:
+            acc = tl.dot(x, tl.trans(a), acc=acc, input_precision=PRECISION)
+    if BLOCK_M == 1:
+        acc = tl.sum(products, 1)[None, :]
+    row = (split * PARTS + part) * num_places + block * BLOCK_M + tl.arange(0, BLOCK_M)
+    tl.store(made_ptr + row[:, None] * RANKS + rank[None, :], acc)
+
+
+@triton.jit
+def expanded(
+    b_row,
+    shrunk,
+    slot,
+    slots,
+    ranks,
+    count,
+    inside,
+    slot_stride,
+    EVEN_N: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Return a block's shrunk tokens, `[BLOCK_M, RANKS]`, times columns of B, in float32."""
+    rank = tl.arange(0, RANKS)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for index in tl.range(0, count, num_stages=STAGES):
+        this = chosen(slots, index, BLOCK_M)
+        is_rank = (rank < chosen(ranks, index, BLOCK_M))[:, None]
+        at = b_row + this.to(tl.int64) * slot_stride
+        if not EVEN_N:
+            is_rank = is_rank & inside[None, :]
+        b = tl.load(at, mask=is_rank, other=0.0)
+        if BLOCK_M == 1:
+            # Sums of ranks that are not in use may be anything.
+            mine = tl.where((rank < chosen(ranks, index, BLOCK_M))[:, None], tl.trans(shrunk), 0.0)
+            acc += tl.sum(mine * b.to(tl.float32), 0)[None, :]
+        else:
+            mine = tl.where((slot == this)[:, None], shrunk, 0.0).to(b.dtype)
+            acc = tl.dot(mine, b, acc=acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def sum_of_splits(
+    made_ptr,
+    part,
+    block,
+    num_places,
+    PARTS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Return a block's shrunk tokens of a part."""
+    row = part * num_places + block * BLOCK_M + tl.arange(0, BLOCK_M)
+    at = made_ptr + row[:, None] * RANKS + tl.arange(0, RANKS)[None, :]
+    shrunk = tl.zeros([BLOCK_M, RANKS], tl.float32)
+    for split in tl.static_range(SPLIT):
+        shrunk += tl.load(at + split * PARTS * num_places * RANKS)
+    return shrunk
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_places"])
+def expand_few_kernel(
+    product_ptr,
+    out_ptr,
+    memory_ptr,
+    list_ptr,
+    made_ptr,
+    tiles_ptr,
+    num_tokens,
+    num_places,
+    in_features,
+    out_features,
+    half,
+    slot_stride,
+    rank_stride,
+    EVEN_N: tl.constexpr,
+    PARTS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Multiply a block of shrunk tokens by some columns of B and add them to the product.
+
+    A tile is four int32: its part, its first column in the product and in a row of `memory`, and
+    its number of columns. `EVEN_N` promises that a tile has `BLOCK_N` columns and begins at
+    multiples of 16. With an activation the product's halves are the two parts, gate and up; `out`
+    has the columns of one, and there are no tiles.
+    """
+    block = tl.program_id(0)
+    column = tl.arange(0, BLOCK_N)
+    if ACTIVATION is None:
+        tile_ptr = tiles_ptr + tl.program_id(1) * 4
+        part, first = tl.load(tile_ptr), tl.load(tile_ptr + 1)
+        in_memory, width = tl.load(tile_ptr + 2), tl.load(tile_ptr + 3)
+    else:
+        part, first = 0, tl.program_id(1) * BLOCK_N
+        in_memory = PARTS * in_features + first
+        width = half - first
+    if EVEN_N:
+        first, in_memory = tl.multiple_of(first, 16), tl.multiple_of(in_memory, 16)
+    start_next(PDL)
+    wait_for_inputs(PDL)
+    inside = column < width
+    token, slot, slots, ranks, count = of_block(list_ptr, block, num_places, BLOCK_M)
+    # Tokens of no adapter keep their bits.
+    is_used = token < num_tokens if ACTIVATION is not None else slot >= 0
+    is_out = is_used[:, None]
+    if not EVEN_N:
+        is_out = is_out & inside[None, :]
+    at = token.to(tl.int64)[:, None] * out_features + first + column[None, :]
+    old = tl.load(product_ptr + at, mask=is_out, other=0.0)
+    rank = tl.arange(0, RANKS).to(tl.int64)[:, None]
+    b_row = memory_ptr + in_memory + rank * rank_stride + column[None, :]
+    shrunk = sum_of_splits(made_ptr, part, block, num_places, PARTS, SPLIT, RANKS, BLOCK_M)
+    result = old.to(tl.float32) + expanded(
+        b_row, shrunk, slot, slots, ranks, count, inside, slot_stride,
+        EVEN_N, RANKS, BLOCK_M, BLOCK_N, STAGES, PRECISION,
+    )  # fmt: skip
+    if ACTIVATION is None:
+        tl.store(out_ptr + at, result.to(old.dtype), mask=is_out)
+    else:
+        up = tl.load(product_ptr + half + at, mask=is_out, other=0.0).to(tl.float32)
+        shrunk = sum_of_splits(made_ptr, 1, block, num_places, PARTS, SPLIT, RANKS, BLOCK_M)
+        up += expanded(
+            b_row + half, shrunk, slot, slots, ranks, count, inside, slot_stride,
+            EVEN_N, RANKS, BLOCK_M, BLOCK_N, STAGES, PRECISION,
+        )  # fmt: skip
+        # Rounded like a product, then as in `kernels.activation.triton`.
+        gate = result.to(old.dtype).to(tl.float32)
+        gated = activated(gate, ACTIVATION) * up.to(old.dtype).to(tl.float32)
+        to = token.to(tl.int64)[:, None] * half + first + column[None, :]
+        tl.store(out_ptr + to, gated.to(old.dtype), mask=is_out)
