@@ -31,8 +31,10 @@ from kernels.group_linear.triton import (
     TritonGroupedLinear,
     multiply_few,
     multiply_many,
+    multiply_one,
     pack,
 )
+from kernels.group_linear.triton_one import Cut
 from kernels.linear import PackedLinear
 from kernels.linear import pack as pack_plain
 
@@ -121,6 +123,14 @@ def tune(
             )
             for t in TILES
         }
+        if num_tokens == 1:
+            calls |= {
+                f"one token, {groups} rows of a thread, w{warps}": (
+                    lambda p, x, c=Cut(groups, warps): multiply_one(x, p.weight, None, c)  # type: ignore[misc]
+                )
+                for groups in (1, 2, 4)
+                for warps in (2, 4, 8)
+            }
         if num_tokens > 128:
             calls = {k: v for k, v in calls.items() if "split 1 " in k}
             calls |= {

@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.group_linear import BITS, Form, Grouped, GroupedLinear, triton_codes
+from kernels.group_linear import BITS, Form, Grouped, GroupedLinear, triton_codes, triton_one
 from kernels.group_linear.triton_codes import few_kernel, widen_kernel
+from kernels.group_linear.triton_one import Cut, one_kernel
 from kernels.linear import PackedLinear
 from kernels.triton_support import split_k
 from kernels.triton_support.device import interpreted, multiprocessors, shared_memory
@@ -279,6 +280,30 @@ def multiply_few(
         ),
         ASM=not interpreted(),
         num_warps=tile.num_warps,
+        **launch_options(x.device),
+    )
+    return out
+
+
+def multiply_one(x: Tensor, weight: PackedCodes, bias: Tensor | None, cut: Cut) -> Tensor:
+    """Like `multiply_few`, of one token with codes of 4 bits."""
+    assert len(x) == 1
+    assert BITS[weight.form] == 4
+    out = x.new_empty(1, weight.rows)
+    one_kernel[(triton.cdiv(weight.rows, cut.groups * triton_one.ROWS.value),)](
+        x,
+        *weight.pointers(),
+        out if bias is None else bias,
+        out,
+        weight.rows,
+        IN_FEATURES=weight.columns,
+        **weight.constants(),
+        HAS_BIAS=bias is not None,
+        GROUPS=cut.groups,
+        WARPS=cut.num_warps,
+        ASM=not interpreted(),
+        num_warps=cut.num_warps,
+        num_stages=1,
         **launch_options(x.device),
     )
     return out

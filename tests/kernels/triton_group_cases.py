@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from kernels.group_linear import Form, encode
-from kernels.group_linear.triton import Tile, multiply_few, multiply_many, pack, pack_codes
+from kernels.group_linear.triton import (
+    Tile,
+    multiply_few,
+    multiply_many,
+    multiply_one,
+    pack,
+    pack_codes,
+)
+from kernels.group_linear.triton_one import Cut
 from tests.kernels.test_group_linear import DEVICE, numbers, shuffled
 
 ON_GPU = DEVICE == "cuda"
@@ -62,6 +70,10 @@ def test_products(
         close = {"rtol": step, "atol": 2e-4}
         few = multiply_few(x, linear.weight, bias)
         torch.testing.assert_close(few.double(), expected, **close)
+        if num_tokens == 1 and form != "int8":
+            for cut in (Cut(1, 4), Cut(4, 4)):
+                one = multiply_one(x, linear.weight, bias, cut)
+                torch.testing.assert_close(one.double(), expected, **close)
         # There is no space for the parts of larger results.
         if num_tokens <= 64 and shape[0] <= 8192:
             split = multiply_few(x, linear.weight, bias, Tile(64, 2, 4, 3))

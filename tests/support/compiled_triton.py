@@ -33,6 +33,7 @@ from kernels.greedy import NAN_TOKEN
 from kernels.greedy import triton as greedy
 from kernels.group_linear import triton as group_linear
 from kernels.group_linear import triton_codes
+from kernels.group_linear.triton_one import one_kernel
 from kernels.linear import triton as linear
 from kernels.linear import triton_gemv as gemv
 from kernels.linear import triton_invariant as invariant_linear
@@ -423,6 +424,9 @@ def dependent() -> Iterator[Kernel]:
         kind = {"SCALES": scales, "HAS_X_SCALES": scales != "none"}
         kind["RANKS"] = 16 if scales == "none" else 0
         yield f"gemv, scales: {scales}", gemv._gemv_kernel, constants | kind, 4
+    constants = {"IN_FEATURES": 4096, "FORM": "int4", "GROUP": 32, "SCALES": tl.float16}
+    constants |= {"WORDS": 3, "HAS_ZERO": True, "HAS_BIAS": True, "GROUPS": 2, "WARPS": 4}
+    yield "codes of one token", one_kernel, constants | {"ASM": True, "PDL": True}, 4
     constants = {"ACTIVATION": "silu", "BLOCK": 1024, "EARLY": True, "PDL": True}
     yield "activation", activation._act_and_mul_kernel, constants, 4
     constants = {
