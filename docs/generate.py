@@ -204,7 +204,15 @@ def _adapted_rows() -> list[str]:
 
 # Families whose layers cannot be split over ranks.
 _ONE_RANK: set[str] = set()
-_WITH_EXPERTS = {"deepseek", "glm4_moe", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"}
+_WITH_EXPERTS = {
+    "deepseek",
+    "glm4_moe",
+    "gpt_oss",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "qwen3_next",
+}
 
 _SCHEMAS_BEGIN = (
     "<!-- Made by `python -m docs.generate` from docs/schema_cases.jsonl; do not edit. -->\n"

@@ -23,6 +23,8 @@ class AttentionSpec:
         keys_of: index of the earlier layer whose keys and values it reads; `None` for its own.
         rope: rotation of queries and keys; `None` for none.
         is_whole: whether every rank computes all heads.
+        has_gate: whether queries come with gates, which multiply the output of their heads.
+        rotary_dim: elements of a head that rotate, the first ones; 0 for all.
     """
 
     num_heads: int
@@ -36,6 +38,8 @@ class AttentionSpec:
     keys_of: int | None = None
     rope: RopeConfig | None = None
     is_whole: bool = False
+    has_gate: bool = False
+    rotary_dim: int = 0
 
     @property
     def state(self) -> LayerState:

@@ -93,6 +93,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": _decoder("qwen2_moe"),
     "Qwen3ForCausalLM": _decoder("qwen3"),
     "Qwen3MoeForCausalLM": _decoder("qwen3_moe"),
+    "Qwen3NextForCausalLM": _hybrid("qwen3_next"),
     "Qwen3VLForConditionalGeneration": _seeing("qwen3_vl", "Qwen3VL"),
     "LlamaModel": _headed("llama", "vectors"),
     "MistralModel": _headed("mistral", "vectors"),

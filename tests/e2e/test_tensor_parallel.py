@@ -72,7 +72,7 @@ def _answers(model: str, tp_size: int, ep_size: int = 1) -> list[tuple[list[int]
         ("llama", 2, 1),
         ("qwen3", 2, 1),
         ("gemma3", 2, 1),
-        ("lfm2", 2, 1),
+        ("qwen3_next", 2, 1),
         ("llama", 4, 1),
         ("qwen2_moe", 2, 1),
         ("qwen2_moe", 2, 2),

@@ -188,6 +188,26 @@ TINY_HYBRIDS: dict[str, TinyModel] = {
             "tie_word_embeddings": True,
         },
     ),
+    # Heads of keys and values differ in number and size; a quarter of a head rotates.
+    "qwen3_next": TinyModel(
+        "Qwen3NextForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": [
+                *("linear_attention", "full_attention", "linear_attention", "linear_attention"),
+            ],
+            "head_dim": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 24,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+            "mlp_only_layers": [0],
+        },
+    ),
 }
 
 
@@ -208,7 +228,7 @@ def write_tiny(name: str, variant: TinyModel) -> Path:
     options = {**_SMALL, **variant.options}
     # Deep copies, because transformers writes into the dictionaries it is given.
     model = model_class(model_class.config_class(**json.loads(json.dumps(options))))
-    zero_centered = variant.architecture.startswith("Gemma")
+    zero_centered = variant.architecture.startswith(("Gemma", "Qwen3Next"))
     randomise(model, seed=sum(name.encode()), norm=0.0 if zero_centered else 1.0)
     model = model.to(getattr(torch, variant.dtype))
     model.generation_config.update(eos_token_id=[IM_END_ID, ENDOFTEXT_ID], **variant.generation)

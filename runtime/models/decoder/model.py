@@ -16,10 +16,12 @@ from torch import Tensor
 from kernels.rounding import Activations, Rounding, act_and_mul_rounded
 from runtime.models.attention.backend import AttentionLayer
 from runtime.models.attention.forward_batch import ForwardBatch
-from runtime.models.decoder.recurrent_spec import ShortConvSpec
+from runtime.models.decoder.recurrent_spec import DeltaNetSpec, ShortConvSpec
 from runtime.models.decoder.spec import DecoderSpec
 from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.delta_net import DeltaNet
 from runtime.models.layers.embedding import Embedding
+from runtime.models.layers.gated_attention import GatedAttention
 from runtime.models.layers.linear import Linear, column, heads
 from runtime.models.layers.mixer import Mixer
 from runtime.models.layers.mixture import SharedExpert, SparseMLP
@@ -101,7 +103,20 @@ def _mixer(spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: Rope
     recurrence = spec.recurrence(layer_idx)
     if isinstance(recurrence, ShortConvSpec):
         return ShortConv(recurrence, spec.hidden_size, context, layer_idx)
+    if isinstance(recurrence, DeltaNetSpec):
+        return DeltaNet(recurrence, spec.hidden_size, context, layer_idx)
     assert recurrence is None, "a recurrence without a layer"
+    of_layer = spec.attention(layer_idx)
+    if of_layer.has_gate:
+        return GatedAttention(
+            of_layer,
+            spec.hidden_size,
+            context,
+            layer_idx,
+            ropes,
+            eps=spec.rms_norm_eps,
+            bias=spec.attention_bias,
+        )
     return DecoderAttention(spec, context, layer_idx, ropes)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.checkpoint.model_spec import RecurrentState, StatePart, WeightSpec
-from runtime.models.decoder.weight_map import linear_weights
+from runtime.models.decoder.weight_map import linear_weights, norm_weight
 
 
 class RecurrentSpec(ABC):
@@ -72,3 +72,66 @@ def conv_weights(name: str, channels: int, width: int, *, bias: bool = False) ->
     if bias:
         weights.append(WeightSpec(f"{name}.bias", (channels,), f"{name}.bias", kind="bias"))
     return weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaNetSpec(RecurrentSpec):
+    """Linear attention by the gated delta rule behind a short convolution (Gated DeltaNet).
+
+    Attributes:
+        num_key_heads: heads of queries and keys over all ranks.
+        num_value_heads: a multiple; consecutive ones share a key head.
+        key_dim, value_dim: elements of a head.
+        width: tokens that the convolution sees, including the newest.
+        eps: of the norm of each head's output.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+    eps: float
+
+    @property
+    def spans(self) -> tuple[int, int, int]:
+        """Channels of queries, keys and values over all ranks."""
+        keys = self.num_key_heads * self.key_dim
+        return keys, keys, self.num_value_heads * self.value_dim
+
+    @property
+    def group_rows(self) -> tuple[int, int]:
+        """Rows of one key head in the product of q, k, v and z, and in that of the gates."""
+        ratio = self.num_value_heads // self.num_key_heads
+        return 2 * self.key_dim + 2 * ratio * self.value_dim, 2 * ratio
+
+    @property
+    def state(self) -> RecurrentState:
+        """The last inputs of the convolution, and a matrix for each value head."""
+        matrix = (self.num_value_heads, self.key_dim, self.value_dim)
+        return RecurrentState(
+            (
+                StatePart((self.width - 1, sum(self.spans)), split_dim=1),
+                StatePart(matrix, dtype="float32"),
+            )
+        )
+
+    def weights(self, prefix: str, hidden: int) -> Sequence[WeightSpec]:
+        """See `RecurrentSpec`."""
+        name, heads, values = f"{prefix}.linear_attn", (self.num_value_heads,), self.spans[2]
+        weights: list[WeightSpec] = []
+        for shard, rows in zip(("qkvz", "ba"), self.group_rows, strict=True):
+            shape, target = (rows * self.num_key_heads, hidden), f"{name}.in_proj"
+            weights += linear_weights(f"{name}.in_proj_{shard}", target, shape, shard)
+        weights += conv_weights(f"{name}.conv1d", sum(self.spans), self.width)
+        for vector in ("dt_bias", "A_log"):
+            weights.append(
+                WeightSpec(f"{name}.{vector}", heads, f"{name}.{vector}.vector", kind="bias")
+            )
+        weights.append(norm_weight(f"{name}.norm", self.value_dim))
+        return weights + linear_weights(f"{name}.out_proj", f"{name}.o_proj", (hidden, values))
+
+    def uneven_parts(self, tp_size: int) -> list[str]:
+        """See `RecurrentSpec`."""
+        heads = self.num_key_heads
+        return [f"{heads} key heads of linear attention"] if heads % tp_size else []

@@ -1,8 +1,10 @@
-"""Small weights of channels or heads, which ranks split, such as those of a short convolution."""
+"""The weights of a short convolution over channels that ranks split."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,26 +13,42 @@ from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard
 
 
+@dataclass(frozen=True)
+class SpansShard(WeightShard):
+    """A tensor of several spans of rows, of each of which a rank takes its part.
+
+    Attributes:
+        spans: rows of each span; they may differ, and `start` and `length` do not count.
+        rank, num_ranks: which part of each span.
+    """
+
+    spans: tuple[int, ...] = ()
+    rank: int = 0
+    num_ranks: int = 1
+
+    def local_part(self, whole: Tensor) -> Tensor:
+        """See `WeightShard`."""
+        parts = whole.split(list(self.spans))
+        return torch.cat([part.chunk(self.num_ranks)[self.rank] for part in parts])
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """See `WeightShard`."""
+        return (sum(self.spans) // self.num_ranks, *self.shape[1:])
+
+
 class ChannelWeights(WeightHolder):
     """Tensors whose first dimension is cut among ranks; they keep their addresses for life."""
 
     __slots__ = ("_parameters",)
 
-    def __init__(
-        self,
-        shards: Mapping[str, WeightShard],
-        dtypes: Mapping[str, torch.dtype],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, shards: dict[str, WeightShard], context: BuildContext) -> None:
         """Keep a tensor for each of `shards`, as `[rows, everything else]` or `[rows]`."""
         self._parameters: dict[str, Parameter] = {}
         for name, shard in shards.items():
             rows, *others = shard.local_shape
-            width = 1
-            for size in others:
-                width *= size
-            shape = (rows, width) if others else (rows,)
-            self._parameters[name] = Parameter(shape, {"": shard}, dtypes[name], device)
+            shape = (rows, math.prod(others)) if others else (rows,)
+            self._parameters[name] = Parameter(shape, {"": shard}, context.dtype, context.device)
             self._parameters[name].allocate()
 
     def tensor(self, name: str) -> Tensor:
@@ -58,12 +76,16 @@ class ChannelWeights(WeightHolder):
 
 
 def conv_holder(
-    channels: int, width: int, context: BuildContext, *, bias: bool = False
+    spans: Sequence[int], width: int, context: BuildContext, *, bias: bool = False
 ) -> ChannelWeights:
-    """Return the weights of a convolution over `channels`, of which each rank has its part."""
-    length = channels // context.tp_size
-    place = (0, 0, context.tp_rank * length, length)
-    shards = {"weight": WeightShard((channels, 1, width), *place)}
+    """Return the weights of a convolution, of each of whose spans of channels a rank has a part."""
+    channels, rank, num_ranks = sum(spans), context.tp_rank, context.tp_size
+
+    def shard(*shape: int) -> WeightShard:
+        place = (0, 0, 0, 0, 1, tuple(spans), rank, num_ranks)
+        return SpansShard(shape, *place)
+
+    shards = {"weight": shard(channels, 1, width)}
     if bias:
-        shards["bias"] = WeightShard((channels,), *place)
-    return ChannelWeights(shards, dict.fromkeys(shards, context.dtype), context.device)
+        shards["bias"] = shard(channels)
+    return ChannelWeights(shards, context)

@@ -31,7 +31,7 @@ class ShortConv(Mixer):
         self._width = spec.width
         channels = column("", spec.channels, context)
         self.in_proj = Linear.stacked(hidden, channels, 3, spec.has_bias, context)
-        self.conv = conv_holder(spec.channels, spec.width, context, bias=spec.has_bias)
+        self.conv = conv_holder([spec.channels], spec.width, context, bias=spec.has_bias)
         self._weight = self.conv.tensor("weight")
         self._bias = self.conv.tensor("bias") if spec.has_bias else None
         self.o_proj = Linear.row_parallel(spec.channels, hidden, spec.has_bias, context)

@@ -1,0 +1,106 @@
+"""Gated DeltaNet: a short convolution, the gated delta rule, a gated norm; instead of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.causal_conv import causal_conv
+from kernels.gated_delta import DeltaPlaces, DeltaShape, gated_delta
+from kernels.rounding import Activations, Rounding
+from runtime.models.attention.forward_batch import ForwardBatch
+from runtime.models.decoder.recurrent_spec import DeltaNetSpec
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.channel_weights import conv_holder
+from runtime.models.layers.linear import Linear, heads
+from runtime.models.layers.mixer import Mixer
+from runtime.models.layers.norm import RMSNorm
+from runtime.models.layers.parameter import WeightHolder, WeightShard
+from runtime.models.layers.vector import Vector
+
+
+class DeltaNet(Mixer):
+    """Queries, keys, values, an output gate and two gates of the rule, from one fused product."""
+
+    __slots__ = (
+        *("_a_log", "_conv", "_dt_bias", "_layer_idx", "_norm", "_shape", "_sizes", "_width"),
+        "in_proj",
+    )
+
+    name = "linear_attn"
+
+    def __init__(
+        self, spec: DeltaNetSpec, hidden: int, context: BuildContext, layer_idx: int
+    ) -> None:
+        self._layer_idx = layer_idx
+        self._width = spec.width
+        groups = spec.num_key_heads // context.tp_size
+        ratio = spec.num_value_heads // spec.num_key_heads
+        self._shape = DeltaShape(groups, groups * ratio, spec.key_dim, spec.value_dim)
+        qkvz, gates = spec.group_rows
+        outputs = [
+            heads("qkvz", spec.num_key_heads, qkvz, context),
+            heads("ba", spec.num_key_heads, gates, context),
+        ]
+        # Widths of a key head's q, k, v and z.
+        values = ratio * spec.value_dim
+        self._sizes = [spec.key_dim, spec.key_dim, values, values]
+        self.in_proj = Linear.column_parallel(hidden, outputs, False, context)
+        self._conv = conv_holder(spec.spans, spec.width, context)
+        length = self._shape.num_value_heads
+        shard = WeightShard((spec.num_value_heads,), 0, 0, context.tp_rank * length, length)
+        self._a_log, self._dt_bias = Vector(shard, context), Vector(shard, context)
+        self._norm = RMSNorm(spec.value_dim, spec.eps, context)
+        self.o_proj = Linear.row_parallel(spec.spans[2], hidden, False, context)
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """See `Mixer`."""
+        return self.in_proj.rounding
+
+    def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
+        """Convolve, apply the rule, norm and gate; see `Mixer`."""
+        steps, shape = batch.states, self._shape
+        assert steps is not None, "the pool has slots for this model"
+        product = self.in_proj.apply(hidden)
+        split = shape.num_key_heads * sum(self._sizes)
+        groups = product[:, :split].unflatten(1, (shape.num_key_heads, -1))
+        *qkv, gate = groups.split(self._sizes, dim=2)
+        channels = torch.cat([part.flatten(1) for part in qkv], dim=1)
+        conv_state, state = batch.kv[self._layer_idx].states
+        taps = steps.taps(self._width, batch.qo_indptr, len(channels))
+        mixed = causal_conv(
+            channels,
+            self._conv.tensor("weight"),
+            None,
+            conv_state,
+            steps.reads,
+            taps,
+            steps.save_slots,
+            silu=True,
+        )
+        places = DeltaPlaces(
+            batch.qo_indptr,
+            steps.reads,
+            steps.save_indptr,
+            steps.save_ends,
+            steps.save_slots,
+            steps.is_decode,
+        )
+        decay = -torch.exp(self._a_log.vector)
+        gates = product[:, split:]
+        out = gated_delta(mixed, gates, decay, self._dt_bias.vector, state, places, shape)
+        normed = self._norm.forward(out.view(-1, shape.value_dim)).view(out.shape)
+        return (normed * functional.silu(gate.flatten(1).float())).to(out.dtype)
+
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield the owners of weights under `prefix`."""
+        yield f"{prefix}.in_proj", self.in_proj
+        yield f"{prefix}.conv1d", self._conv
+        yield f"{prefix}.A_log", self._a_log
+        yield f"{prefix}.dt_bias", self._dt_bias
+        yield f"{prefix}.norm", self._norm
+        yield f"{prefix}.o_proj", self.o_proj

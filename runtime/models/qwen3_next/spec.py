@@ -1,0 +1,113 @@
+"""Qwen3-Next: linear attention in three of four layers, gates, experts. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from runtime.checkpoint.attention_spec import AttentionSpec
+from runtime.checkpoint.config_keys import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS
+from runtime.checkpoint.json_file import Keys
+from runtime.checkpoint.rope_json import read_rope
+from runtime.models.decoder.experts_spec import read_qwen_experts
+from runtime.models.decoder.recurrent_spec import DeltaNetSpec, RecurrentSpec
+from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, decoder_fields
+
+TRAITS = DecoderTraits(biases="keyed", qk_norm=True, head_dim=256)
+# Defaults of `transformers` for absent keys; `TRAITS` and the readers below have the others.
+DEFAULTS = {
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
+_PARTIAL = "partial_rotary_factor"
+_LINEAR, _FULL = "linear_attention", "full_attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3NextSpec(DecoderSpec):
+    """Numbers of Qwen3-Next.
+
+    Attributes:
+        delta: the linear attention of the layers in `delta_layers`.
+        rotary_dim: elements of a head that rotate.
+    """
+
+    delta: DeltaNetSpec
+    delta_layers: frozenset[int]
+    rotary_dim: int
+
+    def recurrence(self, layer_idx: int) -> RecurrentSpec | None:
+        """See `DecoderSpec`."""
+        return self.delta if layer_idx in self.delta_layers else None
+
+    def attention(self, layer_idx: int) -> AttentionSpec:
+        """See `DecoderSpec`."""
+        plain = super().attention(layer_idx)
+        return replace(plain, has_gate=True, rotary_dim=self.rotary_dim)
+
+
+def read(config: Keys, generation: Keys) -> Qwen3NextSpec:
+    """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
+
+    Raises:
+        StartupError: a number that is missing or absurd, or something unsupported; one line.
+    """
+    config = Keys(config.source, {**DEFAULTS, **config.values})
+    if config.values.get("hidden_act", "silu") not in ("silu", "swish", None):
+        raise config.error("hidden_act", "'silu'")
+    fields = decoder_fields(config, generation, TRAITS)
+    parameters = dict(config.mapping("rope_parameters"))
+    given = parameters.pop(_PARTIAL, None)
+    values = {key: value for key, value in config.values.items() if key != _PARTIAL}
+    if parameters:
+        values["rope_parameters"] = parameters
+    rope, context_len = read_rope(Keys(config.source, values))
+    share = Keys(config.source, {_PARTIAL: config.values.get(_PARTIAL, given)})
+    rotary_dim = int(fields["head_dim"] * share.number(_PARTIAL, 0.0, 1.0, 0.25))
+    if not rotary_dim or rotary_dim % 2:
+        raise config.error(_PARTIAL, "a share of a head that is an even number of elements")
+    return Qwen3NextSpec(
+        **fields,
+        rope=rope,
+        context_len=context_len,
+        zero_centered_norms=True,
+        experts=read_qwen_experts(config, has_shared=True),
+        delta=_read_delta(config, fields["rms_norm_eps"]),
+        delta_layers=_delta_layers(config, fields["num_layers"]),
+        rotary_dim=rotary_dim,
+    )
+
+
+def _read_delta(config: Keys, eps: float) -> DeltaNetSpec:
+    num_keys = config.integer("linear_num_key_heads", MAX_HEADS, 16)
+    num_values = config.integer("linear_num_value_heads", MAX_HEADS, 32)
+    if num_values % num_keys:
+        raise config.error("linear_num_value_heads", f"a multiple of {num_keys} key heads")
+    return DeltaNetSpec(
+        num_key_heads=num_keys,
+        num_value_heads=num_values,
+        key_dim=config.integer("linear_key_head_dim", MAX_HEAD_DIM, 128),
+        value_dim=config.integer("linear_value_head_dim", MAX_HEAD_DIM, 128),
+        width=config.integer("linear_conv_kernel_dim", 64, 4, low=2),
+        eps=eps,
+    )
+
+
+def _delta_layers(config: Keys, num_layers: int) -> frozenset[int]:
+    kinds = config.values.get("layer_types")
+    if kinds is None:
+        interval = config.integer("full_attention_interval", MAX_LAYERS, 4)
+        return frozenset(i for i in range(num_layers) if (i + 1) % interval)
+    known = {_LINEAR, _FULL}
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not known.issuperset(kinds):
+        raise config.error("layer_types", f"{num_layers} of {_LINEAR} or {_FULL}")
+    return frozenset(i for i, kind in enumerate(kinds) if kind == _LINEAR)
