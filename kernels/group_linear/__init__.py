@@ -21,7 +21,18 @@ from torch import Tensor
 from kernels.linear import PackedLinear
 from kernels.table import Entry, Table
 
-__all__ = ["BITS", "MIDDLE", "Form", "Grouped", "GroupedLinear", "decode_e2m1", "encode", "pack"]
+__all__ = [
+    "BITS",
+    "MIDDLE",
+    "MXFP4_GROUP",
+    "Form",
+    "Grouped",
+    "GroupedLinear",
+    "code_e2m1",
+    "decode_e2m1",
+    "encode",
+    "pack",
+]
 
 Form = Literal["int4", "int8", "mxfp4"]
 BITS: dict[Form, int] = {"int4": 4, "int8": 8, "mxfp4": 4}
@@ -106,6 +117,15 @@ def decode_e2m1(codes: Tensor) -> Tensor:
     return table[codes.long()]
 
 
+def code_e2m1(numbers: Tensor) -> Tensor:
+    """The codes of the nearest floats of 4 bits, uint8; between two the even code."""
+    table = torch.tensor(_E2M1, device=numbers.device)
+    middle = (table[1:] + table[:-1]) / 2
+    above = torch.bucketize(numbers.abs(), middle, right=False)
+    at_middle = (numbers.abs() == middle[above.clamp_max(6)]) & (above % 2 == 1) & (above < 7)
+    return (above + at_middle.long() + 8 * torch.signbit(numbers).long()).to(torch.uint8)
+
+
 def encode(matrix: Tensor, form: Form, group: int, dtype: torch.dtype, *, zeros: bool) -> Grouped:
     """Round a matrix to codes, each group by its extremes.
 
@@ -124,16 +144,10 @@ def encode(matrix: Tensor, form: Form, group: int, dtype: torch.dtype, *, zeros:
         # Source: OCP Microscaling Formats specification 1.0, section 6.3.
         power = torch.log2(largest.clamp_min(2.0**-100)).floor() - _LARGEST_E2M1_EXPONENT
         scales = (power + _E8M0_BIAS).clamp(0, 254).to(torch.uint8)
-        scaled = parts / torch.exp2(scales.float() - _E8M0_BIAS)[..., None]
-        table = torch.tensor(_E2M1, device=matrix.device)
-        # Between two values the nearest; in the middle the even code.
-        middle = (table[1:] + table[:-1]) / 2
-        above = torch.bucketize(scaled.abs(), middle, right=False)
-        at_middle = (scaled.abs() == middle[above.clamp_max(6)]) & (above % 2 == 1) & (above < 7)
-        codes = above + at_middle.long() + 8 * (scaled < 0).long()
+        codes = code_e2m1(parts / torch.exp2(scales.float() - _E8M0_BIAS)[..., None])
         return Grouped(
             form,
-            codes.to(torch.uint8).view(rows, -1)[:, :columns].contiguous(),
+            codes.view(rows, -1)[:, :columns].contiguous(),
             scales,
             None,
             group,

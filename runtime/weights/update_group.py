@@ -45,6 +45,8 @@ DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "float8_e4m3fn": torch.float8_e4m3fn,
+    "uint8": torch.uint8,
+    "int8": torch.int8,
     "int32": torch.int32,
     "int64": torch.int64,
 }

@@ -33,7 +33,10 @@ _DEFAULT_ROWS = 100
 DEFAULT_GROUP = "weight_update_group"
 MAX_PORT = 65535
 _BACKENDS = ("nccl", "gloo")
-_DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "int32", "int64")
+_DTYPES = (
+    *("bfloat16", "float16", "float32", "float64", "float8_e4m3fn"),
+    *("uint8", "int8", "int32", "int64"),
+)
 _ALLOWED = (
     "Send one of: serialized_named_tensors (base64 of the bytes of a safetensors file, one for all "
     "tensor-parallel ranks or one for each), shared_memory (the name of a safetensors file in "

@@ -16,9 +16,13 @@ from runtime.models.layers.parameter import Parameter, WeightShard
 
 
 class StackedParameter(Parameter):
-    """A product of all experts, or its biases, that one checkpoint tensor fills."""
+    """A product of all experts, or its biases, that one checkpoint tensor fills.
 
-    __slots__ = ("_is_interleaved", "_is_transposed")
+    Attributes:
+        is_transposed, is_interleaved: see the constructor.
+    """
+
+    __slots__ = ("is_interleaved", "is_transposed")
 
     def __init__(
         self,
@@ -44,14 +48,14 @@ class StackedParameter(Parameter):
         # Matrices of all experts lie one below the other, biases side by side in rows.
         shape = (count * sizes[0], sizes[1]) if len(sizes) == 2 else (count, sizes[0])
         super().__init__(shape, {"": shard}, dtype, device)
-        self._is_transposed, self._is_interleaved = is_transposed, is_interleaved
+        self.is_transposed, self.is_interleaved = is_transposed, is_interleaved
 
     def fill(self, shard_name: str, tensor: Tensor) -> None:
         shard = self.shards[shard_name]
         part = tensor if tuple(tensor.shape) == shard.local_shape else shard.local_part(tensor)
-        if self._is_transposed:
+        if self.is_transposed:
             part = part.transpose(1, 2)
-        if self._is_interleaved:
+        if self.is_interleaved:
             part = part.unflatten(1, (-1, 2)).transpose(1, 2)
         self.allocate().copy_(part.reshape(self.shape))
 
@@ -62,12 +66,12 @@ class StackedParameter(Parameter):
             ours: `shape`, as `fill` wrote it.
         """
         shape = self.shards[""].local_shape
-        if self._is_transposed:
+        if self.is_transposed:
             shape = (shape[0], shape[2], shape[1])
         part = ours.reshape(shape)
-        if self._is_interleaved:
+        if self.is_interleaved:
             part = part.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
-        return part.transpose(1, 2) if self._is_transposed else part
+        return part.transpose(1, 2) if self.is_transposed else part
 
 
 def stacked_parameters(

@@ -5,10 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+import torch
+
 from runtime.checkpoint.model_spec import WeightSpec
 from runtime.models.layers.experts import ExpertsStore
 from runtime.models.layers.matrix import Matrix
 from runtime.models.layers.parameter import Parameter, Stored
+
+# Implementations of experts that multiply by codes, beside those of widened numbers.
+CODED = ("triton", "triton_invariant")
 
 
 class DeviceMethod(ABC):
@@ -58,3 +63,15 @@ class DeviceMethod(ABC):
 
     def report(self) -> None:  # noqa: B027  # most have nothing to tell
         """Log how the matrices are kept; called after all layers are stored."""
+
+
+def multiplies_codes(plain: Parameter, experts: str | None) -> bool:
+    """Whether a GPU's kernels multiply by the codes of experts, instead of widened numbers.
+
+    Args:
+        plain: a parameter of the experts in the context's type.
+        experts: name of the implementation of experts; `None` for the device's best.
+    """
+    if plain.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return experts in CODED or (experts is None and plain.device.type == "cuda")

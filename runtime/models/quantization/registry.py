@@ -54,6 +54,7 @@ METHODS: dict[str, Method] = {
         "runtime.models.quantization.compressed_tensors:read", "never: `read` is another method's"
     ),
     "modelopt": _method("fp8"),
+    "mxfp4": _method("mxfp4"),
     # What `Quantization.method` of theirs says.
     "groups": _method("groups"),
 }
@@ -100,7 +101,7 @@ def read_quantization(path: Path, config: Keys, spec: ModelSpec) -> Quantization
     if method is None:
         raise StartupError(
             f"{config.source}: weights quantized with {name!r} are not supported;"
-            " use a bfloat16, float16 or float32 checkpoint, one in fp8, GPTQ, AWQ or"
+            " use a bfloat16, float16 or float32 checkpoint, one in fp8, GPTQ, AWQ, MXFP4 or"
             " compressed-tensors, or a GGUF file"
         )
     read = cast("Callable[[Path, dict[str, Any]], Quantization]", load_object(method.front))

@@ -15,12 +15,10 @@ from runtime.models.layers.experts import ExpertsStore
 from runtime.models.layers.parameter import Parameter
 from runtime.models.quantization.groups.codes import Codes, Reading
 from runtime.models.quantization.groups.products import Product, joined
+from runtime.models.quantization.method import multiplies_codes
 
 if TYPE_CHECKING:
     from kernels.experts.triton_coded import CodedExperts
-
-# Names of the implementations that multiply by codes, beside those of widened numbers.
-CODED = ("triton", "triton_invariant")
 
 
 class GroupExperts(Reading, ExpertsStore):
@@ -45,12 +43,7 @@ class GroupExperts(Reading, ExpertsStore):
         self._packed: PackedExperts | None = None
         self._tell_widened = widened
         code = stored["down"].code
-        asked = implementations[1]
-        self._keeps = (
-            code.dtype in (torch.bfloat16, torch.float16)
-            and (asked is None or asked in CODED)
-            and (code.device.type == "cuda" or asked in CODED)
-        )
+        self._keeps = multiplies_codes(code, implementations[1])
         self._is_looped = code.device.type == "cpu" and not self._keeps
         self._names: dict[str, list[list[str]]] = {
             "gate_up": [[f"{i}.gate", f"{i}.up"] for i in mine],

@@ -1,0 +1,102 @@
+"""Which experts a checkpoint stores in MXFP4. Front-safe: no torch.
+
+A tensor of all experts, `[num_experts, in, out]` in 16 bits, is stored as `_blocks`, `[num_experts,
+out, in / 32, 16]` bytes of two codes each, the first in the lower bits, and `_scales`,
+`[num_experts, out, in / 32]`, exponents plus 127. Source: the `mxfp4` integration of
+`transformers`; OCP Microscaling Formats specification 1.0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from runtime.checkpoint.model_spec import Quantization, WeightSpec
+from runtime.errors import StartupError
+from runtime.models.quantization.module_lists import Modules, read_modules, stored_tensors
+
+GROUP = 32
+BYTES = ("U8",)
+
+
+@dataclass(frozen=True)
+class Mxfp4Quantization(Quantization):
+    """The experts in MXFP4.
+
+    Attributes:
+        ignored: modules in 16 bits.
+        stored: names of all tensors; `None` where there are no files.
+    """
+
+    ignored: Modules = field(default_factory=Modules)
+    stored: frozenset[str] | None = None
+    method: str = "mxfp4"
+
+    def is_in_codes(self, weight: WeightSpec) -> bool:
+        """Whether a weight is stored so: one tensor of all experts."""
+        if weight.kind != "matrix" or len(weight.shape) != 3 or ".experts." not in weight.target:
+            return False
+        if self.stored is None:
+            return weight.name not in self.ignored
+        return f"{weight.name}_blocks" in self.stored
+
+    def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
+        """See `Quantization`: blocks and scales.
+
+        Raises:
+            StartupError: a row is not a whole number of blocks; one line.
+        """
+        if not self.is_in_codes(weight):
+            return (weight,)
+        count, columns, rows = weight.shape
+        if columns % GROUP:
+            raise StartupError(
+                f"{weight.name} cannot be stored in mxfp4: {columns} columns in blocks of {GROUP}"
+            )
+        blocks, shape = f"{weight.name}_blocks", (count, rows, columns // GROUP)
+        return (
+            replace(weight, name=blocks, shape=(*shape, GROUP // 2), dtypes=BYTES),
+            WeightSpec(
+                f"{weight.name}_scales",
+                shape,
+                f"{weight.target}_scale",
+                weight.shard,
+                "scale",
+                BYTES,
+                of=blocks,
+            ),
+        )
+
+    def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
+        """See `Quantization`: codes and scales; a GPU multiplies by them in 16 bits only."""
+        count = math.prod(weight.shape)
+        if not self.is_in_codes(weight) or (device != "cpu" and itemsize != 2):
+            return count * itemsize
+        return count // 2 + count // GROUP
+
+    def renamed(self, canonical: Callable[[str], str]) -> Mxfp4Quantization:
+        """See `Quantization`."""
+        if self.stored is None:
+            return self
+        return replace(self, stored=frozenset(map(canonical, self.stored)))
+
+    @property
+    def description(self) -> str:
+        """See `Quantization`."""
+        return "experts in MXFP4, weights only"
+
+
+def read(path: Path, words: Mapping[str, Any]) -> Mxfp4Quantization:
+    """Read the keys of gpt-oss.
+
+    Raises:
+        StartupError: a list of modules that is none; one line.
+    """
+    infos = stored_tensors(path)
+    return Mxfp4Quantization(
+        read_modules(path, words, "modules_to_not_convert"),
+        None if infos is None else frozenset(infos),
+    )
