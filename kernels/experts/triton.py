@@ -234,15 +234,30 @@ class TritonExperts(SortedExperts, PlainExperts):
         return self.run(x, expert_ids, weights, activation, tile, biases)
 
     def multiply(self, product: SortedProduct) -> None:
-        x, tile = product.x, product.tile
-        product_kernel[product.grid](
-            x,
-            self._gate_up if product.which == "gate_up" else self._down,
-            **product.launch(),
-            PRECISION="ieee" if x.dtype is torch.float32 else "tf32",
-            BLOCK_K=tile.columns,
-            STAGES=stages_of(tile, x.dtype, product.halves, shared_memory(x.device)),
-        )
+        multiply(product, self._gate_up if product.which == "gate_up" else self._down, 0)
+
+
+def multiply(product: SortedProduct, weight: Tensor, first_expert: int) -> None:
+    """Multiply the rows of some experts.
+
+    Args:
+        product: of all experts.
+        weight: `[num_experts, rows, in_features]`, contiguous, of those from `first_expert` on.
+        first_expert: index of the first.
+    """
+    x, tile, named = product.x, product.tile, product.launch()
+    if product.bias is not None:
+        named["bias_ptr"] = product.bias[first_expert:]
+    product_kernel[product.grid](
+        x,
+        weight,
+        **named,
+        first_expert=first_expert,
+        num_experts=len(weight),
+        PRECISION="ieee" if x.dtype is torch.float32 else "tf32",
+        BLOCK_K=tile.columns,
+        STAGES=stages_of(tile, x.dtype, product.halves, shared_memory(x.device)),
+    )
 
 
 def pack_experts(gate_up: Tensor, down: Tensor, linear: str | None) -> PackedExperts:  # noqa: ARG001

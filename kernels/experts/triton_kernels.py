@@ -104,7 +104,7 @@ def sort_kernel(
         listed += tl.sum(is_own.to(tl.int32), 0)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "first_expert", "num_experts"])
 def product_kernel(
     x_ptr,
     weight_ptr,
@@ -115,6 +115,8 @@ def product_kernel(
     num_rows,
     width,
     in_features,
+    first_expert,
+    num_experts,
     ROWS_OF_X: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -129,13 +131,15 @@ def product_kernel(
 
     `ROWS_OF_X` rows of the result come from one row of `x`. With an activation the weight has two
     halves, gate and up, and one block of each is multiplied. The result's rows are in the order of
-    the chosen experts, so they need not be reordered.
+    the chosen experts, so they need not be reordered. The weight is that of `num_experts` experts
+    from `first_expert` on; rows of others are left alone.
     """
     program = tl.program_id(0)
     features = tl.cdiv(width, BLOCK_N)
     block = program // features
-    expert = tl.load(block_expert_ptr + block)
-    if expert >= 0:
+    # Negative also in an unused block.
+    expert = tl.load(block_expert_ptr + block) - first_expert
+    if (expert >= 0) & (expert < num_experts):
         row = tl.load(order_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
         feature = (program % features) * BLOCK_N + tl.arange(0, BLOCK_N)
         # Indices past an end repeat the last row, so that loads need no mask.
