@@ -19,9 +19,17 @@ from anthropic_api.message_request import (
     ToolUseBlock,
     read_block,
 )
-from anthropic_api.shown_blocks import note, shown_text
+from anthropic_api.shown_blocks import shown_text
 from openai_api.billing_line import without_billing
-from openai_api.content_parts import Content, image_part, inline_image, joined, merged, text_part
+from openai_api.content_parts import (
+    Content,
+    image_part,
+    inline_image,
+    joined,
+    merged,
+    note,
+    text_part,
+)
 from openai_api.responses.opaque_text import unwrapped
 from openai_api.schemas.chat import (
     MAX_PARTS,
@@ -239,10 +247,12 @@ def _set_tools(
 def _function(tool: ToolDefinition, where: str) -> dict[str, Any]:
     if tool.type not in (None, "custom"):
         raise InvalidRequest(
-            f"{where}: {tool.type[:64]!r} is a tool that Anthropic's servers run; this server "
-            "takes tools of the client, with an input_schema.",
+            f"{where}: {tool.type[:64]!r} is one of Anthropic's own tools; this server takes tools "
+            "of the client, with a name and an input_schema.",
             param=f"{where}.type",
         )
+    if not tool.name:
+        raise InvalidRequest(f"{where}.name must be given.", param=f"{where}.name")
     if tool.input_schema is None:
         raise InvalidRequest(
             f"{where}.input_schema must be given: a JSON schema of the tool's input.",
@@ -251,7 +261,13 @@ def _function(tool: ToolDefinition, where: str) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
-    function["parameters"] = tool.input_schema or {"type": "object", "properties": {}}
+    # Anthropic's types allow null for these keys.
+    schema = {
+        key: value
+        for key, value in tool.input_schema.items()
+        if value is not None or key not in ("properties", "required")
+    }
+    function["parameters"] = schema or {"type": "object", "properties": {}}
     if tool.strict is not None:
         function["strict"] = tool.strict
     return {"type": "function", "function": function}

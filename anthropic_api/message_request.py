@@ -9,7 +9,13 @@ import msgspec
 
 from runtime.errors import InvalidRequest
 from runtime.requests.bounds import within
-from runtime.requests.sampling_params import INT64_MAX, StopStrings, Temperature, TopKOrOff, TopP
+from runtime.requests.sampling_params import (
+    INT64_MAX,
+    StopStrings,
+    Temperature,
+    TopKOrOff,
+    TopPOrZero,
+)
 from runtime.service.operation import described_as
 
 
@@ -117,9 +123,9 @@ class Message(msgspec.Struct, kw_only=True):
 
 
 class ToolDefinition(msgspec.Struct, kw_only=True):
-    """A tool of the client; Anthropic's own tools have another `type`."""
+    """A tool of the client; Anthropic's own tools have another `type`, and some have no name."""
 
-    name: str
+    name: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     type: str | None = None
@@ -193,7 +199,7 @@ class MessagesRequest(PromptFields, kw_only=True):
     stream: bool | None = None
     stop_sequences: StopStrings | None = None
     temperature: Temperature | None = None
-    top_p: TopP | None = None
+    top_p: TopPOrZero | None = None
     top_k: TopKOrOff | None = None
     # These fields label bills and have no effect here.
     metadata: Any = None

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openai_api.call_arguments import arguments_text
+from openai_api.content_parts import note
 
 _SHOWN = frozenset(
     {
@@ -27,7 +28,6 @@ _TEXTS = (
 _INNER = ("content", "tool_references", "tools", "tool", "tabs", "lines")
 # Nesting depth of blocks; clients send three.
 _MAX_DEPTH = 8
-_MAX_KIND_CHARS = 64
 
 
 def shown_text(block: Mapping[str, Any]) -> str:
@@ -38,11 +38,6 @@ def shown_text(block: Mapping[str, Any]) -> str:
     if kind.endswith("_tool_use"):
         return f"[{block.get('name')} {arguments_text(block.get('input'))}]"
     return "\n".join(_lines(block)) or note(kind)
-
-
-def note(kind: str) -> str:
-    """Return the placeholder for a block that cannot be shown."""
-    return f"[{kind[:_MAX_KIND_CHARS]}: not shown, this model reads text only]"
 
 
 def _lines(value: object, depth: int = 0) -> list[str]:

@@ -9,7 +9,7 @@ from ollama_api.ollama_request import (
     OllamaMessage,
     Options,
 )
-from openai_api.content_parts import Content, image_part, inline_image, text_part
+from openai_api.content_parts import Content, image_part, inline_image, note, text_part
 from openai_api.schemas.chat import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from runtime.errors import InvalidRequest
 
@@ -43,7 +43,7 @@ def chat_of_prompt(request: OllamaGenerateRequest, *, sees: bool) -> ChatComplet
     for name in ("suffix", "template", "context"):
         if getattr(request, name):
             raise InvalidRequest(f"{name} is not supported by this server.", param=name)
-    content = _content(request.prompt, request.images, "images", sees)
+    content = _content("user", request.prompt, request.images, "images", sees)
     messages = [ChatMessage(role="user", content=content)]
     if request.system:
         if request.raw:
@@ -61,6 +61,7 @@ def chat_of_prompt(request: OllamaGenerateRequest, *, sees: bool) -> ChatComplet
 def _message(message: OllamaMessage, where: str, sees: bool) -> ChatMessage:
     calls = [
         ToolCall(
+            id=call.id,
             type="function",
             function=FunctionCall(name=call.function.name, arguments=call.function.arguments),
         )
@@ -68,18 +69,22 @@ def _message(message: OllamaMessage, where: str, sees: bool) -> ChatMessage:
     ]
     return ChatMessage(
         role=message.role,
-        content=_content(message.content, message.images, f"{where}.images", sees),
+        content=_content(message.role, message.content, message.images, f"{where}.images", sees),
         reasoning_content=message.thinking,
         name=message.tool_name,
+        tool_call_id=message.tool_call_id,
         tool_calls=calls or None,
     )
 
 
-def _content(text: str, images: list[str] | None, where: str, sees: bool) -> Content:
+def _content(role: str, text: str, images: list[str] | None, where: str, sees: bool) -> Content:
     """Build a message's content; images come before the text, as in Ollama."""
     if not images:
         return text
     # This wire allows only base64.
+    if role == "tool" and not sees:
+        # A tool may return an image to any model. The image must not fail the conversation.
+        return "\n".join([*[note("image")] * len(images), text])
     parts = [image_part(inline_image(each), where, sees=sees) for each in images]
     return [*parts, text_part(text)]
 
@@ -91,7 +96,8 @@ def _set_answer(chat: ChatCompletionRequest, request: AnswerFields) -> None:
     for name in _SAME_NAMES:
         setattr(chat, name, getattr(options, name))
     chat.repetition_penalty = options.repeat_penalty
-    if options.num_predict is not None and options.num_predict >= 0:
+    # As in Ollama, 0 sets no limit.
+    if options.num_predict is not None and options.num_predict > 0:
         chat.max_tokens = options.num_predict
     if isinstance(request.format, dict):
         schema = {"name": "answer", "schema": request.format}

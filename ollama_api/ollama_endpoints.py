@@ -17,6 +17,7 @@ from openai_api.content_parts import inline_image
 from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import OutputEvent
 from openai_api.request_body import read_body
+from openai_api.sampling import WireNames
 from runtime.eventloop.heavy_work import aside
 from runtime.media.image_loader import NamedItem
 from runtime.service.generation import Chunk, Indexed
@@ -33,7 +34,9 @@ async def chat(call: Call, context: OpenAIContext) -> Reply:
     if not request.messages:
         return Whole(writer.nothing())
     body = await aside(request, chat_of_messages, request, sees=context.sees)
-    return await _reply(await open_chat(body, context, "ollama"), writer, is_stream=body.stream)
+    with _own_names():
+        run = await open_chat(body, context, "ollama")
+    return await _reply(run, writer, is_stream=body.stream)
 
 
 async def generate(call: Call, context: OpenAIContext) -> Reply:
@@ -44,8 +47,15 @@ async def generate(call: Call, context: OpenAIContext) -> Reply:
         return Whole(writer.nothing())
     body = chat_of_prompt(request, sees=context.sees)
     prompt = await _raw(request, context) if request.raw else None
-    run = await open_chat(body, context, "ollama", prompt)
+    with _own_names():
+        run = await open_chat(body, context, "ollama", prompt)
     return await _reply(run, writer, is_stream=body.stream)
+
+
+def _own_names() -> WireNames:
+    """Rename chat's fields to Ollama's in errors."""
+    names = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
+    return WireNames("num_predict", "top_logprobs", names)
 
 
 async def _raw(request: OllamaGenerateRequest, context: OpenAIContext) -> ChatPrompt:

@@ -16,7 +16,7 @@ from runtime.requests.sampling_params import (
     StopStrings,
     Temperature,
     TopKOrOff,
-    TopP,
+    TopPOrZero,
 )
 
 
@@ -24,12 +24,12 @@ class Options(msgspec.Struct, kw_only=True):
     """Sampling; options that only tune Ollama's engine (`num_ctx`, `num_gpu`, ...) are ignored.
 
     Attributes:
-        num_predict: most tokens of the answer; below 0, as many as fit.
+        num_predict: most tokens of the answer; 0 or less: as many as fit.
     """
 
     num_predict: int | None = None
     temperature: Temperature | None = None
-    top_p: TopP | None = None
+    top_p: TopPOrZero | None = None
     top_k: TopKOrOff | None = None
     min_p: MinP | None = None
     stop: StopString | StopStrings | None = None
@@ -50,6 +50,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
     """A call in an assistant's message."""
 
     function: CalledFunction
+    id: str | None = None
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
@@ -60,6 +61,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
     thinking: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_name: str | None = None
+    tool_call_id: str | None = None
     images: list[str] | None = None
 
 

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from openai_api.billing_line import without_billing
 from openai_api.call_arguments import told_arguments
 from openai_api.content_form import Content, ContentForm, in_form
+from openai_api.content_parts import note, text_part
 from openai_api.schemas.chat import ChatMessage, ContentPart, ToolCall
 from runtime.errors import InvalidRequest
 from runtime.media.image_loader import NamedItem
@@ -16,6 +19,8 @@ from runtime.media.image_loader import NamedItem
 _MEDIA = ("image", "video", "audio", "file")
 _IMAGE = "image_url"
 _INSTRUCTIONS = ("system", "developer")
+_TEXTS = ("text", "refusal")
+_RESULTS = ("tool", "function")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +38,26 @@ class TemplateShape:
     form_of: Callable[[str], ContentForm]
     knows_developer: bool
     sees: bool = False
+
+
+def with_notes(messages: list[ChatMessage], shape: TemplateShape) -> list[ChatMessage]:
+    """Return the messages, with a short note for what a tool returned and the model cannot read.
+
+    A tool may return an image or a file to any model; that must not fail the conversation.
+    """
+    can_see = shape.sees and shape.form_of("tool") is not ContentForm.TEXT
+    readable = (*_TEXTS, _IMAGE) if can_see else _TEXTS
+
+    def noted(message: ChatMessage) -> ChatMessage:
+        content = message.content
+        if message.role.lower() not in _RESULTS or not isinstance(content, list):
+            return message
+        if all(part.type in readable for part in content):
+            return message
+        parts = [part if part.type in readable else text_part(note(part.type)) for part in content]
+        return msgspec.structs.replace(message, content=parts)
+
+    return [noted(message) for message in messages]
 
 
 def template_messages(messages: list[ChatMessage], shape: TemplateShape) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from openai_api.call_ids import IdForm, with_ids
-from openai_api.chat_messages import TemplateShape, image_items, template_messages
+from openai_api.chat_messages import TemplateShape, image_items, template_messages, with_notes
 from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest, ChatMessage, ThinkingSwitch
 from openai_api.split_tokens import Marks
@@ -78,7 +78,7 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
     tools = request.tools if request.tools and request.tool_choice != "none" else None
     with_tools = tools is not None
     max_chars = _max_chars(limits)
-    messages = await aside(
+    messages, items = await aside(
         request.messages,
         _converted,
         request.messages,
@@ -103,7 +103,6 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
         raise InvalidRequest(
             "The chat template renders these messages to nothing.", param="messages"
         )
-    items = image_items(request.messages)
     text = _with_expansions(text, items, context)
     if marks is not None:
         input_ids, text = await marks.encode(text, limits), marks.taken_from(text)
@@ -158,8 +157,11 @@ async def _with_images(
 
 def _converted(
     messages: list[ChatMessage], max_chars: int, shape: TemplateShape, id_form: IdForm | None
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], list[NamedItem]]:
     """Convert the messages for the template, unless their texts alone exceed a prompt.
+
+    Returns:
+        The template's messages, and the images that they show.
 
     The characters are counted first, because joining tens of millions of them would hold the GIL.
     """
@@ -175,7 +177,8 @@ def _converted(
             f"have {num_chars} characters.",
             param="messages",
         )
-    return with_ids(template_messages(messages, shape), id_form)
+    shown = with_notes(messages, shape)
+    return with_ids(template_messages(shown, shape), id_form), image_items(shown)
 
 
 def _max_chars(limits: EngineLimits) -> int:

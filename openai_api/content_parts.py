@@ -7,6 +7,12 @@ from runtime.errors import InvalidRequest
 from runtime.media.image_loader import NO_VISION
 
 Content = str | list[ContentPart]
+_MAX_KIND_CHARS = 64
+
+
+def note(kind: str) -> str:
+    """Return the placeholder for a block or part that cannot be shown."""
+    return f"[{kind[:_MAX_KIND_CHARS]}: not shown, this model reads text only]"
 
 
 def text_part(text: str) -> ContentPart:

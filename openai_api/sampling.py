@@ -23,7 +23,6 @@ MODEL_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 
 _SAME_NAMES = (
     "temperature",
-    "top_p",
     "min_p",
     "n",
     "frequency_penalty",
@@ -71,12 +70,17 @@ def sampling_of(
             raise InvalidRequest(f"{name} has more entries than there are tokens.", param=name)
     # SGLang's own API refuses 0, but for clients of all other servers 0 means "off".
     top_k = -1 if request.top_k == 0 else request.top_k
+    top_p = request.top_p
+    if top_p == 0:
+        # OpenAI takes 0, which keeps the most likely token alone.
+        top_k, top_p = 1, 1.0
     constraint = requested_constraint(request)
     asked: dict[str, Any] = {} if constraint is None else {constraint.kind: constraint.text}
     fields = SamplingFields(
         **dict(zip(_SAME_NAMES, _same(request), strict=True)),
         **asked,
         top_k=top_k,
+        top_p=top_p,
         max_new_tokens=msgspec.UNSET if max_tokens is None else max_tokens,
         min_new_tokens=request.min_tokens,
         sampling_seed=request.seed,
@@ -87,13 +91,15 @@ def sampling_of(
 class WireNames:
     """Renames the engine's fields to OpenAI's in the errors of a block."""
 
-    def __init__(self, max_tokens: str, top: str) -> None:
+    def __init__(self, max_tokens: str, top: str, others: Mapping[str, str] | None = None) -> None:
         """Rename two fields by endpoint, and the others as everywhere.
 
         Args:
             max_tokens: the endpoint's name for the output limit.
             top: its name for the number of log-probabilities per token.
+            others: further names of a wire that is not OpenAI's, by the name to replace.
         """
+        self._others = others or {}
         self._max_tokens = max_tokens
         self._top = top
 
@@ -110,6 +116,7 @@ class WireNames:
             "min_new_tokens": "min_tokens",
             "sampling_seed": "seed",
             "input_ids": "prompt",
+            **self._others,
         }
         message = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), error.message)
         param = names.get(error.param, error.param) if error.param else None

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openai_api.call_arguments import told_text
-from openai_api.content_parts import Content, image_part, joined, text_part
+from openai_api.call_arguments import arguments_text, told_text
+from openai_api.content_parts import Content, image_part, joined, note, text_part
 from openai_api.custom_tools import arguments_of
 from openai_api.responses import local_shell
 from openai_api.responses.offered_tools import OfferedTools
 from openai_api.responses.opaque_text import unwrapped
+from openai_api.responses.shown_items import function_of, hosted_text, output_text
 from openai_api.schemas.chat import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from openai_api.schemas.chat import ContentPart as ChatPart
 from openai_api.schemas.responses import (
     MAX_ITEMS,
     AdditionalToolsItem,
     CallOutputItem,
+    ClientCallItem,
+    ClientOutputItem,
     CompactionItem,
+    ConfigurationItem,
     ContentPart,
     CustomCallItem,
     FunctionCallItem,
@@ -25,17 +29,27 @@ from openai_api.schemas.responses import (
     Item,
     ItemsRequest,
     MessageItem,
+    ReasoningConfig,
     ReasoningItem,
     ResponseRequest,
     ShellCallItem,
     ShellOutputItem,
+    TextConfig,
     TextFormat,
+    kind_of,
     read_item,
 )
 from runtime.errors import InvalidRequest
 
 # This text is put before the summary of a compacted conversation.
 SUMMARY = "Summary of the conversation before:"
+_UNSUPPORTED = {
+    "item_reference": "items are not kept by their ids; send the item itself, or "
+    "previous_response_id.",
+    "compaction_trigger": "compaction_trigger is not supported; POST /v1/responses/compact, or "
+    "context_management, makes a summary.",
+}
+_TEXTS = ("input_text", "output_text", "text", "refusal")
 LOGPROBS = "message.output_text.logprobs"
 THOUGHTS = "reasoning.encrypted_content"
 _SAME_NAMES = (
@@ -64,7 +78,8 @@ def chat_of(
     if request.instructions:
         turns.messages.append(ChatMessage(role="system", content=request.instructions))
     for index, item in enumerate(items):
-        turns.add(read_item(item, f"input[{index}]"), f"input[{index}]")
+        where = f"input[{index}]"
+        turns.add(read_item(item, where), item, where)
     if not any(message.role != "system" for message in turns.messages) and not items:
         raise InvalidRequest("input cannot be empty.", param="input")
     chat = ChatCompletionRequest(
@@ -78,15 +93,16 @@ def chat_of(
         chat_template_kwargs=request.chat_template_kwargs,
     )
     chat.tools = tools.functions or None
-    if request.reasoning is not None:
-        chat.reasoning_effort = request.reasoning.effort
-    if request.text is not None:
-        if request.text.format is not None:
-            chat.response_format = _response_format(request.text.format)
-        if request.text.verbosity is not None:
-            # Some templates use this value.
-            variables = chat.chat_template_kwargs or {}
-            chat.chat_template_kwargs = {"verbosity": request.text.verbosity, **variables}
+    for reasoning in (request.reasoning, turns.reasoning):
+        if reasoning is not None and reasoning.effort is not None:
+            chat.reasoning_effort = reasoning.effort
+    if request.text is not None and request.text.verbosity is not None:
+        # Some templates use this value.
+        variables = chat.chat_template_kwargs or {}
+        chat.chat_template_kwargs = {"verbosity": request.text.verbosity, **variables}
+    for text in (request.text, turns.text):
+        if text is not None and text.format is not None:
+            chat.response_format = _response_format(text.format)
     return chat
 
 
@@ -104,19 +120,16 @@ class _Turns:
 
     def __init__(self, tools: OfferedTools, sees: bool) -> None:
         self.messages: list[ChatMessage] = []
+        self.reasoning: ReasoningConfig | None = None
+        self.text: TextConfig | None = None
         self._tools = tools
         self._sees = sees
 
-    def add(self, item: Item, where: str) -> None:
+    def add(self, item: Item, raw: Mapping[str, Any], where: str) -> None:
+        """Add an item; `raw` is the item as it was sent."""
         match item:
-            case MessageItem(role="assistant"):
-                message = self._assistant()
-                said = _content(item.content, where, sees=False)
-                assert isinstance(said, str), "texts alone are one text"
-                message.content = f"{message.content}\n{said}" if message.content else said
             case MessageItem():
-                content = _content(item.content, where, sees=self._sees)
-                self.messages.append(ChatMessage(role=item.role, content=content))
+                self._add_message(item, f"{where}.content")
             case FunctionCallItem():
                 name = self._tools.name_in_chat(item.name, item.namespace)
                 self._call(item.call_id, name, item.arguments)
@@ -124,29 +137,84 @@ class _Turns:
                 name = self._tools.name_in_chat(item.name, item.namespace)
                 self._call(item.call_id, name, dict(arguments_of(told_text(item.input))))
             case CallOutputItem():
-                self._returned(item.call_id, _content(item.output, where, sees=self._sees))
+                self._returned(item.call_id, self._result(item.output, f"{where}.output"))
             case ShellCallItem():
                 self._call(item.call_id, local_shell.NAME, local_shell.arguments_of(item.action))
             case ShellOutputItem():
-                self._returned(item.id, item.output)
+                self._returned(item.id, self._result(item.output, f"{where}.output"))
+            case ClientCallItem() | ClientOutputItem() | HostedItem():
+                self._add_tool_item(item, raw, where)
+            case ConfigurationItem():
+                self.reasoning = item.reasoning or self.reasoning
+                self.text = item.text or self.text
             case CompactionItem():
                 self.messages.append(ChatMessage(role="user", content=_summary(item, where)))
-            case AdditionalToolsItem() | HostedItem():
-                # Its tools are already among the others. Chat cannot represent items of OpenAI's
-                # hosted tools.
+            case AdditionalToolsItem():
+                # Its tools are already among the others.
                 pass
             case ReasoningItem():
-                thought = _thought(item)
-                if thought:
-                    self._assistant().reasoning_content = thought
+                self._think(_thought(item))
             case _:
-                raise InvalidRequest(
-                    f"{where}: items are not kept by their ids; send the item itself, or "
-                    "previous_response_id.",
-                    param=where,
-                )
+                raise InvalidRequest(f"{where}: {_UNSUPPORTED[kind_of(raw)]}", param=where)
 
-    def _returned(self, call_id: str, content: Content) -> None:
+    def _add_message(self, item: MessageItem, where: str) -> None:
+        if item.role == "assistant":
+            said = _content(item.content or "", where, sees=False)
+            assert isinstance(said, str), "texts alone are one text"
+            self._say(said)
+            return
+        if item.content is None:
+            raise InvalidRequest(f"{where} must be a text or a list of parts.", param=where)
+        content = _content(item.content, where, sees=self._sees)
+        self.messages.append(ChatMessage(role=item.role, content=content))
+
+    def _add_tool_item(
+        self,
+        item: ClientCallItem | ClientOutputItem | HostedItem,
+        raw: Mapping[str, Any],
+        where: str,
+    ) -> None:
+        match item:
+            case ClientCallItem(call_id=str(call_id)):
+                self._call(call_id, *function_of(raw))
+            case ClientCallItem():
+                self._say(f"[{raw['type']} {arguments_text(function_of(raw)[1])}]")
+            case ClientOutputItem(call_id=str(call_id)):
+                self._returned(call_id, self._client_result(raw, f"{where}.output"))
+            case ClientOutputItem():
+                self._say(output_text(raw))
+            case _ if raw["type"] == "mcp_approval_response":
+                self.messages.append(ChatMessage(role="user", content=hosted_text(raw)))
+            case _:
+                self._say(hosted_text(raw))
+
+    def _think(self, thought: str) -> None:
+        if thought:
+            self._assistant().reasoning_content = thought
+
+    def _say(self, text: str) -> None:
+        message = self._assistant()
+        message.content = f"{message.content}\n{text}" if message.content else text
+
+    def _result(self, output: str | list[ContentPart] | None, where: str) -> Content:
+        """Return a tool's result. What the model cannot read is a note: a tool may return it."""
+        if output is None or isinstance(output, str):
+            return output or ""
+        parts = [
+            _part(part, f"{where}[{at}]", sees=self._sees)
+            if _is_readable(part, sees=self._sees)
+            else text_part(note(part.type))
+            for at, part in enumerate(output)
+        ]
+        return joined(parts)
+
+    def _client_result(self, raw: Mapping[str, Any], where: str) -> Content:
+        shown = raw.get("output")
+        if self._sees and isinstance(shown, dict) and isinstance(shown.get("image_url"), str):
+            return [image_part(shown["image_url"], where, sees=True)]
+        return output_text(raw)
+
+    def _returned(self, call_id: str | None, content: Content) -> None:
         self.messages.append(ChatMessage(role="tool", tool_call_id=call_id, content=content))
 
     def _call(self, call_id: str, name: str, arguments: Any) -> None:
@@ -166,22 +234,28 @@ class _Turns:
 def _content(content: str | list[ContentPart], where: str, *, sees: bool) -> Content:
     if isinstance(content, str):
         return content
-    return joined(
-        [_part(part, f"{where}.content[{at}]", sees=sees) for at, part in enumerate(content)]
-    )
+    return joined([_part(part, f"{where}[{at}]", sees=sees) for at, part in enumerate(content)])
+
+
+def _is_readable(part: ContentPart, *, sees: bool) -> bool:
+    if part.type == "input_image":
+        return sees and bool(part.image_url)
+    return part.type in _TEXTS and (part.text is not None or part.refusal is not None)
 
 
 def _part(part: ContentPart, where: str, *, sees: bool) -> ChatPart:
     if part.type == "input_image":
         return image_part(part.image_url, where, sees=sees)
     text = part.refusal if part.type == "refusal" else part.text
-    if text is None or part.type not in ("input_text", "output_text", "text", "refusal"):
+    if text is None or part.type not in _TEXTS:
         takes = "text and images (input_image) only" if sees else "text only"
         raise InvalidRequest(f"{where}: this model takes {takes}.", param=where)
     return text_part(text)
 
 
 def _thought(item: ReasoningItem) -> str:
+    if isinstance(item.content, str) and item.content:
+        return item.content
     if item.content:
         return "".join(part.text for part in item.content)
     kept = unwrapped("thought", item.encrypted_content or "")

@@ -19,7 +19,7 @@ from openai_api.responses.opaque_text import wrapped
 from openai_api.responses.response_usage import usage_of_response
 from openai_api.responses.truncation import Items, fitted
 from openai_api.schemas.chat import ChatCompletionRequest
-from openai_api.schemas.responses import ItemsRequest, ResponseRequest
+from openai_api.schemas.responses import ItemsRequest, ResponseRequest, kind_of
 from openai_api.usage import TokenCount
 from runtime.errors import HeadraceError
 
@@ -71,7 +71,7 @@ async def compacted(request: ItemsRequest, items: Items, context: OpenAIContext)
 
 def spoken(items: Items, roles: Sequence[str]) -> Items:
     """Return the messages of `roles` in a conversation."""
-    messages = (each for each in items if each.get("type", "message") == "message")
+    messages = (each for each in items if kind_of(each) == "message")
     return [each for each in messages if each.get("role") in roles]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from openai_api.query import number_in, word_in
+from openai_api.schemas.responses import kind_of
 from runtime.errors import InvalidRequest
 
 MAX_LIMIT = 100
@@ -42,7 +43,7 @@ def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dic
 def listed(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Return the items with ids and types; an item without an id gets one from its index."""
     for index, item in enumerate(items):
-        found = {"id": f"item_{index}", "type": "message", **item}
+        found = {"id": f"item_{index}", **item, "type": kind_of(item)}
         if found["type"] == "message":
             found.setdefault("status", "completed")
             if isinstance(found.get("content"), str):

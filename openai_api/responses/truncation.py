@@ -76,8 +76,9 @@ def _starts(items: Sequence[dict[str, Any]]) -> tuple[int, list[int]]:
             starts.append(index)
         item = items[index]
         kind = str(item.get("type"))
-        if kind.endswith("_call"):
-            pending.add(str(item.get("call_id")))
-        elif kind.endswith("_call_output"):
-            pending.discard(str(item.get("call_id", item.get("id"))))
+        call_id = item.get("call_id")
+        if kind.endswith("_call") and isinstance(call_id, str):
+            pending.add(call_id)
+        elif kind.endswith("_output"):
+            pending.discard(str(item["id"] if call_id is None and "id" in item else call_id))
     return head, starts

@@ -29,7 +29,7 @@ from runtime.requests.sampling_params import (
     Temperature,
     TokenId,
     TopKOrOff,
-    TopP,
+    TopPOrZero,
 )
 
 MAX_RID_CHARS = 256
@@ -68,7 +68,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
 
     temperature: Temperature | None = None
-    top_p: TopP | None = None
+    top_p: TopPOrZero | None = None
     top_k: TopKOrOff | None = None
     min_p: MinP | None = None
     n: NumSamples | None = None

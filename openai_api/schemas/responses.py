@@ -9,6 +9,7 @@ import msgspec
 
 from openai_api.logprobs import MAX_CHAT_TOP
 from openai_api.responses.local_shell import ShellAction
+from openai_api.responses.shown_items import CLIENT_CALLS, CLIENT_OUTPUTS, HOSTED_ITEMS
 from openai_api.schemas.chat import ThinkingSwitch
 from openai_api.schemas.common import Salt
 from openai_api.schemas.neutral import neutral
@@ -26,16 +27,10 @@ from runtime.requests.sampling_params import (
     StopStrings,
     Temperature,
     TopKOrOff,
-    TopP,
+    TopPOrZero,
 )
 
 MAX_ITEMS = 16_384
-# Items that agents send if they used OpenAI's own tools before.
-HOSTED_ITEMS = (
-    *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
-    *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
-    *("tool_search_call", "tool_search_output"),
-)
 Includable = Literal[
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
@@ -67,7 +62,7 @@ class MessageItem(msgspec.Struct, kw_only=True):
     """A message of any role; an item without a `type` is a message."""
 
     role: str
-    content: str | list[ContentPart]
+    content: str | list[ContentPart] | None
 
 
 class FunctionCallItem(msgspec.Struct, kw_only=True):
@@ -89,10 +84,10 @@ class CustomCallItem(msgspec.Struct, kw_only=True):
 
 
 class CallOutputItem(msgspec.Struct, kw_only=True):
-    """The result of a call."""
+    """The result of a call; without a `call_id`, that of the call before."""
 
-    call_id: str
-    output: str | list[ContentPart]
+    call_id: str | None = None
+    output: str | list[ContentPart] | None = None
 
 
 class ShellCallItem(msgspec.Struct, kw_only=True):
@@ -106,7 +101,23 @@ class ShellOutputItem(msgspec.Struct, kw_only=True):
     """The output of a shell command; `id` is that of the call."""
 
     id: str
-    output: str
+    output: str | list[ContentPart] | None = None
+
+
+class ClientCallItem(msgspec.Struct, kw_only=True):
+    """A call of a tool of OpenAI's that runs on the client's machine: a shell, a patch, a screen.
+
+    Attributes:
+        call_id: `None` for a search of tools that OpenAI's servers made.
+    """
+
+    call_id: str | None = None
+
+
+class ClientOutputItem(msgspec.Struct, kw_only=True):
+    """The result of a `ClientCallItem`."""
+
+    call_id: str | None = None
 
 
 class CompactionItem(msgspec.Struct, kw_only=True):
@@ -122,7 +133,18 @@ class AdditionalToolsItem(msgspec.Struct, kw_only=True):
 
 
 class HostedItem(msgspec.Struct, kw_only=True):
-    """A call of a tool on OpenAI's servers. Clients keep the item; the prompt omits it."""
+    """What a tool on OpenAI's servers did; a short text shows it."""
+
+
+class ConfigurationItem(msgspec.Struct, kw_only=True):
+    """Settings that hold from this item on, until a later one replaces them."""
+
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+
+
+class CompactionTriggerItem(msgspec.Struct, kw_only=True):
+    """Asks for a summary of the conversation before it."""
 
 
 class ReasoningPart(msgspec.Struct, kw_only=True):
@@ -135,7 +157,7 @@ class ReasoningItem(msgspec.Struct, kw_only=True):
     """The model's thoughts; clients without a store send `encrypted_content` back."""
 
     summary: list[ReasoningPart] = []
-    content: list[ReasoningPart] | None = None
+    content: str | list[ReasoningPart] | None = None
     encrypted_content: str | None = None
 
 
@@ -155,7 +177,11 @@ Item = (
     | ReasoningItem
     | CompactionItem
     | AdditionalToolsItem
+    | ClientCallItem
+    | ClientOutputItem
     | HostedItem
+    | ConfigurationItem
+    | CompactionTriggerItem
     | ItemReference
 )
 
@@ -171,8 +197,21 @@ _KINDS: Mapping[str, type[Item]] = {
     "compaction": CompactionItem,
     "additional_tools": AdditionalToolsItem,
     "item_reference": ItemReference,
+    "configuration_update": ConfigurationItem,
+    "compaction_trigger": CompactionTriggerItem,
+    **dict.fromkeys(CLIENT_CALLS, ClientCallItem),
+    **dict.fromkeys(CLIENT_OUTPUTS, ClientOutputItem),
     **dict.fromkeys(HOSTED_ITEMS, HostedItem),
 }
+
+
+def kind_of(item: Mapping[str, Any]) -> Any:
+    """Return the type of an item; one without a type is a reference if it has an id alone."""
+    kind = item.get("type")
+    if kind is not None:
+        return kind
+    is_reference = "id" in item and not item.keys() - {"id", "type"}
+    return "item_reference" if is_reference else "message"
 
 
 def read_item(item: Mapping[str, Any], where: str) -> Item:
@@ -181,7 +220,7 @@ def read_item(item: Mapping[str, Any], where: str) -> Item:
     Raises:
         InvalidRequest: an unknown type, or a wrong field; the message has its path.
     """
-    kind = item.get("type", "message")
+    kind = kind_of(item)
     known = _KINDS.get(kind) if isinstance(kind, str) else None
     if known is None:
         raise InvalidRequest(
@@ -269,7 +308,7 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     background: bool | None = None
     max_output_tokens: Annotated[int, within(1, INT64_MAX)] | None = None
     temperature: Temperature | None = None
-    top_p: TopP | None = None
+    top_p: TopPOrZero | None = None
     top_logprobs: Annotated[int, within(0, MAX_CHAT_TOP)] | None = None
     include: list[Includable] | None = None
     metadata: Annotated[dict[str, str] | None, neutral("a label of the response")] = None

@@ -176,6 +176,8 @@ MAX_BIAS = 1e4
 # Field types of the wires; the bounds are checked after a request has been converted.
 Temperature = Annotated[float, _RULES["temperature"].meta]
 TopP = Annotated[float, _RULES["top_p"].meta]
+# OpenAI takes 0, which keeps the most likely token alone.
+TopPOrZero = Annotated[float, within(0.0, 1.0)]
 TopK = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": -1, "not": {"const": 0}})]
 # 0 means off as well, for wires whose clients send it.
 TopKOrOff = Annotated[int, within(-1)]

@@ -128,8 +128,13 @@ class _Scored:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A checked request: the query, the documents, the instruction and the request ids."""
+    """A checked request: the query, the documents, the instruction and the request ids.
 
+    Attributes:
+        route: the route that was asked, which errors name.
+    """
+
+    route: str
     query: str
     documents: list[str]
     instruct: str | None
@@ -150,7 +155,7 @@ async def rerank(
     Raises:
         InvalidRequest: a value in `body` is wrong, or the model cannot compare texts.
     """
-    asked = _check(context, body)
+    asked = _check(context, body, "/v1/rerank")
     ranked, _ = await _ranked(context, asked, ask)
     answers = []
     for each in ranked[: body.top_n]:
@@ -170,6 +175,7 @@ async def rank_by_relevance(
     body: RelevanceBody,
     ask: AskPrompt | None = None,
     *,
+    route: str,
     returns_documents: bool,
 ) -> RelevanceAnswer:
     """Do what `rerank` does, in Jina's and Cohere's form.
@@ -178,12 +184,13 @@ async def rank_by_relevance(
         context: the service.
         body: the request.
         ask: see `rerank`.
+        route: the route that was asked, which errors name.
         returns_documents: whether documents are returned if the request does not say.
 
     Raises:
         InvalidRequest: for the reasons of `rerank`.
     """
-    asked = _check(context, body)
+    asked = _check(context, body, route)
     ranked, num_tokens = await _ranked(context, asked, ask)
     returns = returns_documents if body.return_documents is None else body.return_documents
     results: list[Relevant] = []
@@ -204,7 +211,7 @@ async def rank_by_relevance(
     }
 
 
-def _check(context: ServiceContext, body: RerankBody | RelevanceBody) -> _Asked:
+def _check(context: ServiceContext, body: RerankBody | RelevanceBody, route: str) -> _Asked:
     query = _text(body.query, "query")
     most = MAX_ITEMS if context.model.gives == "tokens" else MAX_INPUTS
     if not body.documents:
@@ -218,7 +225,7 @@ def _check(context: ServiceContext, body: RerankBody | RelevanceBody) -> _Asked:
     check_num_chars(repeated + sum(map(len, documents)))
     if body.top_n is not None and body.top_n < 1:
         raise InvalidRequest("top_n must be at least 1.", param="top_n")
-    return _Asked(query, documents, body.instruct, body.rid)
+    return _Asked(route, query, documents, body.instruct, body.rid)
 
 
 async def _ranked(
@@ -233,10 +240,10 @@ async def _ranked(
 
 
 async def _score_pairs(context: ServiceContext, asked: _Asked) -> tuple[list[_Scored], int]:
-    require_scores(context.model, "/v1/rerank")
+    require_scores(context.model, asked.route)
     if context.model.output_size != 1:
         raise InvalidRequest(
-            f"/v1/rerank needs a model with one score; this one has {context.model.output_size} "
+            f"{asked.route} needs a model with one score; this one has {context.model.output_size} "
             "classes: use /v1/classify."
         )
     if asked.instruct:
@@ -266,28 +273,28 @@ async def _ask_each(
     """Return each document's probability that yes, not no, follows its prompt."""
     if ask is None:
         raise InvalidRequest(
-            "/v1/rerank needs a model that scores pairs of texts, or one whose chat template asks "
-            f"for yes or no; this server's ({context.model.architecture}) generates text. For "
+            f"{asked.route} needs a model that scores pairs of texts, or one whose chat template "
+            f"asks for yes or no; this server's ({context.model.architecture}) generates text. For "
             "Qwen3-Reranker start it with --chat-template qwen3-reranker."
         )
     instruction = asked.instruct or DEFAULT_INSTRUCTION
     prompts: list[str | list[int]] = [
         await ask(instruction, asked.query, document) for document in asked.documents
     ]
-    labels = [_only_id(context, "yes"), _only_id(context, "no")]
+    labels: list[int | list[int]] = [_only_id(context, word, asked.route) for word in ("yes", "no")]
     scored = await score(
-        context, ScoreBody(items=prompts, label_token_ids=[*labels], apply_softmax=True)
+        context, ScoreBody(items=prompts, label_token_ids=labels, apply_softmax=True)
     )
     # A probability is already a relevance.
     found = [_Scored(index, numbers[0], numbers[0]) for index, numbers in enumerate(scored.scores)]
     return found, scored.prompt_tokens
 
 
-def _only_id(context: ServiceContext, word: str) -> int:
+def _only_id(context: ServiceContext, word: str, route: str) -> int:
     ids = context.tokenizer.encode(word, add_special_tokens=False)
     if len(ids) != 1:
         raise InvalidRequest(
-            f"/v1/rerank needs {word!r} to be one token of the model's; it has {len(ids)}."
+            f"{route} needs {word!r} to be one token of the model's; it has {len(ids)}."
         )
     return ids[0]
 

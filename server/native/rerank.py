@@ -41,19 +41,23 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
         found = await unless_disconnected(request.receive, rerank(context, body, ask))
         return json_answer(found)
 
-    async def answer_relevance(request: Request, *, returns_documents: bool) -> Response:
+    async def answer_relevance(
+        request: Request, route: str, *, returns_documents: bool
+    ) -> Response:
         check_media_type(request)
         body = await read_json(await read_raw(request), _RELEVANCE)
-        found = rank_by_relevance(context, body, ask, returns_documents=returns_documents)
+        found = rank_by_relevance(
+            context, body, ask, route=route, returns_documents=returns_documents
+        )
         return json_answer(await unless_disconnected(request.receive, found))
 
     async def rerank_as_jina(request: Request) -> Response:
         """The documents with their relevance, the best first, in Jina's form."""
-        return await answer_relevance(request, returns_documents=True)
+        return await answer_relevance(request, "/rerank", returns_documents=True)
 
     async def rerank_as_cohere(request: Request) -> Response:
         """The documents' indices with their relevance, the best first, in Cohere's form."""
-        return await answer_relevance(request, returns_documents=False)
+        return await answer_relevance(request, "/v2/rerank", returns_documents=False)
 
     documented = operation(RerankBody, ok=json_of(list[Ranked]))
     router.add_api_route(

@@ -219,6 +219,17 @@ async def test_a_conversation_reaches_the_template(make_front: Any) -> None:
     ]
 
 
+async def test_a_schema_with_null_keys(make_front: Any) -> None:
+    schema = {"type": "object", "properties": None, "required": None}
+    body = {"model": "m", "max_tokens": 5, "messages": HELLO}
+    for given in (TOOLS[0]["input_schema"], schema):
+        front = make_front(template="{{ tools | tojson }}")
+        tools = [{"name": "add", "description": "Adds", "input_schema": given}]
+        answer = await front.post("/v1/messages", {**body, "tools": tools})
+        assert answer.status_code == 200, answer.text
+        assert "null" not in prompt_of(front)
+
+
 async def test_a_begun_answer_goes_on(make_front: Any) -> None:
     front = make_front(lambda _: "lo")
     begun = [*HELLO, {"role": "assistant", "content": "Hel"}]
@@ -263,6 +274,8 @@ async def test_tokens_are_counted_as_they_are_used(make_front: Any) -> None:
             "messages[0].content[0]: a block of this type cannot be in a message of the user",
         ),
         ({"tools": [{"type": "web_search_20260101", "name": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "mcp_toolset"}]}, "one of Anthropic's own tools"),
+        ({"tools": [{"input_schema": {"type": "object"}}]}, "tools[0].name must be given"),
         ({"tools": [{"name": "add"}]}, "tools[0].input_schema must be given"),
         ({"tools": [{"name": "add", "input_schema": None}]}, "tools[0].input_schema must be given"),
         (

@@ -94,6 +94,9 @@ async def test_options_reach_the_engine(make_front: Any) -> None:
     assert (short["done_reason"], short["message"]["content"]) == ("length", "Hel")
     sampling = front.engine.requests[-1].spec.sampling
     assert (sampling.seed, sampling.repetition_penalty, sampling.top_k) == (7, 1.5, 4)
+    for unbounded in (0, -1):
+        whole = (await chat(front, options={"num_predict": unbounded}, stream=False)).json()
+        assert (whole["done_reason"], whole["message"]["content"]) == ("stop", "Hello")
     stopped = (await chat(front, options={"stop": ["lo"], "num_predict": -1}, stream=False)).json()
     assert (stopped["done_reason"], stopped["message"]["content"]) == ("stop", "Hel")
 
@@ -104,7 +107,7 @@ async def test_options_reach_the_engine(make_front: Any) -> None:
         ("/api/chat", {"messages": [{"role": "nobody", "content": "a"}]}, "messages[0].role"),
         ("/api/chat", {"messages": HELLO, "format": "xml"}, "format must be"),
         ("/api/chat", {"messages": HELLO, "options": {"top_p": 7}}, "top_p"),
-        ("/api/chat", {"messages": HELLO, "options": {"num_predict": 0}}, "max_tokens"),
+        ("/api/chat", {"messages": HELLO, "options": {"repeat_penalty": 3}}, "repeat_penalty"),
         (
             "/api/chat",
             {"messages": [{"role": "user", "content": "a", "images": ["x"]}]},

@@ -162,3 +162,11 @@ def test_what_is_needed_stays_needed() -> None:
     for body in (b'{"needed": null}', b'{"needed": "a", "inner": {"b": null}}'):
         with pytest.raises(Exception, match="got `null`"):
             decode_body(body, decoder)
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
+async def test_errors_of_a_ranking_name_its_route(tmp_path, path):
+    body = {"query": "a", "documents": ["b"]}
+    answer = await FakeServer(tmp_path).client.post(path, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["message"].startswith(f"{path} needs a model that scores pairs")

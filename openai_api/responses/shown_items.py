@@ -1,0 +1,109 @@
+"""Shows the model what no chat message holds: calls of OpenAI's tools, and their results.
+
+A call that the client answers becomes a call of a function. What OpenAI's servers did by themselves
+becomes a short text in the assistant's turn. A short note replaces files and images that the model
+cannot read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from openai_api.call_arguments import arguments_text
+from openai_api.content_parts import note
+
+# The function's name for each kind of call, and the fields that hold its arguments.
+_FUNCTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "shell_call": ("shell", ("action",)),
+    "apply_patch_call": ("apply_patch", ("operation",)),
+    "computer_call": ("computer", ("action", "actions")),
+    "program": ("program", ("code",)),
+    "tool_search_call": ("tool_search", ("arguments",)),
+}
+CLIENT_CALLS = tuple(_FUNCTIONS)
+CLIENT_OUTPUTS = (
+    *("shell_call_output", "apply_patch_call_output", "computer_call_output"),
+    *("program_output", "tool_search_output"),
+)
+# The fields that are shown of each item that OpenAI's servers made.
+_SHOWN: Mapping[str, tuple[str, ...]] = {
+    "web_search_call": ("action",),
+    "file_search_call": ("queries", "results"),
+    "code_interpreter_call": ("code", "outputs"),
+    "image_generation_call": ("revised_prompt",),
+    "mcp_list_tools": ("server_label", "tools", "error"),
+    "mcp_call": ("server_label", "name", "arguments", "output", "error"),
+    "mcp_approval_request": ("server_label", "name", "arguments"),
+    "mcp_approval_response": ("approve", "reason"),
+}
+HOSTED_ITEMS = tuple(_SHOWN)
+# The fields of a result, in the order in which they are shown.
+_RESULTS = ("output", "result", "tools", "stdout", "stderr", "text", "logs", "name", "outcome")
+_OUTCOMES = ("type", "exit_code", "status")
+_IMAGES = frozenset({"computer_screenshot", "input_image", "image"})
+# Nesting depth of results; clients send three.
+_MAX_DEPTH = 8
+
+
+def function_of(item: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return name and arguments of the function for one of `CLIENT_CALLS`."""
+    name, fields = _FUNCTIONS[item["type"]]
+    given = {field: item[field] for field in fields if item.get(field) is not None}
+    only = next(iter(given.values())) if len(given) == 1 else given
+    return name, only if isinstance(only, dict) else given
+
+
+def hosted_text(item: Mapping[str, Any]) -> str:
+    """Return the text for one of `HOSTED_ITEMS`, whose other fields are unchecked; never empty."""
+    kind = item["type"]
+    given = {
+        field: _plain(item[field]) for field in _SHOWN[kind] if item.get(field) not in (None, [])
+    }
+    return f"[{kind} {arguments_text(given)}]" if given else note(kind)
+
+
+def output_text(item: Mapping[str, Any]) -> str:
+    """Return the text for one of `CLIENT_OUTPUTS`, whose other fields are unchecked."""
+    return "\n".join(_lines({key: item.get(key) for key in _RESULTS})) or _status(item)
+
+
+def _status(item: Mapping[str, Any]) -> str:
+    status = item.get("status")
+    return status if isinstance(status, str) else ""
+
+
+def _lines(value: Any, depth: int = 0) -> list[str]:
+    if isinstance(value, str):
+        return [value] if value else []
+    if depth == _MAX_DEPTH:
+        return []
+    if isinstance(value, list):
+        return [line for each in value for line in _lines(each, depth + 1)]
+    if not isinstance(value, dict):
+        return []
+    if value.get("type") in _IMAGES:
+        return [note("image")]
+    lines = [line for key in _RESULTS[:-1] for line in _lines(value.get(key), depth + 1)]
+    outcome = value.get("outcome")
+    if isinstance(outcome, dict):
+        told = [f"{key}={outcome[key]}" for key in _OUTCOMES if outcome.get(key) is not None]
+        lines.append(f"[{' '.join(told)}]")
+    return lines
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Leave out nulls, data URLs and the schemas of tools, which would fill a prompt."""
+    if depth == _MAX_DEPTH and isinstance(value, dict | list):
+        return "..."
+    if isinstance(value, dict):
+        return {
+            key: _plain(each, depth + 1)
+            for key, each in value.items()
+            if each is not None and key != "input_schema"
+        }
+    if isinstance(value, list):
+        return [_plain(each, depth + 1) for each in value]
+    if isinstance(value, str) and value.startswith("data:"):
+        return "data:..."
+    return value
