@@ -92,7 +92,7 @@ async def _run(
     shutdown: Shutdown,
     limit: ConnectionLimit,
 ) -> int:
-    app, openai = _application(context, prepared.engine.folders.run)
+    app, openai = make_application(context, prepared.engine.folders.run)
     from openai_api.endpoints.batch_answer import answer as answer_line
 
     http_server = _http_server(app, prepared.certificate, limit)
@@ -131,7 +131,18 @@ async def _run(
     return 0 if shutdown.requested.is_set() else 1
 
 
-def _application(context: ServiceContext, run_folder: Path) -> tuple[Application, OpenAIContext]:
+def make_application(
+    context: ServiceContext, run_folder: Path
+) -> tuple[Application, OpenAIContext]:
+    """Build the routes of all APIs over an assembled engine.
+
+    Args:
+        context: the engine as requests see it.
+        run_folder: where files and batches are kept unless an option says otherwise.
+
+    Raises:
+        StartupError: the chat template cannot be read.
+    """
     # Imported once the children have started: they load torch while the front loads the framework.
     with uncollected():
         from openai_api.batches.batch_service import open_batches

@@ -1,0 +1,53 @@
+"""Prompts of a Ray Data dataset, answered by engines in Ray's actors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.engine.engine import Engine
+
+
+class Answers:
+    """A callable for `Dataset.map_batches`, which adds a column of answers.
+
+        dataset.map_batches(
+            Answers, fn_constructor_args=({"model_path": "demo-toy"},), concurrency=2, batch_size=64
+        )
+
+    Each actor has an engine; the rows of a batch run together.
+    """
+
+    def __init__(
+        self,
+        engine: Mapping[str, Any],
+        sampling_params: Mapping[str, Any] | None = None,
+        *,
+        prompt: str = "prompt",
+        answer: str = "answer",
+    ) -> None:
+        """Start an engine.
+
+        Args:
+            engine: keyword arguments of `Engine`.
+            sampling_params: of every prompt.
+            prompt: name of the column that has the prompts' texts.
+            answer: name of the column for the texts that are generated.
+
+        Raises:
+            EngineStartError: the engine cannot start.
+        """
+        self._engine = Engine(**engine)
+        self._sampling_params = dict(sampling_params or {})
+        self._prompt, self._answer = prompt, answer
+
+    def __call__(self, batch: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+        """Answer one batch."""
+        prompts = [str(each) for each in batch[self._prompt]]
+        outputs = self._engine.generate(prompts, self._sampling_params)
+        return {**batch, self._answer: [each["text"] for each in outputs]}
+
+    def __del__(self) -> None:
+        """End the engine."""
+        if hasattr(self, "_engine"):
+            self._engine.shutdown()

@@ -1,0 +1,227 @@
+"""The application for Ray Serve: an ingress that speaks HTTP, and replicas behind it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import (
+    AutoscalingConfig,
+    AutoscalingContext,
+    AutoscalingPolicy,
+    RequestRouterConfig,
+)
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headrace.ray.http_call import HttpCall, HttpHead, prompt_of
+from headrace.ray.replica import Replica
+
+logger = logging.getLogger(__name__)
+
+# The share of its rows that a replica should use.
+TARGET_SHARE = 0.7
+# `ray.serve.llm.request_router` has it too, but imports vLLM or SGLang.
+_PREFIX_ROUTER = (
+    "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router."
+    "PrefixCacheAffinityRouter"
+)
+_MAX_TRIES = 3
+# Engines queue requests themselves, in the order of their policy; Ray should not.
+_MAX_ONGOING = 4096
+
+
+def build_app(
+    engine: Mapping[str, Any],
+    *,
+    num_replicas: int | None = None,
+    min_replicas: int = 1,
+    max_replicas: int = 1,
+    num_cpus: float = 1,
+    num_gpus: float = 0,
+    num_ingresses: int = 1,
+    prefix_aware: bool = True,
+) -> serve.Application:
+    """Return an application that serves all of Headrace's HTTP APIs.
+
+    Args:
+        engine: the server's options, as keyword arguments of `Engine`, such as `model_path`.
+        num_replicas: a fixed number of replicas; autoscaling if absent.
+        min_replicas: lower bound of autoscaling, which follows the requests of each engine; see
+            `replicas_wanted`.
+        max_replicas: upper bound of autoscaling.
+        num_cpus: cores that one replica takes.
+        num_gpus: GPUs that one replica takes, and the only ones that it sees.
+        num_ingresses: actors that speak HTTP, which use no GPU.
+        prefix_aware: send a prompt to the replica that saw its beginning (Ray's
+            `PrefixCacheAffinityRouter`), rather than to the less busy of two.
+    """
+    options: dict[str, Any] = {
+        "max_ongoing_requests": _MAX_ONGOING,
+        "ray_actor_options": {"num_cpus": num_cpus, "num_gpus": num_gpus},
+        "graceful_shutdown_timeout_s": 60,
+    }
+    if num_replicas is not None:
+        options["num_replicas"] = num_replicas
+    else:
+        options["autoscaling_config"] = AutoscalingConfig(
+            min_replicas=min_replicas,
+            max_replicas=max_replicas,
+            policy=AutoscalingPolicy(policy_function=replicas_wanted),
+        )
+    if prefix_aware:
+        options["request_router_config"] = RequestRouterConfig(request_router_class=_PREFIX_ROUTER)
+    replicas = serve.deployment(Replica, name="Headrace", **options)
+    ingress = serve.deployment(
+        serve.ingress()(_Ingress),
+        name="HeadraceIngress",
+        num_replicas=num_ingresses,
+        max_ongoing_requests=_MAX_ONGOING,
+        ray_actor_options={"num_cpus": 0.1},
+        logging_config=LoggingConfig(enable_access_log=False),
+    )
+    return ingress.bind(replicas.bind(dict(engine)))
+
+
+def app(arguments: Mapping[str, str]) -> serve.Application:
+    """Build the application from the words of `serve run headrace.ray:app NAME=VALUE ...`.
+
+    `num_replicas`, `min_replicas`, `max_replicas`, `num_cpus`, `num_gpus` and `num_ingresses` are
+    those of `build_app`; every other name is an option of the engine.
+    """
+    engine = dict(arguments)
+    counts: dict[str, Any] = {}
+    for name in ("num_replicas", "min_replicas", "max_replicas", "num_ingresses"):
+        if name in engine:
+            counts[name] = int(engine.pop(name))
+    for name in ("num_cpus", "num_gpus"):
+        if name in engine:
+            counts[name] = float(engine.pop(name))
+    return build_app({name: _number(value) for name, value in engine.items()}, **counts)
+
+
+def _number(text: str) -> Any:
+    """Read an option's value: a number, true or false, or the text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def replicas_wanted(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    """Return how many replicas the requests of all engines need, for Ray's autoscaler.
+
+    A replica counts as full when running and waiting requests take `TARGET_SHARE` of its rows.
+    Ray applies the bounds, and its delays, to the result.
+    """
+    metrics = context.raw_metrics
+    requests = _newest(metrics.get("num_requests", {}))
+    rows = _newest(metrics.get("max_running_requests", {}))
+    if not requests or not any(rows):
+        return context.target_num_replicas, {}
+    per_replica = TARGET_SHARE * sum(rows) / len(rows)
+    return max(1, math.ceil(sum(requests) / per_replica)), {}
+
+
+def _newest(series: Mapping[Any, Any]) -> list[float]:
+    """The newest value of each replica."""
+    return [values[-1].value for values in series.values() if values]
+
+
+class _Ingress:
+    """The deployment that speaks HTTP for the replicas."""
+
+    def __init__(self, replicas: DeploymentHandle) -> None:
+        self._http = _Http(replicas.options(stream=True, method_name="answer"))
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self._http
+
+
+class _Http:
+    """The ASGI application of the ingress; uvicorn takes no bound method for one."""
+
+    def __init__(self, replicas: DeploymentHandle) -> None:
+        self._replicas = replicas
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        call = await _read(scope, receive)
+        for attempt in range(1, _MAX_TRIES + 1):
+            has_head = False
+            pieces = self._replicas.remote(call)
+            try:
+                async for piece in pieces:
+                    if isinstance(piece, HttpHead):
+                        has_head = True
+                        head = {"status": piece.status, "headers": piece.headers}
+                        await send({"type": "http.response.start", **head})
+                    else:
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
+            except RayError as error:
+                logger.warning("A replica ended beneath a request: %s", error)
+                if has_head:
+                    await _end_stream(send)
+                    return
+                if attempt == _MAX_TRIES:
+                    await _unavailable(send)
+                    return
+            finally:
+                # The client has gone, if there is more.
+                pieces.cancel()
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Answer the events of an application's life, which Ray awaits; there is nothing to do."""
+    while (message := await receive())["type"] != "lifespan.shutdown":
+        await send({"type": f"{message['type']}.complete"})
+    await send({"type": "lifespan.shutdown.complete"})
+
+
+async def _read(scope: Scope, receive: Receive) -> HttpCall:
+    body = bytearray()
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            break
+    path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+    return HttpCall(
+        scope["method"],
+        path,
+        scope["query_string"],
+        list(scope["headers"]),
+        bytes(body),
+        prompt_of(path, bytes(body)),
+    )
+
+
+_ENDED = (
+    b'{"error":{"message":"The replica ended. Please send the request again.",'
+    b'"type":"server_error"}}'
+)
+
+
+async def _end_stream(send: Send) -> None:
+    """End an answer that had begun with an event that clients read as an error."""
+    body = b"data: " + _ENDED + b"\n\n"
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _unavailable(send: Send) -> None:
+    headers = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": _ENDED, "more_body": False})

@@ -1,0 +1,112 @@
+"""A replica: a whole engine and the server's routes in one of Ray's actors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
+from typing import Any
+
+from starlette.types import Message, Scope
+
+from headrace.engine.engine_errors import translated
+from headrace.engine.server_args import read_keywords
+from headrace.ray.http_call import HttpCall, HttpHead
+from runtime.eventloop.background import Background
+from runtime.launch.assemble import assemble
+from runtime.launch.prepare import prepare_engine
+from runtime.processes.engine_processes import watch
+from server.serving import make_application
+
+
+class Replica:
+    """One copy of the model, with every route of the server, without its port.
+
+    The engine's processes are children of Ray's actor. One that dies is started again, and the
+    streams that it ran go on, as in a server.
+    """
+
+    # Ray awaits a constructor that is a coroutine, on the loop that later runs the methods.
+    async def __init__(  # type: ignore[misc]
+        self, keywords: Mapping[str, Any]
+    ) -> None:
+        """Start the engine and wait until it takes requests.
+
+        Args:
+            keywords: the server's options, as keyword arguments of `Engine`.
+
+        Raises:
+            TypeError: an unknown option.
+            ValueError: a value of the wrong type or range.
+            EngineStartError: the engine cannot start.
+        """
+        arguments, _ = read_keywords({**keywords, "enable_metrics": True})
+        with translated():
+            prepared = await asyncio.to_thread(
+                prepare_engine, arguments.to_config(incremental=False)
+            )
+        self._host, self._context = assemble(prepared)
+        self._background = Background(self._host.ended)
+        with translated():
+            await self._host.start()
+            self._app, _ = make_application(self._context, prepared.folders.run)
+            await self._host.wait_ready()
+        timeout_s = self._context.config.logging.watchdog_timeout
+        self._background.keep(partial(watch, self._host, timeout_s), "The watchdog")
+        self._context.lifecycle.warmed_up = True
+
+    async def answer(self, call: HttpCall) -> AsyncIterator[HttpHead | bytes]:
+        """Answer a request: first its head, then the body, piece by piece as it is made."""
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": call.method,
+            "scheme": "http",
+            "path": call.path,
+            "raw_path": call.path.encode(),
+            "query_string": call.query,
+            "root_path": "",
+            "headers": call.headers,
+            "client": None,
+            "server": None,
+        }
+        incoming: asyncio.Queue[Message] = asyncio.Queue()
+        outgoing: asyncio.Queue[Message | None] = asyncio.Queue()
+        incoming.put_nowait({"type": "http.request", "body": call.body, "more_body": False})
+        task = asyncio.create_task(self._app(scope, incoming.get, outgoing.put))
+        task.add_done_callback(lambda _: outgoing.put_nowait(None))
+        try:
+            while (message := await outgoing.get()) is not None:
+                if message["type"] == "http.response.start":
+                    yield HttpHead(message["status"], list(message.get("headers", [])))
+                elif message.get("body"):
+                    yield message["body"]
+            await task
+        finally:
+            # The reader has gone, or all is said.
+            incoming.put_nowait({"type": "http.disconnect"})
+            if not task.done():
+                await asyncio.wait([task], timeout=5)
+                task.cancel()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return what the autoscaling policy reads; Ray calls this method."""
+        worker = self._context.status.worker
+        rows = 0 if worker is None else worker.max_running_requests
+        num_requests = self._context.client.num_in_flight
+        return {"num_requests": float(num_requests), "max_running_requests": float(rows)}
+
+    async def check_health(self) -> None:
+        """Raise if the engine has ended for good; Ray calls this method.
+
+        Raises:
+            RuntimeError: the engine's processes could not be started again.
+        """
+        if self._host.status.phase == "failed":
+            raise RuntimeError(self._host.status.last_failure or "The engine has ended.")
+
+    async def __del__(self) -> None:
+        """End the engine's processes; Ray calls this method once the requests have ended."""
+        await self._background.stop()
+        await self._host.stop()

@@ -1,0 +1,158 @@
+"""Ray Serve before two replicas, of which one is killed and a third is added; Ray Data."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import psutil
+import pytest
+
+from tests.clients.scenarios import CAPITAL, MODEL, need
+from tests.support.server import free_port, python_path
+from tests.support.waiting import until
+
+ray = need("ray", "ray")
+
+ENGINE = {"model_path": "demo-toy", "num_threads": 1, "max_running_requests": 64}
+CHAT = {
+    "model": MODEL,
+    "temperature": 0,
+    "messages": [{"role": "user", "content": CAPITAL}],
+    "stream": True,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    os.environ["PYTHONPATH"] = python_path()
+    ray.init(
+        num_cpus=16,
+        include_dashboard=False,
+        object_store_memory=200 * 2**20,
+        log_to_driver=False,
+        configure_logging=False,
+        _node_ip_address="127.0.0.1",
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def url(cluster: None) -> Iterator[str]:
+    from ray import serve
+
+    from headrace.ray import build_app
+
+    port = free_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    serve.run(build_app(ENGINE, num_replicas=2), name="headrace", route_prefix="/")
+    yield f"http://127.0.0.1:{port}"
+    serve.shutdown()
+
+
+def content(text: str) -> str:
+    """The text of a streamed chat, which must have come to its end."""
+    events = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert events[-1] == "[DONE]", text
+    chunks = [orjson.loads(each) for each in events[:-1]]
+    return "".join(
+        choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]
+    )
+
+
+def ask(url: str) -> str:
+    answer = httpx.post(f"{url}/v1/chat/completions", json=CHAT, timeout=120)
+    return content(answer.raise_for_status().text)
+
+
+def replica_pids() -> list[int]:
+    """The actors that have an engine, by what Ray calls their processes."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        title = " ".join(process.info["cmdline"] or [])
+        if re.search(r"ray::ServeReplica:headrace:Headrace\b(?!Ingress)", title):
+            found.append(process.pid)
+    return found
+
+
+def test_every_api_is_served(url: str) -> None:
+    assert "Paris" in ask(url)
+    body = {"text": "The capital of France is", "sampling_params": {"max_new_tokens": 4}}
+    assert httpx.post(f"{url}/generate", json=body).json()["text"]
+    assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == MODEL
+    refused = httpx.post(f"{url}/v1/chat/completions", json={"messages": 3})
+    assert refused.status_code == 400
+    assert "messages" in refused.json()["error"]["message"]
+    assert httpx.get(f"{url}/nothing").status_code == 404
+
+
+def test_32_streams_with_a_replica_killed_and_one_added(url: str) -> None:
+    """A request fails only if its answer had begun at the replica that was killed."""
+    from ray import serve
+
+    from headrace.ray import build_app
+
+    expected = ask(url)
+    deadline = time.monotonic() + 25
+    outcomes: dict[str, int] = {"right": 0, "cut": 0, "wrong": 0}
+
+    def stream(number: int) -> None:
+        while time.monotonic() < deadline:
+            try:
+                text = ask(url)
+            except (AssertionError, httpx.HTTPError):
+                outcomes["cut"] += 1
+            else:
+                outcomes["right" if text == expected else "wrong"] += 1
+
+    with ThreadPoolExecutor(32) as pool:
+        streams = [pool.submit(stream, number) for number in range(32)]
+        until(lambda: outcomes["right"] > 64, timeout_s=60)
+        before = replica_pids()
+        assert len(before) == 2
+        os.kill(before[0], signal.SIGKILL)
+        serve.run(build_app(ENGINE, num_replicas=3), name="headrace", route_prefix="/")
+        for each in streams:
+            each.result()
+    assert outcomes["wrong"] == 0
+    # At most those that were in flight at the replica.
+    assert outcomes["cut"] <= 32
+    until(lambda: len(replica_pids()) == 3, timeout_s=60)
+    assert ask(url) == expected
+
+
+def test_prompts_of_a_dataset_are_answered_as_by_headrace_batch(
+    cluster: None, tmp_path: Path
+) -> None:
+    import ray.data
+
+    from headrace.ray import Answers
+
+    prompts = [f"The capital of country {number} is" for number in range(1000)]
+    sampling = {"temperature": 0, "max_new_tokens": 6}
+    dataset = ray.data.from_items([{"prompt": each} for each in prompts])
+    answered = dataset.map_batches(
+        Answers, fn_constructor_args=(ENGINE, sampling), concurrency=2, batch_size=125, num_cpus=1
+    )
+    found = {row["prompt"]: row["answer"] for row in answered.take_all()}
+
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [orjson.dumps({"text": each, "sampling_params": sampling}) for each in prompts]
+    source.write_bytes(b"\n".join(lines))
+    command = [sys.executable, "-m", "headrace.cli", "batch", str(source), str(target)]
+    command += ["--model-path", "demo-toy", "--num-threads", "1"]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": python_path()})
+    rows: list[dict[str, Any]] = [orjson.loads(each) for each in target.read_bytes().splitlines()]
+    texts = {prompts[row["index"]]: row["text"] for row in rows}
+    assert found == texts
