@@ -39,6 +39,7 @@ from server.native import (
 from server.openapi import Description
 from server.request_log import RequestLog
 from server.routing import RouteTable
+from server.tracing import Tracing
 from server.wire_routes import create_routers as create_wire_routers
 
 
@@ -74,6 +75,11 @@ def create_app(openai: OpenAIContext) -> Application:
     if metrics is not None:
         context.client.sinks.append(metrics.on_record)
     routers.append(_metrics_router(metrics))
+    tracing = None
+    if (endpoint := context.config.logging.otlp_traces_endpoint) is not None:
+        name = context.config.model.served_model_name or ""
+        tracing = Tracing(endpoint, name, context.version)
+        context.client.sinks.append(tracing.on_record)
     last_errors = LastErrors()
     routers.append(create_errors_router(last_errors))
     if not http.disable_docs:
@@ -89,7 +95,7 @@ def create_app(openai: OpenAIContext) -> Application:
         _include(api, table, router)
     table.show_page("/", f"/page/{page.INDEX}")
 
-    return Application(api, table, http, context.lifecycle, metrics, last_errors)
+    return Application(api, table, http, context.lifecycle, metrics, last_errors, tracing)
 
 
 def _include(api: Description, table: RouteTable, router: AccessRouter) -> None:

@@ -11,7 +11,7 @@ import uvloop
 
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
-from runtime.ipc.logging import configure_logging
+from runtime.ipc.logging import announce, configure_logging
 from runtime.launch.command_line import PROG, parse_args
 from server.listener import prepare
 from server.serving import serve
@@ -35,7 +35,7 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
     """
     parsed = parse_args(argv, prog=prog or PROG)
     config = parsed.config
-    configure_logging(config.logging.log_level, "front")
+    configure_logging(config.logging.log_level, "front", config.logging.log_format)
     _quiet_libraries(config)
     for notice in parsed.notices:
         logger.warning(notice)
@@ -48,7 +48,7 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
         return uvloop.run(serve(prepared))
     except StartupError as error:
         # A library's message may have several lines.
-        print(f"headrace: {' '.join(error.message.splitlines())}", file=sys.stderr, flush=True)
+        announce(f"headrace: {' '.join(error.message.splitlines())}")
         return 1
 
 

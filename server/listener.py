@@ -15,6 +15,7 @@ from runtime.launch.prepare import PreparedEngine, prepare_engine
 from runtime.launch.resolve import check_options
 from server.entry.keys import read_tenants
 from server.tls import Certificate
+from server.tracing import check_tracing
 
 # A trainer's rollout sends this many requests at once. More would wait in memory for minutes.
 MAX_QUEUED_REQUESTS = 16_384
@@ -41,6 +42,7 @@ def prepare(config: ServerConfig) -> Prepared:
         StartupError: the first thing wrong, in one line.
     """
     check_options(config)
+    check_tracing(config.logging.otlp_traces_endpoint)
     _check_exposure(config.http)
     read_tenants(config.http)
     config = _with_bounded_queue(config)

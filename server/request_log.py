@@ -13,6 +13,7 @@ import msgspec
 from runtime.client.client import EngineClient
 from runtime.client.recorder import RequestRecord
 from runtime.config.options import LoggingArgs
+from runtime.requests.request_context import request_labels
 from runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("server.requests")
@@ -36,7 +37,7 @@ class RequestLog:
         self._tokenizer = tokenizer
         self.is_on = False
         self.level = args.log_requests_level
-        self.format = args.log_requests_format
+        self.format = args.log_format
         self.change(is_on=args.log_requests)
 
     def change(
@@ -78,7 +79,8 @@ class RequestLog:
             "stream": record.is_streaming,
         }
         if self.format == "json":
-            facts = {"time": datetime.now(UTC).isoformat(), **facts}
+            labels = request_labels(record.context)
+            facts = {"time": datetime.now(UTC).isoformat(), **labels, **facts}
         if self.level >= _SAMPLING_LEVEL:
             facts["sampling"] = msgspec.to_builtins(record.sampling)
         if self.level >= _PART_LEVEL:

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +16,7 @@ import uvicorn
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.errors import StartupError
 from runtime.eventloop.background import Background
+from runtime.ipc.logging import announce
 from runtime.ipc.process import uncollected
 from runtime.launch.assemble import assemble
 from runtime.processes.engine_processes import EngineProcesses, watch
@@ -126,6 +126,8 @@ async def _run(
         http_server.force_exit = shutdown.hurried.is_set()
         http_server.should_exit = True
         await asyncio.gather(http, startup, stopping, return_exceptions=True)
+        if app.tracing is not None:
+            await asyncio.to_thread(app.tracing.close)
     if http.exception() is not None:
         logger.error("The HTTP server failed", exc_info=http.exception())
     return 0 if shutdown.requested.is_set() else 1
@@ -209,6 +211,5 @@ async def _start_up(prepared: Prepared, context: ServiceContext, host: EnginePro
     settle()
     warn_if_open(config.http)
     resident = resident_bytes([os.getpid(), *host.pids().values()])
-    # Bypasses the log's level and format: people and scripts wait for these lines.
-    sys.stderr.write(f"{banner(context, prepared.port, speed, resident)}\n{READY_LINE}\n")
-    sys.stderr.flush()
+    announce(banner(context, prepared.port, speed, resident))
+    announce(READY_LINE)

@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from runtime.config.lora_options import LoraArgs
+from runtime.config.media_options import MediaArgs
 from runtime.config.options import (
     HttpArgs,
     KernelArgs,
     LoggingArgs,
-    MediaArgs,
     ModelArgs,
     ParallelArgs,
     SchedulingArgs,

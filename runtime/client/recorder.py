@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from runtime.client.generation_stream import GenerationChunk, GenerationInput, Outcome
+from runtime.requests.request_context import REQUEST, RequestContext
 from runtime.requests.sampling_params import SamplingParams
 
 
@@ -26,6 +27,7 @@ class RequestRecord:
         outcome: how the request ended; `disconnect` if it was not read to the end.
         token_gaps: (seconds, tokens) for each chunk after the first.
         text: pieces of the output, if the client keeps them.
+        context: the HTTP request that it belongs to, if any.
     """
 
     rid: str
@@ -43,6 +45,7 @@ class RequestRecord:
     outcome: Outcome = "error"
     token_gaps: list[tuple[float, int]] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
+    context: RequestContext | None = None
 
     @property
     def e2e_s(self) -> float:
@@ -109,6 +112,7 @@ class Recording:
             # With embeddings, the ids have no meaning.
             input_ids=[] if item.spec.input_embeds else item.input_ids,
             sampling=item.spec.sampling,
+            context=REQUEST.get(),
         )
         self._sinks = sinks
         self._keeps_text = keeps_text

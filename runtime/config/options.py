@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from runtime.config.lora_options import LoraArgs, LoraLimits
+from runtime.config.media_options import MediaArgs
 from runtime.config.option_field import option
 
 # Values of the options that name a parser of chat's output.
@@ -196,25 +197,6 @@ class HttpArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MediaArgs:
-    """Images of prompts."""
-
-    allow_media_domains: list[str] = option(
-        [],
-        "Hosts that images may be fetched from (.example.org: every host below it); none when "
-        "absent. The server never connects to addresses that are not public.",
-        metavar="HOST",
-    )
-    allow_media_urls: bool = option(False, "Let images be fetched from every public host.")
-    media_root: list[str] = option(
-        [], "Folders whose files requests may name as images (a path or file://).", metavar="DIR"
-    )
-    limit_mm_data_per_request: str | None = option(
-        None, 'JSON object with the most images per prompt; the default is {"image": 16}.'
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class SchedulingArgs:
     """Memory, batching and the prefix cache."""
 
@@ -325,6 +307,12 @@ class LoggingArgs:
     """Logs and metrics."""
 
     log_level: str = option("info", "Verbosity of our logs.", choices=_LOG_LEVELS)
+    log_format: str = option(
+        "text",
+        "Form of the log: text, or one JSON object a line.",
+        choices=("text", "json"),
+        aliases=("--log-requests-format",),
+    )
     expert_distribution_recorder_mode: str | None = option(
         None,
         "What /start_expert_distribution_record keeps of each step; without it that route is off.",
@@ -342,14 +330,17 @@ class LoggingArgs:
         "What that line holds: 0 numbers, 1 sampling parameters too, 2 the beginning of prompt and "
         "output too, 3 all of both.",
     )
-    log_requests_format: str = option(
-        "text", "Form of that line: text, or a JSON object alone.", choices=("text", "json")
-    )
     torch_profiler_dir: str | None = option(
         None,
         "Folder for profiles; a request's output_dir lies inside it. When absent, this user's "
         "folder among the temporary files.",
         aliases=("--profile-root",),
+    )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "URL or host:port of an OpenTelemetry collector that gets a trace of each request, as OTLP "
+        "over HTTP. Needs the extra otel.",
+        metavar="URL",
     )
     enable_metrics: bool = option(False, "Serve Prometheus metrics at /metrics.")
     metrics_aliases: list[str] = option(
@@ -437,6 +428,7 @@ class WorkerConfig:
     weights_folder: str | None = None
     model_overrides: dict[str, Any] = field(default_factory=dict)
     log_level: str
+    log_format: str = "text"
     decode_log_interval: int
     stream_interval: int
     is_embedding: bool = False
@@ -467,6 +459,7 @@ class DetokenizerConfig:
     scheduler_generation: int
     tokenizer_folder: str
     log_level: str
+    log_format: str = "text"
 
 
 # Bytes of compiled grammars that the front and the worker each keep.
@@ -491,6 +484,7 @@ class GrammarConfig:
     vocab_size: int
     eos_token_ids: list[int]
     log_level: str
+    log_format: str = "text"
     compile_timeout_s: float = 1.8
     max_parallel: int = 4
     cache_bytes: int = GRAMMAR_CACHE_BYTES

@@ -83,7 +83,7 @@ def reply_to(message: CompileGrammar, end: ForkEnd) -> GrammarReply:
 def main(payload: bytes) -> None:
     """Run the compiler with an encoded `GrammarConfig`."""
     config = msgspec.msgpack.decode(payload, type=GrammarConfig)
-    configure_logging(config.log_level, "grammar")
+    configure_logging(config.log_level, "grammar", config.log_format)
     os.nice(NICENESS)
     folder = Path(config.run_folder)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import io
+import json
 import os
 import sys
 import threading
@@ -29,9 +30,11 @@ class QueuedText(io.TextIOBase):
 
     Attributes:
         process_name: named in the line that reports lost lines.
+        is_json: whether that line is a JSON object.
     """
 
     process_name = "python"
+    is_json = False
     encoding = "utf-8"
 
     def __init__(self, stream: TextIO, max_bytes: int = MAX_BYTES) -> None:
@@ -137,12 +140,15 @@ class QueuedText(io.TextIOBase):
         return True
 
     def _notice(self, num_lost: int) -> bytes:
+        text = f"{num_lost} lines of the log were lost: standard error did not take them."
+        if self.is_json:
+            line = {"level": "WARNING", "process": self.process_name, "message": text}
+            return f"{json.dumps(line)}\n".encode()
         clock = time.strftime("%H:%M:%S")
-        text = "lines of the log were lost: standard error did not take them."
-        return f"{clock} WARNING [{self.process_name}] {num_lost} {text}\n".encode()
+        return f"{clock} WARNING [{self.process_name}] {text}\n".encode()
 
 
-def queue_standard_error(process_name: str) -> None:
+def queue_standard_error(process_name: str, *, is_json: bool = False) -> None:
     """Put the queue before this process's `sys.stderr`, once; only if that is a file."""
     if not isinstance(sys.stderr, QueuedText):
         try:
@@ -153,6 +159,7 @@ def queue_standard_error(process_name: str) -> None:
         sys.stderr = queued
         atexit.register(queued.drain)
     sys.stderr.process_name = process_name
+    sys.stderr.is_json = is_json
 
 
 def drain_standard_error() -> None:

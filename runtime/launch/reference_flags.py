@@ -37,6 +37,7 @@ _IGNORED_SWITCHES = """
     --flashinfer-mla-disable-ragged --disable-chunked-prefix-cache --enable-tokenizer-batch-encode
     --disable-shared-experts-fusion --enable-single-batch-overlap --enable-two-batch-overlap
     --enable-memory-saver --enable-weights-cpu-backup --enable-ssl-refresh --enable-multimodal
+    --enable-trace
 """
 
 _IGNORED_VALUES = """
@@ -70,7 +71,6 @@ _REFUSED_SWITCHES = {
     "--enable-hierarchical-cache": _NO_TIERS,
     "--enable-dp-attention": "attention is not split from the other layers",
     "--enable-eplb": "experts stay where they are loaded",
-    "--enable-trace": "tracing is not supported yet",
 }
 
 _REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -96,7 +96,6 @@ _REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--disaggregation-ib-device": ("prefill and decode run in one server", ()),
     "--ep-num-redundant-experts": ("experts stay where they are loaded", ("0",)),
     "--init-expert-location": ("experts stay where they are loaded", ("trivial",)),
-    "--otlp-traces-endpoint": ("tracing is not supported yet", ()),
 }
 
 REFERENCE_FLAGS: dict[str, ReferenceFlag] = {

@@ -224,6 +224,7 @@ def resolve(
         dp_size=dp_size,
         gpu_ids=list(hardware.gpu_ids) if device == "cuda" and dp_size > 1 else [],
         log_level=config.logging.log_level,
+        log_format=config.logging.log_format,
         decode_log_interval=config.logging.decode_log_interval,
         enable_return_hidden_states=scheduling.enable_return_hidden_states,
         enable_return_routed_experts=scheduling.enable_return_routed_experts,
@@ -245,6 +246,7 @@ def resolve(
         scheduler_generation=0,
         tokenizer_folder="" if config.model.skip_tokenizer_init else str(folders.tokenizer),
         log_level=config.logging.log_level,
+        log_format=config.logging.log_format,
     )
     grammar = None
     if grammars.backend != "none":
@@ -256,6 +258,7 @@ def resolve(
             vocab_size=model.vocab_size,
             eos_token_ids=list(model.eos_token_ids),
             log_level=config.logging.log_level,
+            log_format=config.logging.log_format,
         )
     defaults = preferred_sampling(config.http.preferred_sampling_params, model.vocab_size)
     if deterministic:

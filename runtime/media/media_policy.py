@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from runtime.config.options import MediaArgs
+from runtime.config.media_options import MediaArgs
 from runtime.errors import InvalidRequest, StartupError
 
 DEFAULT_MAX_IMAGES = 16

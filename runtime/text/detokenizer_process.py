@@ -157,7 +157,7 @@ def main(payload: bytes) -> None:
         payload: a `DetokenizerConfig` in msgpack.
     """
     config = msgspec.msgpack.decode(payload, type=DetokenizerConfig)
-    configure_logging(config.log_level, "detokenizer")
+    configure_logging(config.log_level, "detokenizer", config.log_format)
     run_folder = Path(config.run_folder)
     context = zmq.Context()
     front = Outbox(context, front_address(run_folder))

@@ -40,7 +40,7 @@ def main(payload: bytes) -> None:
     # Only rank 0 logs normal events.
     level = "warning" if worker.log_level == "info" else worker.log_level
     which = f" of worker {worker.dp_rank}" if worker.dp_size > 1 else ""
-    configure_logging(level, f"rank {config.rank}{which}")
+    configure_logging(level, f"rank {config.rank}{which}", worker.log_format)
     try:
         with uncollected():
             from runtime.worker.build_worker import build_commands, build_rank, build_rank_weights

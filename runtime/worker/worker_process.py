@@ -37,7 +37,7 @@ def main(payload: bytes) -> None:
     started = time.monotonic()
     config = msgspec.msgpack.decode(payload, type=WorkerConfig)
     which = f" {config.dp_rank}" if config.dp_size > 1 else ""
-    configure_logging(config.log_level, f"worker{which}")
+    configure_logging(config.log_level, f"worker{which}", config.log_format)
     run_folder = Path(config.run_folder)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     front = Outbox(context, front_address(run_folder))

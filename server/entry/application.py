@@ -16,6 +16,7 @@ from runtime.client.tenant import TENANT
 from runtime.config.options import HttpArgs
 from runtime.eventloop.ignored_fields import HEADER, IGNORED, IgnoredFields
 from runtime.requests.random_hex import random_hex
+from runtime.requests.request_context import REQUEST, RequestContext
 from runtime.service.context import Lifecycle
 from server.access import Access
 from server.entry.body_limit import BodyLimit
@@ -25,6 +26,7 @@ from server.entry.last_errors import LastErrors
 from server.entry.origins import Origins
 from server.error_responses import error_response
 from server.routing import RouteMatch, RouteTable
+from server.tracing import Tracing, trace_response
 
 access_logger = logging.getLogger("server.access")
 
@@ -58,6 +60,7 @@ class Application:
         api: describes all routes for the OpenAPI document; it serves no requests.
         routes: the same routes, with their access levels.
         observer: counts requests; may be absent.
+        tracing: makes their spans; may be absent.
     """
 
     def __init__(
@@ -68,11 +71,12 @@ class Application:
         lifecycle: Lifecycle,
         observer: HttpObserver | None,
         last_errors: LastErrors,
+        tracing: Tracing | None = None,
     ) -> None:
         """Check requests as `http` specifies, and run the route from `routes` for each.
 
         Connections are closed once `lifecycle` drains; `observer` is notified of each request,
-        `last_errors` of each that is refused or fails.
+        `last_errors` of each that is refused or fails, `tracing` of each that clients send.
         """
         self.api = api
         self.routes = routes
@@ -82,6 +86,7 @@ class Application:
         self._lifecycle = lifecycle
         self.observer = observer
         self._last_errors = last_errors
+        self.tracing = tracing
         # Origins are checked before this middleware, because it echoes any origin that it receives.
         self._serve_with_cors = CORSMiddleware(
             self._serve,
@@ -89,7 +94,7 @@ class Application:
             allow_origin_regex=".*",
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", HEADER],
+            expose_headers=["x-request-id", "traceresponse", HEADER],
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,7 +104,9 @@ class Application:
         # The route is found first: every later decision depends on it.
         route = self.routes.resolve(scope)
         request_id = _request_id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id.decode("ascii")
+        context = self._begin(scope, request_id.decode("ascii"))
+        REQUEST.set(context)
+        scope.setdefault("state", {})["request_id"] = context.request_id
         ignored = IgnoredFields(route.path or "")
         IGNORED.set(ignored)
         started_at = time.perf_counter()
@@ -112,6 +119,8 @@ class Application:
                 status_code = message["status"]
                 headers = list(message.get("headers", ()))
                 headers.append((b"x-request-id", request_id))
+                if context.trace_id:
+                    headers.append((b"traceresponse", trace_response(context)))
                 if ignored.names:
                     headers.append((HEADER.encode(), ignored.header().encode("ascii")))
                 if self._lifecycle.draining:
@@ -138,13 +147,27 @@ class Application:
             else:
                 access_logger.exception("A response broke off")
         finally:
-            if self.observer is not None:
-                self.observer.on_response(scope, status_code or 499)
-            path = _UNPRINTABLE.sub("?", scope["path"][:MAX_LOGGED_PATH])
-            _log(scope, path, status_code or 499, time.perf_counter() - started_at, reason)
-            if status_code >= 400:
-                request = scope["state"]["request_id"]
-                self._last_errors.note(status_code, scope["method"], path, reason, request)
+            self._end(scope, context, status_code, time.perf_counter() - started_at, reason)
+
+    def _begin(self, scope: Scope, request_id: str) -> RequestContext:
+        """Begin the request's span, unless it is a probe, a poll, or of no route."""
+        route: RouteMatch = scope["route"]
+        if self.tracing is None or route.path is None or _is_polled(route):
+            return RequestContext(request_id)
+        return self.tracing.begin(scope, route.path, request_id)
+
+    def _end(
+        self, scope: Scope, context: RequestContext, status_code: int, seconds: float, reason: str
+    ) -> None:
+        """Count, trace and log a request; the status is 0 if the client left before any."""
+        if self.observer is not None:
+            self.observer.on_response(scope, status_code or 499)
+        if self.tracing is not None:
+            self.tracing.end(context, status_code or 499)
+        path = _UNPRINTABLE.sub("?", scope["path"][:MAX_LOGGED_PATH])
+        _log(scope, path, status_code or 499, seconds, reason)
+        if status_code >= 400:
+            self._last_errors.note(status_code, scope["method"], path, reason, context.request_id)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the route's response, or the reason for refusing the request."""
@@ -169,12 +192,15 @@ def _request_id(scope: Scope) -> bytes:
     return random_hex(16).encode()
 
 
+def _is_polled(route: RouteMatch) -> bool:
+    is_open = route.access is Access.OPEN and route.path is not None
+    return is_open or route.path in _POLLED_ROUTES
+
+
 def _log(scope: Scope, path: str, status_code: int, seconds: float, reason: str) -> None:
     route: RouteMatch = scope["route"]
-    is_open = route.access is Access.OPEN and route.path is not None
-    is_polled = is_open or route.path in _POLLED_ROUTES
     # At the usual log level, lines of probes and routers would bury the others.
-    level = logging.DEBUG if is_polled else logging.INFO
+    level = logging.DEBUG if _is_polled(route) else logging.INFO
     if not access_logger.isEnabledFor(level):
         return
     client = scope.get("client")
@@ -188,4 +214,12 @@ def _log(scope: Scope, path: str, status_code: int, seconds: float, reason: str)
         1000 * seconds,
         scope["state"]["request_id"],
         reason,
+        extra={
+            "fields": {
+                "method": scope["method"],
+                "path": path,
+                "status_code": status_code,
+                "duration_ms": round(1000 * seconds, 1),
+            }
+        },
     )

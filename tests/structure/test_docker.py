@@ -67,8 +67,8 @@ def test_torch_is_the_build_for_cpus_unless_another_is_asked_for() -> None:
     (ours,) = (each for each in installs if each.startswith("uv "))
     assert build.index("export UV_TORCH_BACKEND=") < build.index(ours)
     assert "nvidia*" in build.partition(ours)[2]
-    # Its extras bring the same libraries along.
-    assert ours.rstrip(" \\\n").endswith(" .")
+    # Its other extras bring the same libraries along.
+    assert ours.rstrip(" \\\n").endswith(' ".[otel]"')
 
 
 def test_structured_output_comes_with_the_package() -> None:

@@ -49,6 +49,7 @@ DATED = {
     "server/native/loads.py",
     "server/native/pooling.py",
     "server/request_log.py",
+    "server/tracing.py",
 }
 CLOCK = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow|today)\(|\bdate\.today\(")
 

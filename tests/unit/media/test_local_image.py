@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config.options import MediaArgs
+from runtime.config.media_options import MediaArgs
 from runtime.errors import InvalidRequest, StartupError
 from runtime.media.image_loader import read_file
 from runtime.media.image_source import MAX_IMAGE_BYTES, FileImage, read_item
