@@ -44,6 +44,12 @@ def fp8(weight: Tensor) -> PackedLinear:
     return Fp8Linear(*encode_fp8(weight, Blocks(1, 0)), Rounding(), None)
 
 
+def int8(weight: Tensor) -> PackedLinear:
+    """A scale a row, activations rounded by token."""
+    codes = torch.int8
+    return Fp8Linear(*encode_fp8(weight, Blocks(1, 0), codes), Rounding(codes=codes), None)
+
+
 def grouped(form: Form, group: int, zeros: bool) -> Callable[[Tensor], PackedLinear]:
     """Codes in groups."""
 
@@ -59,6 +65,7 @@ def grouped(form: Form, group: int, zeros: bool) -> Callable[[Tensor], PackedLin
 FORMS: dict[str, Callable[[Tensor], PackedLinear]] = {
     "bf16": lambda weight: pack_plain(weight, None),
     "fp8": fp8,
+    "int8": int8,
     "w4a16": grouped("int4", 128, zeros=False),
     "w4a16-zeros": grouped("int4", 128, zeros=True),
     "w4a16-32": grouped("int4", 32, zeros=False),
@@ -67,7 +74,7 @@ FORMS: dict[str, Callable[[Tensor], PackedLinear]] = {
 }
 DEFAULT_FORMS = ("bf16", "fp8", "w4a16", "mxfp4")
 # The most by which a product may differ from that with bf16, relative: rounding of the weights.
-MOST_ERROR = {"fp8": 0.06, "w8a16": 0.02, "mxfp4": 0.25}
+MOST_ERROR = {"fp8": 0.06, "int8": 0.03, "w8a16": 0.02, "mxfp4": 0.25}
 TILES = [
     Tile(rows, split, warps, stages)
     for rows in (64, 128)

@@ -1,4 +1,6 @@
-"""Matrix products in 8-bit floats (E4M3): weights are codes times scales, activations are rounded.
+"""Matrix products in 8 bits: weights are codes times scales, activations are rounded.
+
+Codes are floats (E4M3) or whole numbers (int8).
 
 A scale belongs to a block of a matrix: the whole matrix, a row, or 128x128 numbers. Activations are
 rounded with a scale of their token, of a group of their token's columns, or with a scale known
@@ -13,11 +15,19 @@ from torch import Tensor
 
 from kernels.linear import PackedLinear
 from kernels.linear import pack as pack_plain
-from kernels.rounding import CODES, MAX_CODE, Rounding, round_activations, scale_of
+from kernels.rounding import (
+    CODES,
+    Rounding,
+    round_activations,
+    round_to_codes,
+    scale_of,
+    to_codes,
+)
 
 __all__ = [
     "BLOCK_COLUMNS",
     "Blocks",
+    "IntegerLinear",
     "RoundedLinear",
     "encode",
     "unavailable",
@@ -56,20 +66,25 @@ class Blocks:
         return -(-shape[0] // high), -(-shape[1] // wide)
 
 
-def unavailable() -> str:
-    """Return why a GPU has no such products; empty if it has."""
+def unavailable(codes: torch.dtype = CODES) -> str:
+    """Return why a GPU has no products of such codes; empty if it has."""
     if not torch.cuda.is_available():
         return "there is no GPU"
     major, minor = torch.cuda.get_device_capability()
+    if codes is torch.int8:
+        return "" if major >= 8 else f"the GPU ({major}.{minor}) is older than our kernels"
     return "" if (major, minor) >= (8, 9) else f"the GPU ({major}.{minor}) has no E4M3"
 
 
-def encode(matrix: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
+def encode(
+    matrix: Tensor, blocks: Blocks, codes_dtype: torch.dtype = CODES
+) -> tuple[Tensor, Tensor]:
     """Round a matrix to codes and scales.
 
     Args:
         matrix: `[rows, columns]` of a floating type.
         blocks: which numbers share a scale.
+        codes_dtype: E4M3 or int8.
 
     Returns:
         Codes of the same shape, and float32 scales, `blocks.scales_shape`.
@@ -80,8 +95,8 @@ def encode(matrix: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
     num_high, num_wide = blocks.scales_shape(shape)
     padding = (0, num_wide * wide - shape[1], 0, num_high * high - shape[0])
     parts = torch.nn.functional.pad(numbers, padding).view(num_high, high, num_wide, wide)
-    scales = scale_of(parts.abs().amax((1, 3)))
-    codes = (parts / scales[:, None, :, None]).clamp(-MAX_CODE, MAX_CODE).to(CODES)
+    scales = scale_of(parts.abs().amax((1, 3)), codes_dtype)
+    codes = to_codes(parts / scales[:, None, :, None], codes_dtype)
     return codes.view(num_high * high, -1)[: shape[0], : shape[1]].contiguous(), scales
 
 
@@ -135,3 +150,52 @@ class RoundedLinear(PackedLinear):
             ValueError: always.
         """
         raise ValueError("a matrix in fp8 is packed anew")
+
+
+class IntegerLinear(PackedLinear):
+    """Products of int8 by a CPU: sums of whole numbers are exact, and scaled once.
+
+    Several stacked matrices may each have a rounding of their own.
+    """
+
+    implementation = "torch"
+
+    def __init__(
+        self, parts: Sequence[tuple[Tensor, Tensor, Rounding]], bias: Tensor | None
+    ) -> None:
+        """Keep the parts.
+
+        Args:
+            parts: int8 codes `[rows, in_features]`, their float32 scales `[rows, 1]`, and how
+                activations are rounded: to int8, with one scale for a token.
+            bias: `[out_features]` of all parts together.
+        """
+        super().__init__(parts[0][0].shape[1], sum(len(codes) for codes, _, _ in parts))
+        self._parts = [(codes.contiguous(), scales, by) for codes, scales, by in parts]
+        self._bias = None if bias is None else bias.float()
+
+    @property
+    def size_bytes(self) -> int:
+        bias = 0 if self._bias is None else self._bias.nbytes
+        return bias + sum(codes.nbytes + scales.nbytes for codes, scales, _ in self._parts)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        made = []
+        for weight, scales, rounding in self._parts:
+            codes, x_scales = round_to_codes(x, rounding)
+            product = torch._int_mm(codes, weight.t()).float()
+            made.append(product.mul_(x_scales).mul_(scales.t()))
+        out = made[0] if len(made) == 1 else torch.cat(made, dim=1)
+        return (out if self._bias is None else out.add_(self._bias)).to(x.dtype)
+
+    def unpack(self) -> Tensor:
+        """Return the float32 `[out_features, in_features]` numbers that the codes stand for."""
+        return torch.cat([codes.float() * scales for codes, scales, _ in self._parts])
+
+    def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:  # noqa: ARG002
+        """Refuse floats: only codes can replace codes.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("a matrix in int8 is packed anew")

@@ -1,4 +1,4 @@
-"""Products in E4M3 on a GPU.
+"""Products in E4M3 and int8 on a GPU.
 
 The preceding norm or activation kernel rounds the activations, or else a separate kernel does. One
 token is multiplied without tensor cores (`kernels.linear.triton_gemv`). For up to 64 tokens,
@@ -83,11 +83,11 @@ def _few_kernel(
         )
         x = tl.load(x_row + k[None, :], mask=x_mask, other=0.0)
         if not ROUNDED:
-            # This is exact, because bfloat16 has more bits and a wider range than E4M3.
-            weight = weight.to(tl.bfloat16)
+            # This is exact: bfloat16 has more bits than E4M3 and int8, and a wider range.
+            weight = weight.to(tl.float32).to(tl.bfloat16)
         # Blocks are added outside of the instruction, whose own sums have few bits for 8-bit
         # products.
-        product = tl.dot(weight, tl.trans(x))
+        product = tl.dot(weight, tl.trans(x)).to(tl.float32)
         if BLOCKS:
             at = start // 128
             product *= tl.load(scale_ptr + at * out_features + feature, mask=here, other=0.0)[
@@ -127,6 +127,7 @@ def _block_kernel(
     num_tokens,
     out_features,
     in_features,
+    BLOCKS: tl.constexpr,
     EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -149,7 +150,7 @@ def _block_kernel(
     is_token, is_row = token < num_tokens, feature < out_features
     x_row = x_code_ptr + token.to(tl.int64)[:, None] * in_features
     code_row = code_ptr + feature.to(tl.int64)[None, :] * in_features
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32 if BLOCKS else tl.int32)
     for block in tl.range(0, num_scales, num_stages=STAGES):
         k = block * 128 + tl.arange(0, 128)
         x_mask, code_mask = is_token[:, None], is_row[None, :]
@@ -158,9 +159,16 @@ def _block_kernel(
             code_mask = code_mask & (k < in_features)[:, None]
         x = tl.load(x_row + k[None, :], mask=x_mask, other=0.0)
         codes = tl.load(code_row + k[:, None], mask=code_mask, other=0.0)
-        x_scale = tl.load(x_scale_ptr + block * num_tokens + token, mask=is_token, other=0.0)
-        scale = tl.load(scale_ptr + block * out_features + feature, mask=is_row, other=0.0)
-        acc += tl.dot(x, codes) * (x_scale[:, None] * scale[None, :])
+        if BLOCKS:
+            x_scale = tl.load(x_scale_ptr + block * num_tokens + token, mask=is_token, other=0.0)
+            scale = tl.load(scale_ptr + block * out_features + feature, mask=is_row, other=0.0)
+            acc += tl.dot(x, codes) * (x_scale[:, None] * scale[None, :])
+        else:
+            acc = tl.dot(x, codes, acc=acc, out_dtype=tl.int32)
+    if not BLOCKS:
+        x_scale = tl.load(x_scale_ptr + token, mask=is_token, other=0.0)
+        scale = tl.load(scale_ptr + feature, mask=is_row, other=0.0)
+        acc = acc.to(tl.float32) * x_scale[:, None] * scale[None, :]
     tl.store(
         out_ptr + token.to(tl.int64)[:, None] * out_features + feature[None, :],
         acc.to(out_ptr.dtype.element_ty),
@@ -258,12 +266,13 @@ def multiply_few(
 
 
 def multiply_blocks(x: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """Return `x @ weight.T` of codes, both with a scale for every 128 columns.
+    """Return `x @ weight.T` of codes: E4M3 with a scale for every 128 columns, int8 with one.
 
     Args:
-        x: `[num_tokens, in_features]` E4M3, contiguous.
-        x_scales: `[num_tokens, ceil(in_features / 128)]` float32, transposed in memory.
-        codes: `[out_features, in_features]` E4M3, contiguous.
+        x: `[num_tokens, in_features]` E4M3 or int8, contiguous.
+        x_scales: `[num_tokens, ceil(in_features / 128)]` float32, transposed in memory; of int8
+            `[num_tokens, 1]`.
+        codes: `[out_features, in_features]` of the type of `x`, contiguous.
         scales: likewise, of each row.
 
     Returns:
@@ -272,7 +281,8 @@ def multiply_blocks(x: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor) 
     num_tokens, in_features = x.shape
     out_features = len(codes)
     out = torch.empty(num_tokens, out_features, dtype=torch.bfloat16, device=x.device)
-    block_m, block_n = 128, 64
+    has_blocks = x.dtype is not torch.int8
+    block_m, block_n, warps = (128, 64, 4) if has_blocks else (128, 128, 8)
     grid = (triton.cdiv(num_tokens, block_m) * triton.cdiv(out_features, block_n),)
     _block_kernel[grid](
         x,
@@ -283,12 +293,13 @@ def multiply_blocks(x: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor) 
         num_tokens,
         out_features,
         in_features,
+        BLOCKS=has_blocks,
         EVEN_K=in_features % BLOCK_COLUMNS == 0,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         GROUP_TOKENS=8,
         STAGES=shared_memory(x.device).stages(4, (block_m + block_n) * BLOCK_COLUMNS),
-        num_warps=4,
+        num_warps=warps,
         **launch_options(x.device),
     )
     return out
@@ -305,7 +316,7 @@ class Fp8Linear(PackedLinear):
         """Keep the tensors.
 
         Args:
-            codes: `[out_features, in_features]` E4M3, contiguous.
+            codes: `[out_features, in_features]` E4M3 or int8, contiguous.
             scales: `[out_features, num_groups]` float32: one, or one for every 128 columns.
             rounding: of activations; `None` for none.
             bias: `[out_features]` bfloat16, or None.
@@ -327,7 +338,7 @@ class Fp8Linear(PackedLinear):
         codes, scales = rounded.codes, rounded.scales
         if len(codes) <= MAX_TOKENS:
             return multiply_few(codes, scales, self.codes, self.scales, self.bias)
-        if self.rounding.group:
+        if self.rounding.group or codes.dtype is torch.int8:
             out = multiply_blocks(codes, scales, self.codes, self.scales)
         else:
             out = torch._scaled_mm(

@@ -1,4 +1,4 @@
-"""Activations in 8-bit floats (E4M3), as products of such numbers take them.
+"""Activations in 8 bits, floats (E4M3) or integers, as products of such numbers take them.
 
 A norm or a gated activation may round its result in the same kernel, which saves a pass over it:
 the product says how (`kernels.linear.PackedLinear.rounding`). Products on a CPU do not say: they
@@ -17,6 +17,7 @@ from kernels.table import Entry, Table
 
 __all__ = [
     "CODES",
+    "LARGEST",
     "MAX_CODE",
     "ROUNDING",
     "Activations",
@@ -28,25 +29,30 @@ __all__ = [
     "round_activations",
     "round_to_codes",
     "scale_of",
+    "to_codes",
 ]
 
 CODES = torch.float8_e4m3fn
 MAX_CODE = 448.0
+# The largest magnitudes of codes, by type.
+LARGEST = {CODES: MAX_CODE, torch.int8: 127.0}
 # Of a block of zeros, whose codes are zeros with any scale.
 _SMALLEST_SCALE = 1e-12
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """How activations are rounded to E4M3.
+    """How activations are rounded to 8 bits.
 
     Attributes:
         group: columns of a token that share a scale; 0 for all of them.
         scale: float32 `[]`, of all tokens, where it is known beforehand.
+        codes: type of the codes: `CODES` (E4M3), or int8.
     """
 
     group: int = 0
     scale: Tensor | None = None
+    codes: torch.dtype = CODES
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class RoundedTokens:
     """Activations that are rounded already.
 
     Attributes:
-        codes: `[num_tokens, columns]` E4M3, contiguous.
+        codes: `[num_tokens, columns]` E4M3 or int8, contiguous.
         scales: `[num_tokens, num_groups]` float32, the transpose of what is contiguous.
     """
 
@@ -69,10 +75,17 @@ class RoundedTokens:
 Activations = Tensor | RoundedTokens
 
 
-def scale_of(largest: Tensor) -> Tensor:
+def scale_of(largest: Tensor, codes: torch.dtype = CODES) -> Tensor:
     """Return the scale of numbers of which `largest` is the largest magnitude, float32."""
     # A GPU multiplies by the inverse of a number, which may round otherwise than a CPU.
-    return (largest / torch.full_like(largest, MAX_CODE)).clamp_min(_SMALLEST_SCALE)
+    return (largest / torch.full_like(largest, LARGEST[codes])).clamp_min(_SMALLEST_SCALE)
+
+
+def to_codes(quotients: Tensor, codes: torch.dtype) -> Tensor:
+    """Return the nearest codes of numbers that are divided by their scales, ties to even."""
+    if codes is torch.int8:
+        quotients = quotients.round()
+    return quotients.clamp(-LARGEST[codes], LARGEST[codes]).to(codes)
 
 
 def round_to_codes(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
@@ -89,10 +102,10 @@ def round_to_codes(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
     padded = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % group))
     parts = padded.view(len(x), -1, group)
     if rounding.scale is None:
-        scales = scale_of(parts.abs().amax(-1))
+        scales = scale_of(parts.abs().amax(-1), rounding.codes)
     else:
         scales = rounding.scale.expand(parts.shape[:2])
-    codes = (parts / scales[..., None]).clamp(-MAX_CODE, MAX_CODE).to(CODES)
+    codes = to_codes(parts / scales[..., None], rounding.codes)
     return codes.view(padded.shape)[:, : x.shape[1]], scales
 
 

@@ -1,4 +1,4 @@
-"""Rounding to E4M3 on a GPU, alone or at the end of a norm or of a gated activation."""
+"""Rounding to 8 bits on a GPU, alone or at the end of a norm or of a gated activation."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: PLR0913 a kernel's parameters
@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.activation import Activation
 from kernels.activation.triton import activated
 from kernels.norm.triton import times_weight
-from kernels.rounding import CODES, RoundedTokens, Rounding
+from kernels.rounding import RoundedTokens, Rounding
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
 # Columns of a program whose groups do not need the whole token.
@@ -19,14 +19,21 @@ _BLOCK = 2048
 
 
 @triton.jit
-def _scale(largest):
+def _scale(largest, TYPE: tl.constexpr):
     """Return the scale of numbers of which `largest` is the largest magnitude."""
-    return tl.maximum(largest / 448.0, 1e-12)
+    most: tl.constexpr = 127.0 if tl.int8 == TYPE else 448.0
+    return tl.maximum(largest / most, 1e-12)
 
 
 @triton.jit
 def _codes(x, scale, TYPE: tl.constexpr):
-    return tl.minimum(tl.maximum(x / scale, -448.0), 448.0).to(TYPE)
+    if tl.int8 == TYPE:
+        code = tl.minimum(tl.maximum(x / scale, -127.0), 127.0)
+        # The sum has no bits below one: it is the nearest whole number, ties to even.
+        result = ((code + 12582912.0) - 12582912.0).to(TYPE)
+    else:
+        result = tl.minimum(tl.maximum(x / scale, -448.0), 448.0).to(TYPE)
+    return result
 
 
 @triton.jit
@@ -45,17 +52,18 @@ def _store_rounded(
     STATIC: tl.constexpr,
 ):
     """Round `x`, `[BLOCK]` float32 that are 0 beyond `width`, and store codes and scales."""
+    kind: tl.constexpr = code_ptr.dtype.element_ty
     if GROUP == 0:
-        scale = tl.load(static_ptr) if STATIC else _scale(tl.max(tl.abs(x), axis=0))
-        codes = _codes(x, scale, code_ptr.dtype.element_ty)
+        scale = tl.load(static_ptr) if STATIC else _scale(tl.max(tl.abs(x), axis=0), kind)
+        codes = _codes(x, scale, kind)
         tl.store(scale_ptr + token, scale)
     else:
         parts = tl.reshape(x, [BLOCK // GROUP, GROUP])
         if STATIC:
             scales = tl.zeros([BLOCK // GROUP], tl.float32) + tl.load(static_ptr)
         else:
-            scales = _scale(tl.max(tl.abs(parts), axis=1))
-        codes = tl.reshape(_codes(parts, scales[:, None], code_ptr.dtype.element_ty), [BLOCK])
+            scales = _scale(tl.max(tl.abs(parts), axis=1), kind)
+        codes = tl.reshape(_codes(parts, scales[:, None], kind), [BLOCK])
         group = first_group + tl.arange(0, BLOCK // GROUP)
         tl.store(scale_ptr + group * num_tokens + token, scales, mask=group < tl.cdiv(width, GROUP))
     tl.store(code_ptr + token * width + columns, codes, mask=columns < width)
@@ -175,7 +183,7 @@ def _round_kernel(
     if STATIC:
         scale = tl.zeros([GROUPS], tl.float32) + tl.load(static_ptr)
     else:
-        scale = _scale(tl.max(tl.abs(x), axis=1))
+        scale = _scale(tl.max(tl.abs(x), axis=1), code_ptr.dtype.element_ty)
     codes = _codes(x, scale[:, None], code_ptr.dtype.element_ty)
     tl.store(code_ptr + token * in_features + column, codes, mask=inside)
     tl.store(scale_ptr + group * tl.num_programs(0) + token, scale, mask=group < num_groups)
@@ -185,7 +193,7 @@ def round_tokens(x: Tensor, rounding: Rounding) -> RoundedTokens:
     """See `kernels.rounding.round_to_codes`; `x` is contiguous."""
     num_tokens, in_features = x.shape
     groups = triton.cdiv(in_features, rounding.group) if rounding.group else 1
-    codes, scales = _empty(num_tokens, in_features, groups, x.device)
+    codes, scales = _empty(num_tokens, in_features, groups, x.device, rounding.codes)
     # A program has about 4096 columns, in whole groups.
     of_program = min(32, triton.next_power_of_2(groups))
     _round_kernel[(num_tokens, triton.cdiv(groups, of_program))](
@@ -205,10 +213,12 @@ def round_tokens(x: Tensor, rounding: Rounding) -> RoundedTokens:
     return RoundedTokens(codes, scales.t())
 
 
-def _empty(num_tokens: int, width: int, groups: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _empty(
+    num_tokens: int, width: int, groups: int, device: torch.device, codes: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Allocate codes, and scales `[groups, num_tokens]`: kernels read a group's scales at once."""
     return (
-        torch.empty(num_tokens, width, dtype=CODES, device=device),
+        torch.empty(num_tokens, width, dtype=codes, device=device),
         torch.empty(groups, num_tokens, dtype=torch.float32, device=device),
     )
 
@@ -226,7 +236,7 @@ def rms_norm_rounded(
     assert residual is None or residual.is_contiguous()
     num_tokens, width = x.shape
     groups = triton.cdiv(width, rounding.group) if rounding.group else 1
-    codes, scales = _empty(num_tokens, width, groups, x.device)
+    codes, scales = _empty(num_tokens, width, groups, x.device, rounding.codes)
     block = max(triton.next_power_of_2(width), rounding.group)
     if num_tokens:
         _norm_kernel[(num_tokens,)](
@@ -254,7 +264,7 @@ def act_and_mul_rounded(x: Tensor, activation: Activation, rounding: Rounding) -
     assert x.is_contiguous()
     num_tokens, width = x.shape[0], x.shape[1] // 2
     groups = triton.cdiv(width, rounding.group) if rounding.group else 1
-    codes, scales = _empty(num_tokens, width, groups, x.device)
+    codes, scales = _empty(num_tokens, width, groups, x.device, rounding.codes)
     block = _BLOCK if rounding.group else triton.next_power_of_2(width)
     if num_tokens:
         _gate_kernel[(num_tokens, triton.cdiv(width, block))](

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.fp8_linear import Blocks, RoundedLinear, encode
+from kernels.fp8_linear import Blocks, IntegerLinear, RoundedLinear, encode
 from kernels.rounding import Rounding, round_activations
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,6 +30,37 @@ def test_codes_are_within_a_sixteenth(blocks: Blocks) -> None:
     values = codes.float() * spread(scales, blocks, matrix.shape)
     least = spread(scales, blocks, matrix.shape) * 2**-9
     assert bool(((values - matrix).abs() <= matrix.abs() / 16 + least).all())
+
+
+def test_whole_numbers_are_within_half_a_step() -> None:
+    matrix = numbers(200, 300) * 3
+    codes, scales = encode(matrix, Blocks(1, 0), torch.int8)
+    assert codes.dtype is torch.int8
+    assert float(codes.abs().max()) == 127
+    assert bool(((codes.float() * scales - matrix).abs() <= scales * 0.5001).all())
+
+
+def test_products_of_whole_numbers() -> None:
+    """The scheme's definition in float64, and of projections that round differently."""
+    x = numbers(3, 320).cpu()
+    static = Rounding(0, torch.tensor(0.02), torch.int8)
+    by_token = Rounding(codes=torch.int8)
+    parts = [
+        (*encode(numbers(rows, 320).cpu(), Blocks(1, 0), torch.int8), rounding)
+        for rows, rounding in ((16, static), (40, by_token))
+    ]
+    bias = numbers(56).cpu()
+    linear = IntegerLinear(parts, bias)
+    weights = [codes.double() * scales for codes, scales, _ in parts]
+    expected = [
+        round_activations(x, rounding).double() @ weight.T
+        for weight, (_, _, rounding) in zip(weights, parts, strict=True)
+    ]
+    wanted = torch.cat(expected, 1) + bias
+    torch.testing.assert_close(linear(x).double(), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(linear.unpack().double(), torch.cat(weights))
+    for row in range(3):
+        assert torch.equal(linear(x[row : row + 1])[0], linear(x)[row])
 
 
 @pytest.mark.parametrize("rounding", [Rounding(), Rounding(128), Rounding(0, torch.tensor(0.05))])

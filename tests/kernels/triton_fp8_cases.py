@@ -10,6 +10,7 @@ from kernels import activation, norm
 from kernels.fp8_linear import Blocks, encode
 from kernels.fp8_linear.triton import Fp8Linear, Tile, multiply_few
 from kernels.rounding import (
+    CODES,
     RoundedTokens,
     Rounding,
     round_activations,
@@ -24,15 +25,18 @@ TOKENS = [1, 7, 17, 64, 200, 2048] if ON_GPU else [1, 17, 64, 80]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("form", ["rows", "blocks", "plain_rows", "plain_blocks"])
+@pytest.mark.parametrize(
+    "form", ["rows", "blocks", "plain_rows", "plain_blocks", "int8", "plain_int8"]
+)
 @pytest.mark.parametrize("num_tokens", TOKENS)
 def test_products(shape: tuple[int, int], form: str, num_tokens: int) -> None:
     has_blocks = form.endswith("blocks")
     blocks = Blocks(1, 128 if has_blocks else 0)
-    codes, scales = encode(numbers(*shape) * 0.02, blocks)
+    dtype = torch.int8 if form.endswith("int8") else CODES
+    codes, scales = encode(numbers(*shape) * 0.02, blocks, dtype)
     bias = numbers(shape[0]).bfloat16()
     x = numbers(num_tokens, shape[1]).bfloat16()
-    rounding = None if form.startswith("plain") else Rounding(128 if has_blocks else 0)
+    rounding = None if form.startswith("plain") else Rounding(128 if has_blocks else 0, None, dtype)
     linear = Fp8Linear(codes, scales, rounding, bias)
     weight = (codes.float() * spread(scales, blocks, codes.shape)).double()
     torch.testing.assert_close(linear.unpack().double(), weight)
@@ -53,11 +57,11 @@ def test_products(shape: tuple[int, int], form: str, num_tokens: int) -> None:
         torch.testing.assert_close(split.double(), expected, **close)
 
 
-@pytest.mark.parametrize("group", [0, 128])
+@pytest.mark.parametrize(("group", "codes"), [(0, CODES), (128, CODES), (0, torch.int8)])
 @pytest.mark.parametrize("is_static", [False, True])
-def test_rounding(group: int, is_static: bool) -> None:
+def test_rounding(group: int, codes: torch.dtype, is_static: bool) -> None:
     scale = torch.tensor(0.01, device=DEVICE) if is_static else None
-    rounding = Rounding(group, scale)
+    rounding = Rounding(group, scale, codes)
     x = numbers(5, 320).bfloat16()
     assert_rounded(round_tokens(x, rounding), x, rounding)
     # The same at the end of the kernel that computes them.

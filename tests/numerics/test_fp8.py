@@ -75,7 +75,9 @@ def test_every_layout(name: str, tmp_path: Path) -> None:
         assert torch.equal(driver.prefill(driver.start(tokens), chunk), found)
 
 
-@pytest.mark.parametrize("name", ["compressed_weights_only", "compressed_tensor_static", "block"])
+@pytest.mark.parametrize(
+    "name", ["compressed_weights_only", "compressed_tensor_static", "block", "int8_channel_dynamic"]
+)
 def test_experts(name: str, tmp_path: Path) -> None:
     source = variant("qwen2_moe", MIXTURE)
     values = write_fp8(source, tmp_path / "m", LAYOUTS[name])
@@ -86,7 +88,9 @@ def test_experts(name: str, tmp_path: Path) -> None:
     assert divergence(expected, found) < MOST[LAYOUTS[name].activations]
 
 
-@pytest.mark.parametrize("name", ["compressed_weights_only", "compressed_channel_dynamic"])
+@pytest.mark.parametrize(
+    "name", ["compressed_weights_only", "compressed_channel_dynamic", "int8_tensor_static"]
+)
 def test_modules_in_16_bits_stay_so(name: str, tmp_path: Path) -> None:
     """A whole product, and one of three that are multiplied as one."""
     source, layout = variant("llama", WIDE), LAYOUTS[name]
@@ -112,7 +116,8 @@ def context(rank: int = 0, ranks: int = 1) -> BuildContext:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    "name", ["compressed_tensor_static", "compressed_channel_dynamic", "block"]
+    "name",
+    ["compressed_tensor_static", "compressed_channel_dynamic", "block", "int8_channel_dynamic"],
 )
 def test_ranks_have_their_part_of_the_same_numbers(name: str, ranks: int, tmp_path: Path) -> None:
     """Halves of rows and columns end inside of blocks; what was stored comes back bit for bit."""
@@ -147,8 +152,9 @@ def test_floats_become_codes_while_they_load(tmp_path: Path) -> None:
     assert divergence(exact, found) < 2e-5
 
 
-def test_live_updates_take_codes_or_floats(tmp_path: Path) -> None:
-    source, layout = variant("llama", WIDE), LAYOUTS["compressed_tensor_static"]
+@pytest.mark.parametrize("form", ["compressed_tensor_static", "int8_tensor_static"])
+def test_live_updates_take_codes_or_floats(form: str, tmp_path: Path) -> None:
+    source, layout = variant("llama", WIDE), LAYOUTS[form]
     values = write_fp8(source, tmp_path / "m", layout)
     model = load(tmp_path / "m")
     weights = LiveWeights(model, None, lambda: None, tmp_path / "spill")
@@ -159,14 +165,14 @@ def test_live_updates_take_codes_or_floats(tmp_path: Path) -> None:
     # One in floats: it gets codes and a scale of its own, and its neighbours keep theirs.
     sent = (2 * values[name]).bfloat16()
     weights.load_tensors({name: sent.shape}, [(name, sent)])
-    expected = to_codes(sent.float(), (0, 0))[2]
+    expected = to_codes(sent.float(), (0, 0), layout.codes)[2]
     assert torch.allclose(weights.read(name, 1000)[0], expected, rtol=1e-6)
     assert torch.equal(weights.read(other, 1000)[0], values[other])
     weights.undo()
     assert weights.digests() == before
 
     # Codes and scales.
-    codes, scale, expected = to_codes(values[name] * 3, (0, 0))
+    codes, scale, expected = to_codes(values[name] * 3, (0, 0), layout.codes)
     tensors = {name: codes, name + "_scale": scale.view(())}
     weights.load_tensors({k: list(v.shape) for k, v in tensors.items()}, tensors.items())
     assert torch.equal(weights.read(name, 1000)[0], expected)
@@ -186,7 +192,7 @@ def test_live_updates_take_codes_or_floats(tmp_path: Path) -> None:
     weights.restore()
 
 
-_NO = {"num_bits": 8, "type": "int", "strategy": "channel"}
+_NO = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}
 
 
 @pytest.mark.parametrize(
@@ -199,7 +205,7 @@ _NO = {"num_bits": 8, "type": "int", "strategy": "channel"}
         (
             {"quant_method": "compressed-tensors",
              "config_groups": {"group_0": {"targets": ["re:.*mlp.*"], "weights": _NO}}},
-            r"int8 weights \(strategy 'channel'\) of re:\.\*mlp",
+            r"int8 weights \(strategy 'channel', with zeros\) of re:\.\*mlp",
         ),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups"),
         ({"quant_method": "fp8", "modules_to_not_convert": ["re:("]}, "modules_to_not_convert"),

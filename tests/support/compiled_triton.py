@@ -315,7 +315,8 @@ def fp8(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
         "PDL": pdl,
     }
     yield "fp8, few tokens", fp8_linear._few_kernel, constants, tile.num_warps
-    constants = {"EVEN_K": True, "BLOCK_M": 128, "BLOCK_N": 64, "GROUP_TOKENS": 8}
+    constants = {"BLOCKS": True, "EVEN_K": True, "BLOCK_M": 128, "BLOCK_N": 64}
+    constants |= {"GROUP_TOKENS": 8}
     constants |= {"STAGES": shared.stages(4, 192 * 128), "PDL": pdl}
     yield "fp8, blocks", fp8_linear._block_kernel, constants, 4
     constants = {"GROUPS": 32, "SPACE": 128, "STATIC": False, "PDL": pdl}

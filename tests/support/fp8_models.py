@@ -15,8 +15,10 @@ from torch import Tensor
 FP8 = torch.float8_e4m3fn
 
 
-def _compressed(weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
-    common = {"num_bits": 8, "type": "float", "symmetric": True}
+def _compressed(
+    weights: dict[str, Any], activations: dict[str, Any] | None, kind: str = "float"
+) -> dict[str, Any]:
+    common = {"num_bits": 8, "type": kind, "symmetric": True}
     group = {
         "targets": ["Linear"],
         "weights": {**common, "dynamic": False, **weights},
@@ -25,7 +27,7 @@ def _compressed(weights: dict[str, Any], activations: dict[str, Any] | None) -> 
     }
     return {
         "quant_method": "compressed-tensors",
-        "format": "float-quantized",
+        "format": f"{kind}-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
         "ignore": ["lm_head", "re:.*mlp.gate$", "re:.*shared_expert_gate$"],
@@ -45,6 +47,7 @@ class Layout:
         shape.
         activations: `static`, `token`, `group` or `none`.
         file: the file of the configuration; empty for config.json.
+        codes: type of the codes.
     """
 
     block: tuple[int, int]
@@ -54,6 +57,7 @@ class Layout:
     scale_shape: tuple[int, ...] | None = None
     file: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
+    codes: torch.dtype = FP8
 
 
 _DYNAMIC = {"dynamic": True, "strategy": "token"}
@@ -72,6 +76,21 @@ LAYOUTS = {
     ),
     "compressed_weights_only": Layout(
         (1, 0), _compressed({"strategy": "channel"}, None), "none"
+    ),
+    "int8_channel_dynamic": Layout(
+        (1, 0), _compressed({"strategy": "channel"}, _DYNAMIC, "int"), "token", codes=torch.int8
+    ),
+    "int8_tensor_static": Layout(
+        (0, 0),
+        _compressed(
+            {"strategy": "tensor"}, {"dynamic": False, "strategy": "tensor"}, "int"
+        ),
+        "static",
+        scale_shape=(1,),
+        codes=torch.int8,
+    ),
+    "int8_weights_only": Layout(
+        (1, 0), _compressed({"strategy": "channel"}, None, "int"), "none", codes=torch.int8
     ),
     "compressed_block": Layout(
         (128, 128),
@@ -121,25 +140,36 @@ def is_linear(name: str, shape: tuple[int, ...]) -> bool:
     )
 
 
-def to_codes(matrix: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+def nearest(quotients: Tensor, codes: torch.dtype) -> Tensor:
+    """Return the codes nearest to numbers that are divided by their scale."""
+    if codes is torch.int8:
+        return quotients.round().clamp(-127, 127).to(codes)
+    return quotients.clamp(-448, 448).to(codes)
+
+
+def to_codes(
+    matrix: Tensor, block: tuple[int, int], dtype: torch.dtype = FP8
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return codes, scales of blocks, and the numbers that both represent."""
+    most = 127 if dtype is torch.int8 else 448
     rows, columns = matrix.shape
     high, wide = block[0] or rows, block[1] or columns
-    codes, values = torch.empty(rows, columns, dtype=FP8), torch.empty(rows, columns)
+    codes, values = torch.empty(rows, columns, dtype=dtype), torch.empty(rows, columns)
     scales = torch.empty(-(-rows // high), -(-columns // wide))
     for i in range(scales.shape[0]):
         for j in range(scales.shape[1]):
             place = slice(i * high, (i + 1) * high), slice(j * wide, (j + 1) * wide)
-            scale = matrix[place].abs().max() / 448
+            scale = matrix[place].abs().max() / most
             scales[i, j] = scale
-            codes[place] = (matrix[place] / scale).clamp(-448, 448).to(FP8)
+            codes[place] = nearest(matrix[place] / scale, dtype)
             values[place] = codes[place].float() * scale
     return codes, scales, values
 
 
-def static_scale(name: str) -> float:
+def static_scale(name: str, codes: torch.dtype) -> float:
     """Return a scale for the activations of a module, different for each module."""
-    return 0.02 + 0.001 * (sum(map(ord, name)) % 7)
+    scale = 0.02 + 0.001 * (sum(map(ord, name)) % 7)
+    return 2 * scale if codes is torch.int8 else scale
 
 
 def write_fp8(
@@ -164,12 +194,12 @@ def write_fp8(
             stored[name] = values[name] = tensor
             continue
         stem = name.removesuffix("weight")
-        codes, scales, values[name] = to_codes(tensor.float(), layout.block)
+        codes, scales, values[name] = to_codes(tensor.float(), layout.block, layout.codes)
         if layout.scale_shape is not None:
             scales = scales.view(layout.scale_shape)
         stored |= {name: codes, stem + layout.scale: scales}
         if layout.activations == "static":
-            scale = torch.tensor(static_scale(stem.removesuffix(".")))
+            scale = torch.tensor(static_scale(stem.removesuffix("."), layout.codes))
             stored[stem + "input_scale"] = scale.view(layout.scale_shape or ())
     save_file(
         {name: each.contiguous() for name, each in stored.items()}, folder / "model.safetensors"
@@ -198,8 +228,8 @@ def round_as(layout: Layout, module: str, x: Tensor) -> Tensor:
     for row, to in zip(flat, out, strict=True):
         for first in range(0, len(row), width):
             part = row[first : first + width]
-            scale = part.abs().max() / 448
+            scale = part.abs().max() / (127 if layout.codes is torch.int8 else 448)
             if layout.activations == "static":
-                scale = torch.tensor(static_scale(module))
-            to[first : first + width] = (part / scale).clamp(-448, 448).to(FP8).float() * scale
+                scale = torch.tensor(static_scale(module, layout.codes))
+            to[first : first + width] = nearest(part / scale, layout.codes).float() * scale
     return out.view(x.shape)

@@ -1,10 +1,11 @@
-"""Matrices in E4M3 on the device: their products, and access to the stored tensors."""
+"""Matrices in E4M3 or int8 on the device: their products, and access to the stored tensors."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import groupby
 
 import torch
@@ -12,16 +13,16 @@ from torch import Tensor
 
 from kernels.experts import PackedExperts, pack_experts
 from kernels.experts.reference import LoopedExperts
-from kernels.fp8_linear import BLOCK_COLUMNS, RoundedLinear, unavailable
+from kernels.fp8_linear import BLOCK_COLUMNS, IntegerLinear, RoundedLinear, unavailable
 from kernels.linear import PackedLinear
 from kernels.linear import pack as pack_plain
-from kernels.rounding import CODES, Rounding
+from kernels.rounding import Rounding, to_codes
 from runtime.checkpoint.model_spec import Quantization, WeightSpec
 from runtime.models.layers.experts import ExpertsStore
 from runtime.models.layers.matrix import Matrix
 from runtime.models.layers.parameter import Parameter, Stored
 from runtime.models.quantization.fp8.front import Fp8Quantization
-from runtime.models.quantization.fp8.parameters import CodeParameter, ScaleParameter
+from runtime.models.quantization.fp8.parameters import CODES, CodeParameter, ScaleParameter
 from runtime.models.quantization.fp8.scheme import Fp8Scheme
 from runtime.models.quantization.method import DeviceMethod
 
@@ -120,10 +121,12 @@ class Codes:
     def fit_kernels(self) -> bool:
         """Whether a GPU's kernels can multiply by the codes: one scheme, with supported scales."""
         code, schemes = self.code, set(self.code.schemes.values())
-        if code.device.type != "cuda" or code.dtype is not torch.bfloat16 or unavailable():
+        if code.device.type != "cuda" or code.dtype is not torch.bfloat16:
             return False
         scheme = schemes.pop()
         if schemes or scheme is None or any(size % 16 for size in code.shape):
+            return False
+        if unavailable(CODES[scheme.codes]):
             return False
         if scheme.block[1] == 0:
             return scheme.block[0] <= 1 and not scheme.group
@@ -136,15 +139,14 @@ class Codes:
             and not any(start % BLOCK_COLUMNS for start in starts)
         )
 
-    def take_codes(self) -> tuple[Tensor, Tensor]:
-        """Remove and return all codes and the scales of each row, in the kernels' layout."""
-        order = self.code.ordered()
+    def take_codes(self, shard_names: list[str]) -> tuple[Tensor, Tensor]:
+        """Remove and return codes and the scales of each row, in the kernels' layout."""
         rows = []
-        for name in order:
+        for name in shard_names:
             scales = self.code.spread(name, self.scales[name])
             has_blocks = self.code.blocks(name).columns
             rows.append(scales[:, ::BLOCK_COLUMNS] if has_blocks else scales[:, :1])
-        codes = torch.cat([self.code.filled.pop(name) for name in order])
+        codes = torch.cat([self.code.filled.pop(name) for name in shard_names])
         return codes, torch.cat(rows)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -177,15 +179,17 @@ class Codes:
         scale = self.inputs.get(shard_name)
         if scale is None or bool(scale.isnan()):
             # The weights came as floats, without the scale of a checkpoint.
-            return Rounding(scheme.group)
-        return Rounding(scheme.group, scale[0])
+            return Rounding(scheme.group, None, CODES[scheme.codes])
+        return Rounding(scheme.group, scale[0], CODES[scheme.codes])
 
     def stored(self, shard_name: str, numbers: Tensor) -> Tensor:
         """Return this rank's codes that became `numbers`; plain numbers are returned unchanged."""
-        if self.code.schemes[shard_name] is None:
+        scheme = self.code.schemes[shard_name]
+        if scheme is None:
             return numbers.to(self.code.dtype)
         scales = self.code.spread(shard_name, self.scales[shard_name])
-        return torch.where(scales == 0, 0.0, numbers.float() / scales).to(CODES)
+        quotients = torch.where(scales == 0, 0.0, numbers.float() / scales)
+        return to_codes(quotients, CODES[scheme.codes])
 
     def scale_part(self, name: str, shard_name: str) -> Tensor:
         """Return the scales that one stored tensor filled; NaN for scales that were not filled."""
@@ -243,8 +247,8 @@ class _Reading(ABC):
         return self._numbers(name, shard_name) if shard.num_rows else torch.empty(shard.local_shape)
 
 
-def _pack(codes: Codes, shard_names: list[str], bias: Tensor | None) -> RoundedLinear:
-    """Pack filled matrices as one product.
+def _pack(codes: Codes, shard_names: list[str], bias: Tensor | None) -> PackedLinear:
+    """Pack filled matrices as one product of a CPU.
 
     Matrices with the same rounding are multiplied together.
     """
@@ -255,10 +259,21 @@ def _pack(codes: Codes, shard_names: list[str], bias: Tensor | None) -> RoundedL
             return ()
         return rounding.group, None if rounding.scale is None else float(rounding.scale)
 
-    parts = []
-    for _, found in groupby(shard_names, key):
-        names = list(found)
-        parts.append((torch.cat([codes.take(n) for n in names]), codes.rounding(names[0])))
+    alike = [list(found) for _, found in groupby(shard_names, key)]
+    roundings = [codes.rounding(names[0]) for names in alike]
+    if all(each is not None and each.codes is torch.int8 for each in roundings):
+        return IntegerLinear(
+            [
+                (*codes.take_codes(names), rounding)
+                for names, rounding in zip(alike, roundings, strict=True)
+                if rounding is not None
+            ],
+            bias,
+        )
+    parts = [
+        (torch.cat([codes.take(name) for name in names]), rounding)
+        for names, rounding in zip(alike, roundings, strict=True)
+    ]
     return RoundedLinear(parts, bias)
 
 
@@ -308,8 +323,8 @@ class Fp8Matrix(_Reading, Matrix):
             scales = {None if each is None else float(each.scale or 0) for each in roundings}
             # A product rounds its activations once, with a finer scale if its projections' scales
             # differ.
-            rounding = rounding if len(scales) == 1 else Rounding(rounding.group)
-        made = Fp8Linear(*codes.take_codes(), rounding, bias)
+            rounding = rounding if len(scales) == 1 else replace(rounding, scale=None)
+        made = Fp8Linear(*codes.take_codes(codes.code.ordered()), rounding, bias)
         if isinstance(self.packed, Fp8Linear) and self.packed.replace(made):
             return self.packed
         self.packed = made

@@ -25,7 +25,7 @@ from runtime.models.quantization.module_lists import (
     stored_tensors,
 )
 
-CODES = "F8_E4M3"
+CODES = ("F8_E4M3", "I8")
 _MAX_BLOCK = 1024
 
 
@@ -66,7 +66,7 @@ class Fp8Quantization(Quantization):
             return (weight,)
         stem = weight.name.removesuffix("weight")
         layer, _, parameter = weight.target.rpartition(".")
-        codes = replace(weight, dtypes=(CODES, *FLOATS))
+        codes = replace(weight, dtypes=(scheme.codes, *FLOATS))
         scales = [(scheme.scale, scheme.scale_shape(weight.shape), f"{parameter}_scale")]
         if scheme.is_static:
             scales.append(("input_scale", (1,), f"{parameter}_input_scale"))
@@ -81,13 +81,15 @@ class Fp8Quantization(Quantization):
         )
 
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
-        """See `Quantization`. A GPU keeps codes, but widened experts; a CPU keeps float32."""
+        """See `Quantization`. A GPU keeps codes, but widened experts; a CPU float32 or int8."""
         count = math.prod(weight.shape)
         scheme = self.scheme(weight)
         if scheme is None:
             return count * itemsize
-        if device == "cpu":
+        if device == "cpu" and not (scheme.codes == "I8" and scheme.rounds):
             return count * 4
+        if device == "cpu":
+            return count + 4 * weight.shape[0]
         if itemsize != 2 or ".experts." in weight.target or any(n % 16 for n in weight.shape):
             return count * itemsize
         # On a GPU each row has scales of its own.
@@ -103,7 +105,8 @@ class Fp8Quantization(Quantization):
     def description(self) -> str:
         """See `Quantization`."""
         kinds = "; ".join(dict.fromkeys(group.scheme.description for group in self.groups))
-        return f"fp8 (E4M3): {kinds}"
+        is_int = self.groups and self.groups[0].scheme.codes == "I8"
+        return f"{'int8' if is_int else 'fp8 (E4M3)'}: {kinds}"
 
 
 def read(path: Path, words: Mapping[str, Any]) -> Fp8Quantization:
@@ -125,7 +128,7 @@ def while_loading(path: Path, spec: ModelSpec) -> Fp8Quantization:  # noqa: ARG0
 
 def _stored(path: Path) -> dict[str, bool] | None:
     infos = stored_tensors(path)
-    return None if infos is None else {name: each.dtype == CODES for name, each in infos.items()}
+    return None if infos is None else {name: each.dtype in CODES for name, each in infos.items()}
 
 
 class _Words:
@@ -137,8 +140,8 @@ class _Words:
     def refused(self, what: str, modules: str = "Linear") -> StartupError:
         return StartupError(
             f"{self.path}: {self.words['quant_method']}: {what} of {modules} is not supported;"
-            " fp8 (E4M3) weights with a scale per tensor, channel or 128x128 block are, with"
-            " activations in 16 bits or in fp8"
+            " weights in fp8 (E4M3) with a scale per tensor, channel or 128x128 block are, or in"
+            " int8 per tensor or channel, with activations in 16 bits or in the same type"
         )
 
     def names(self, *keys: str) -> Modules:
@@ -204,19 +207,22 @@ def _read_group(words: _Words, group: Any) -> Fp8Group:
         raise StartupError(f"{words.path}: 'targets' must be a list of modules")
     shown = ", ".join(targets[:3])
     weights, activations = given.get("weights"), given.get("input_activations")
-    if not isinstance(weights, dict) or not _is_e4m3(weights):
+    kind = _codes_of(weights)
+    if not isinstance(weights, dict) or kind is None:
         raise words.refused(_named(weights, "weights"), shown)
     strategy = weights.get("strategy")
-    if strategy == "block":
+    if strategy == "block" and kind != "I8":
         block = words.block(weights.get("block_structure"), shown)
     elif strategy in _STRATEGIES:
         block = _STRATEGIES[strategy]
     else:
         raise words.refused(f"the strategy {strategy!r}", shown)
-    scheme = Fp8Scheme(block, rounds=False)
+    scheme = Fp8Scheme(block, rounds=False, codes=kind)
     if activations is not None:
-        if not isinstance(activations, dict) or not _is_e4m3(activations):
+        if not isinstance(activations, dict) or _codes_of(activations) != kind:
             raise words.refused(_named(activations, "activations"), shown)
+        if kind == "I8" and activations.get("strategy") == "group":
+            raise words.refused("the strategy 'group' of int8 activations", shown)
         scheme = replace(scheme, rounds=True, **_activations(words, activations, shown))
     if given.get("output_activations") is not None:
         raise words.refused("a rounding of outputs", shown)
@@ -236,18 +242,21 @@ def _activations(words: _Words, given: dict[str, Any], shown: str) -> dict[str, 
     raise words.refused(f"the strategy {strategy!r} ({kind}) of activations", shown)
 
 
-def _is_e4m3(given: dict[str, Any]) -> bool:
-    return (
-        given.get("type") == "float"
-        and given.get("num_bits") == 8
-        and given.get("symmetric", True) is True
-    )
+def _codes_of(given: object) -> str | None:
+    """Return the type of the codes; `None` for one that is not supported."""
+    if not isinstance(given, dict) or given.get("num_bits") != 8:
+        return None
+    if given.get("symmetric", True) is not True:
+        return None
+    return {"float": "F8_E4M3", "int": "I8"}.get(str(given.get("type")))
 
 
 def _named(given: object, what: str) -> str:
     if not isinstance(given, dict):
         return f"no form of {what}"
-    return f"{given.get('type')}{given.get('num_bits')} {what} (strategy {given.get('strategy')!r})"
+    kind = f"{given.get('type')}{given.get('num_bits')} {what}"
+    zeros = ", with zeros" if given.get("symmetric", True) is not True else ""
+    return f"{kind} (strategy {given.get('strategy')!r}{zeros})"
 
 
 _READERS: dict[str, Callable[[_Words], Fp8Quantization]] = {

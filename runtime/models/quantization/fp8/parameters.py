@@ -1,4 +1,4 @@
-"""Parameters of matrices in E4M3: codes, or floats that become codes, and scales."""
+"""Parameters of matrices in 8 bits: codes, or floats that become codes, and scales."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from kernels.fp8_linear import Blocks, encode
-from kernels.rounding import CODES
 from runtime.checkpoint.model_spec import WeightSpec
 from runtime.models.layers.parameter import Parameter, WeightShard
 from runtime.models.quantization.fp8.scheme import Fp8Scheme
+
+CODES = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
 
 
 class ScaleParameter(Parameter):
@@ -83,6 +84,11 @@ class CodeParameter(Parameter):
         here = [name for name, shard in self.shards.items() if shard.num_rows]
         return sorted(here, key=lambda name: self.shards[name].offset)
 
+    def codes_dtype(self, shard_name: str) -> torch.dtype | None:
+        """Return the type of a shard's codes; `None` for plain numbers."""
+        scheme = self.schemes[shard_name]
+        return None if scheme is None else CODES[scheme.codes]
+
     def blocks(self, shard_name: str) -> Blocks:
         """Return which numbers of a shard share a scale."""
         scheme = self.schemes[shard_name]
@@ -109,7 +115,7 @@ class CodeParameter(Parameter):
     def problem(self, spec: WeightSpec, tensor: Tensor) -> str:
         if self.schemes[spec.shard] is None:
             return super().problem(spec, tensor)
-        is_codes = tensor.dtype is CODES
+        is_codes = tensor.dtype is self.codes_dtype(spec.shard)
         local = self.shards[spec.shard].local_shape
         # Floats are cut only after they have become codes.
         if tuple(tensor.shape) not in ((spec.shape, local) if is_codes else (spec.shape,)):
@@ -119,7 +125,7 @@ class CodeParameter(Parameter):
     def cut(self, shard_name: str, whole: Tensor) -> Tensor:
         # Scales of floats are computed from the whole matrix, so they do not depend on the number
         # of ranks.
-        if whole.dtype is not CODES and self.schemes[shard_name] is not None:
+        if self.codes_dtype(shard_name) not in (None, whole.dtype):
             return whole
         return super().cut(shard_name, whole)
 
@@ -129,10 +135,12 @@ class CodeParameter(Parameter):
             return
         if scheme is None:
             part = self._part(shard, tensor).to(self.dtype)
-        elif tensor.dtype is CODES:
+        elif tensor.dtype is self.codes_dtype(shard_name):
             part = self._part(shard, tensor)
         else:
-            codes, scales = encode(tensor.to(self.device), self.blocks(shard_name))
+            codes, scales = encode(
+                tensor.to(self.device), self.blocks(shard_name), CODES[scheme.codes]
+            )
             self.scale.fill(shard_name, scales)
             part = self._part(shard, codes)
         self.filled[shard_name] = torch.empty_like(part, device=self.device).copy_(part)
@@ -147,7 +155,7 @@ class CodeParameter(Parameter):
         first = 0
         for name in self.ordered():
             shard = self.shards[name]
-            dtype = self.dtype if self.schemes[name] is None else CODES
+            dtype = self.codes_dtype(name) or self.dtype
             count = torch.Size(shard.local_shape).numel() * dtype.itemsize
             part = saved[first : first + count].clone().view(dtype)
             self.filled[name] = part.view(shard.local_shape).to(self.device)

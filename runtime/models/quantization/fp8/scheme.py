@@ -1,4 +1,4 @@
-"""How a matrix is stored in E4M3, and how its activations are rounded. Front-safe: no torch."""
+"""How a matrix is stored in 8 bits, and how its activations are rounded. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ class Fp8Scheme:
 
     Attributes:
         block: rows and columns that share a scale; 0 for all of them.
-        rounds: whether products round their activations to E4M3.
+        rounds: whether products round their activations to codes of the same type.
         group: columns of a token that share a scale; 0 for all of them.
         is_static: whether the checkpoint has the scale of the activations, one for all tokens.
         scale: last part of the names of the matrices' scales.
+        codes: type of the codes on disk, `F8_E4M3` or `I8`.
     """
 
     block: tuple[int, int]
@@ -24,6 +25,7 @@ class Fp8Scheme:
     group: int = 0
     is_static: bool = False
     scale: str = "weight_scale"
+    codes: str = "F8_E4M3"
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of a matrix's scales; dimensions of 1 may be omitted."""
