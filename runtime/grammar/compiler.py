@@ -30,6 +30,8 @@ MAX_COMPILED_BYTES = 32 * 2**20
 MAX_MEMORY_BYTES = 2 * 2**30
 # Running streams have priority.
 NICENESS = 10
+# Seconds of wall time to get the processor time of a compilation, on a busy machine.
+_PATIENCE_S = 20.0
 _LAST_MESSAGE_MS = 5000
 _MAX_REASON_CHARS = 300
 _COMPILED, _REFUSED, _NEEDS_MORE = b"+", b"-", b"?"
@@ -110,7 +112,7 @@ def _serve(compiler: _Compiler, inbox: Inbox[CompileGrammar], front: Outbox) -> 
     poller = zmq.Poller()
     inbox.register(poller)
     timeout_s = compiler.config.compile_timeout_s
-    limits = ForkLimits(timeout_s, timeout_s, MAX_MEMORY_BYTES)
+    limits = ForkLimits(timeout_s, timeout_s, MAX_MEMORY_BYTES, _PATIENCE_S)
     forks = LimitedForks(poller, compiler.config.max_parallel)
 
     def take(message: CompileGrammar) -> None:
