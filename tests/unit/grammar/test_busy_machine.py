@@ -26,9 +26,9 @@ SPEC = GrammarSpec("regex", "[0-9]{2}")
 TIMEOUT_S = 0.5
 
 
-def sleep() -> bytes:
-    time.sleep(60)
-    return b""
+def sleep(duration_s: float = 60) -> bytes:
+    time.sleep(duration_s)
+    return b"done"
 
 
 def compute() -> bytes:
@@ -60,12 +60,7 @@ def test_who_did_not_run_says_nothing_of_the_grammar(work: Callable[[], bytes]) 
 def test_what_could_hardly_run_gets_more_time() -> None:
     """A fork that sleeps stands for one that waits for a processor."""
     began = time.monotonic()
-
-    def wait() -> bytes:
-        time.sleep(2.5 * TIMEOUT_S)
-        return b"done"
-
-    assert end_of(wait, patience_s=200).answer == b"done"
+    assert end_of(lambda: sleep(2.5 * TIMEOUT_S), patience_s=200).answer == b"done"
     end = end_of(sleep, patience_s=2 * TIMEOUT_S)
     assert (end.timed_out, end.got_no_processor) == (True, True)
     assert time.monotonic() - began >= 4.5 * TIMEOUT_S
