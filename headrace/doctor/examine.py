@@ -12,7 +12,7 @@ from headrace.doctor.findings import Model, Problem, Report
 from headrace.doctor.machine import read_libraries, read_machine
 from runtime.checkpoint.check import check_model_folder, describe
 from runtime.checkpoint.gguf.files import is_gguf
-from runtime.checkpoint.model_spec import ModelSpec, PagedState, RecurrentState
+from runtime.checkpoint.model_spec import LatentState, ModelSpec, PagedState, RecurrentState
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
 from runtime.launch.hardware import detect_hardware
@@ -106,6 +106,8 @@ def _describe(resolved: Resolved, spec: ModelSpec) -> Model:
 
 
 def _state_name(state: object) -> str:
+    if isinstance(state, LatentState):
+        return f"latents of {state.head_dim}"
     if isinstance(state, PagedState):
         heads = f"{state.num_kv_heads} heads of {state.head_dim}"
         return heads if state.window is None else f"{heads}, window {state.window}"

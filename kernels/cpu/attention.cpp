@@ -24,7 +24,7 @@ namespace hr {
 constexpr int64_t KEYS = 64;          // keys of a block
 constexpr int64_t TARGET_ROWS = 192;  // query rows of a block: scratch stays in a 1 MiB L2
 constexpr int64_t PART = 256;         // keys that are worth a separate task
-constexpr int64_t MAX_DIM = 512;
+constexpr int64_t MAX_DIM = 576;  // a latent of 512 and 64 elements that rotate
 const float MINUS_INF = -std::numeric_limits<float>::infinity();
 
 struct Sizes {

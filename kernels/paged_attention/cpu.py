@@ -10,7 +10,7 @@ from kernels.cpu.library import DTYPES, kept_number, library
 from kernels.paged_attention import reference
 
 _paged_attention = library().hr_paged_attention
-_MAX_HEAD_DIM = 512
+_MAX_HEAD_DIM = 576
 
 
 def supports(dtype: torch.dtype, head_dim: int) -> bool:

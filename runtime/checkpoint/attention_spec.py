@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.checkpoint.model_spec import LayerState, PagedState, SharedState
+from runtime.checkpoint.model_spec import LatentState, LayerState, PagedState, SharedState
 from runtime.checkpoint.rope_json import RopeConfig
 
 
@@ -65,3 +65,31 @@ class AttentionSpec:
             (shared_unevenly, f"{heads} key/value heads"),
         )
         return [what for rest, what in parts if rest]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttentionSpec(AttentionSpec):
+    """Attention over latents (MLA), absorbed: one key head, whose first part is the value.
+
+    `head_dim` is `value_dim`, the latent's size, and `rope_dim` together.
+
+    Attributes:
+        query_rank: size of the latent of queries; 0 if queries are made of the hidden state.
+        nope_dim: elements of a head of queries that do not rotate.
+        rope_dim: elements that do.
+        output_dim: elements of a head of values after the latent is expanded.
+    """
+
+    query_rank: int
+    nope_dim: int
+    rope_dim: int
+    output_dim: int
+
+    @property
+    def state(self) -> LayerState:
+        """See `AttentionSpec`."""
+        return LatentState(1, self.head_dim, is_whole=True)
+
+    def uneven_parts(self, tp_size: int) -> list[str]:
+        """See `AttentionSpec`: every rank has all latents and some heads."""
+        return [f"{self.num_heads} attention heads"] if self.num_heads % tp_size else []

@@ -124,6 +124,14 @@ class PagedState:
 
 
 @dataclass(frozen=True)
+class LatentState(PagedState):
+    """One row of every token, of which keys and values are both made, in pages.
+
+    The row is that of one head, which every rank keeps; its first elements are the values.
+    """
+
+
+@dataclass(frozen=True)
 class SharedState:
     """The state of another layer.
 
@@ -176,7 +184,7 @@ class RecurrentState:
 
 
 # The state that one layer keeps of a sequence between steps. Pools, allocation, prefix cache and
-# memory arithmetic follow from it: a latent would be one more class.
+# memory arithmetic follow from it.
 LayerState = PagedState | SharedState | RecurrentState | NoState
 
 

@@ -28,6 +28,8 @@ MAX_ALPHA = 1e6
 _TENSOR = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight"
 )
+# Nothing multiplies by these: attention over latents uses their numbers in another form.
+_ABSORBED = {"kv_b_proj"}
 _IN_LAYERS = re.compile(r"model\.layers\.\d+\..+\.weight")
 # A key of `rank_pattern` or `alpha_pattern` without any sign of a regular expression.
 _PLAIN_KEY = re.compile(r"\^?[\w.]+\$?")
@@ -87,7 +89,9 @@ def adaptable_weights(model: ModelSpec) -> dict[str, WeightSpec]:
     return {
         weight.name.removesuffix(".weight"): weight
         for weight in model.logical_weights
-        if weight.kind == "matrix" and _IN_LAYERS.fullmatch(weight.target)
+        if weight.kind == "matrix"
+        and _IN_LAYERS.fullmatch(weight.target)
+        and module_kind(weight.target.removesuffix(".weight")) not in _ABSORBED
     }
 
 

@@ -19,11 +19,13 @@ class RopeConfig:
         theta: base of the frequencies.
         scaling: kind of context extension.
         parameters: the scaling's numbers, as in `config.json` (`factor`, `beta_fast`, ...).
+        interleaved: whether neighbours rotate together; if not, elements of the two halves do.
     """
 
     theta: float = 10000.0
     scaling: Literal["default", "linear", "dynamic", "llama3", "yarn", "factors"] = "default"
     parameters: dict[str, Any] = field(default_factory=dict)
+    interleaved: bool = False
 
 
 def read_rope(

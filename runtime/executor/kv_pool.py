@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.fp8_linear import unavailable
 from kernels.kv_forms import KV_FORMS
 from runtime.checkpoint.model_spec import (
+    LatentState,
     LayerState,
     ModelSpec,
     PagedState,
@@ -40,12 +41,15 @@ def pool_bytes_per_token(spec: ModelSpec, context: BuildContext) -> int:
         if isinstance(state, PagedState):
             form = KV_FORMS[state.form]
             row = form.row_elements(state.head_dim) * (form.dtype or context.dtype).itemsize
-            total += 2 * state.heads_of_rank(context.tp_size) * row
+            num_arrays = 1 if isinstance(state, LatentState) else 2
+            total += num_arrays * state.heads_of_rank(context.tp_size) * row
     return total
 
 
 def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[KVCache]:
     """Allocate pages for layers that keep keys and values, and slots for recurrent ones; zeroed.
+
+    Latents have one array, which is both of the pair.
 
     Args:
         size: size of the pool; one more page is allocated, page 0, for padding, and two more
@@ -79,7 +83,15 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
                 raise StartupError(f"--kv-cache-dtype {state.form}: {why}; use fp8_e5m2 or auto.")
             row = form.row_elements(state.head_dim)
             shape = (size.num_pages + 1, heads, size.page_size, row)
-        k, v = (_zeros(shape, dtype, context.device) for _ in range(2))
+        k = _zeros(shape, dtype, context.device)
+        if isinstance(state, LatentState):
+            if dtype.itemsize == 1 and context.device.type == "cuda":
+                raise StartupError(
+                    f"--kv-cache-dtype {state.form}: on a GPU latents are kept as auto or bf16."
+                )
+            kv.append(KVCache(k, k))
+            continue
+        v = _zeros(shape, dtype, context.device)
         kv.append(KVCache(k, v, _slots(state, size.num_state_slots, context)))
     return kv
 

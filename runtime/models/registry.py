@@ -63,8 +63,8 @@ class Family:
     images: bool = False
 
 
-def _decoder(family: str) -> Family:
-    return Family(f"runtime.models.{family}.spec:read", _DECODER, texts=_DECODER_TEXTS)
+def _decoder(family: str, read: str = "read") -> Family:
+    return Family(f"runtime.models.{family}.spec:{read}", _DECODER, texts=_DECODER_TEXTS)
 
 
 def _hybrid(family: str) -> Family:
@@ -81,6 +81,8 @@ def _headed(family: str, head: str, model: str = _DECODER_TEXTS) -> Family:
 
 
 FAMILIES: dict[str, Family] = {
+    "DeepseekV2ForCausalLM": _decoder("deepseek", "read_v2"),
+    "DeepseekV3ForCausalLM": _decoder("deepseek", "read_v3"),
     "Gemma3ForCausalLM": _decoder("gemma3"),
     "Gemma3ForConditionalGeneration": _seeing("gemma3_vision", "Gemma3Vision"),
     "GptOssForCausalLM": _decoder("gpt_oss"),

@@ -27,6 +27,7 @@ MODELS = "(qwen3-triton or mistral_window-triton or gemma3-triton) and not invar
         [
             "triton_group_cases.py",
             "triton_coded_experts_cases.py",
+            "triton_latent_cases.py",
             "../numerics/test_group_weights.py",
             "../numerics/test_mxfp4.py",
         ],

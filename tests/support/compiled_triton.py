@@ -34,6 +34,8 @@ from kernels.greedy import triton as greedy
 from kernels.group_linear import triton as group_linear
 from kernels.group_linear import triton_codes
 from kernels.group_linear.triton_one import one_kernel
+from kernels.latent_attention import triton as latent
+from kernels.latent_attention.triton_kernels import latent_kernel
 from kernels.linear import triton as linear
 from kernels.linear import triton_gemv as gemv
 from kernels.linear import triton_invariant as invariant_linear
@@ -67,6 +69,7 @@ HALVES = {
         "qkv_ptr",
         "k_cache_ptr",
         "v_cache_ptr",
+        "cache_ptr",
         "q_norm_ptr",
         "k_norm_ptr",
         "logits_ptr",
@@ -389,6 +392,26 @@ def mixtures(shared: SharedMemory) -> Iterator[Kernel]:
         yield f"experts {tile.tokens}", product_kernel, constants, tile.num_warps
 
 
+def latents(shared: SharedMemory) -> Iterator[Kernel]:
+    """Yield attention over latents with the largest block."""
+    tile = latent.tile_of(DTYPE, shared, are_single=False, invariant=False)
+    constants: dict[str, Any] = {
+        "RANK": 512,
+        "ROPE": 64,
+        "PAGE_SIZE": 16,
+        "TOKENS": tile.tokens,
+        "BLOCK_H": 16,
+        "BLOCK_N": tile.keys,
+        "BLOCK_RANK": 512,
+        "BLOCK_ROPE": 64,
+        "SEQS": 64,
+        "SPLITS": 2,
+        "PRECISION": "tf32",
+        "STAGES": tile.num_stages,
+    }
+    yield f"latents {tile.tokens}", latent_kernel, constants, tile.num_warps
+
+
 def choices_of_experts() -> Iterator[Kernel]:
     """Yield the kernels that choose experts and sort by them."""
     constants: dict[str, Any] = {"BLOCK_M": 16, "CHUNK": 1024, "BINS": 64}
@@ -476,6 +499,7 @@ def main() -> None:
                 *products(shared, pdl=pdl),
                 *attentions(shared, pdl=pdl),
                 *mixtures(shared),
+                *latents(shared),
                 *codes_in_groups(shared, pdl=pdl),
                 *experts_in_codes(shared),
             ]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.kv_forms import KV_FORMS
-from runtime.checkpoint.model_spec import PagedState
+from runtime.checkpoint.model_spec import LatentState, PagedState
 from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
 from runtime.models.attention.forward_batch import ForwardBatch, KVCache
 from runtime.models.layers.build_context import BuildContext, parse_dtype
@@ -63,7 +63,8 @@ class Driver:
             heads = state.heads_of_rank(model.context.tp_size)
             shape = (num_pages, heads, page_size, row_bytes)
             pages = (torch.full(shape, 255, dtype=torch.uint8).view(dtype) for _ in "kv")
-            self.kv.append(KVCache(*pages))
+            keys = next(pages)
+            self.kv.append(KVCache(keys, keys if isinstance(state, LatentState) else next(pages)))
         self.free = list(range(1, num_pages))
         # The pages are out of order, so that no test passes because page i follows page i - 1.
         random.Random(0).shuffle(self.free)

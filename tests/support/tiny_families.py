@@ -17,7 +17,47 @@ _WINDOWS = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
 
+# Rotations of neighbours, stretched, which also scales scores.
+_DEEP_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.5,
+}
+_LATENTS = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "rope_parameters": _DEEP_YARN,
+}
+
 TINY_FAMILIES: dict[str, TinyModel] = {
+    # Latents in the pool, heads of three sizes, queries without a latent; a softmax, in groups.
+    "deepseek_v2": TinyModel(
+        "DeepseekV2ForCausalLM",
+        {
+            **_LATENTS,
+            "q_lora_rank": None,
+            "n_shared_experts": 2,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    # Queries with a latent; sigmoids, corrections, groups.
+    "deepseek_v3": TinyModel(
+        "DeepseekV3ForCausalLM",
+        {**_LATENTS, "q_lora_rank": 24, "n_group": 2, "topk_group": 1, "num_mtp_layers": 0},
+    ),
     # Sinks, windows, biases of experts, a clamped gate, all experts in one tensor.
     "gpt_oss": TinyModel(
         "GptOssForCausalLM",

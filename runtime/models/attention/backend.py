@@ -50,6 +50,8 @@ class AttentionLayer:
         value_dim: elements of a head of values, at most `head_dim`; 0 for `head_dim`.
         softcap: scaled scores become `softcap * tanh(score / softcap)`; 0 leaves them.
         sinks: `[num_heads]` float32, a score of each head that has no value, or `None`.
+        is_latent: whether the pages hold latents: keys of one head whose first `value_dim` elements
+            are the values. The layer writes them itself and only calls `attend`.
     """
 
     layer_idx: int
@@ -67,6 +69,7 @@ class AttentionLayer:
     value_dim: int = 0
     softcap: float = 0.0
     sinks: Tensor | None = None
+    is_latent: bool = False
 
     @cached_property
     def shape(self) -> AttentionShape:

@@ -23,7 +23,8 @@ class KVCache:
     Attributes:
         k, v: `[num_pages, num_kv_heads, page_size, row_elements]`: `head_dim` numbers of the
             model's dtype, or a row of another form (`kernels.kv_forms`), whose scales are in it. No
-            sequence has page 0: padding may write there. Empty for a recurrent layer.
+            sequence has page 0: padding may write there. Of latents both are one tensor. Empty for
+            a recurrent layer.
         states: `[num_slots + 2, ...]` each, the parts of a recurrent layer's states. Slot 0 is
             zeros and never written; padding writes to the last slot.
     """

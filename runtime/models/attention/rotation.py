@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from kernels.latent_attention import latent_attention
 from kernels.norm import rms_norm
 from kernels.rope import RopeKernels
 from runtime.models.attention.backend import AttentionLayer
@@ -85,3 +86,20 @@ def values_of(layer: AttentionLayer, out: Tensor) -> Tensor:
     if layer.value_dim in (0, layer.head_dim):
         return out
     return out.unflatten(1, (layer.num_heads, -1))[:, :, : layer.value_dim].flatten(1)
+
+
+def attend_latents(
+    layer: AttentionLayer, q: Tensor, batch: ForwardBatch, *, invariant: bool
+) -> Tensor:
+    """Attend over latents with the device's kernel for them; see `AttentionBackend.attend`."""
+    return latent_attention(
+        q,
+        batch.kv[layer.layer_idx].k,
+        batch.page_table,
+        batch.seq_lens,
+        batch.qo_indptr,
+        batch.num_decodes,
+        layer.scale,
+        layer.value_dim,
+        invariant,
+    )

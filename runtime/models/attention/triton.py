@@ -24,7 +24,12 @@ from kernels.rope import ROPE
 from kernels.table import Choice
 from runtime.models.attention.backend import AttentionLayer, AttentionShape, StepLimits
 from runtime.models.attention.forward_batch import ForwardBatch
-from runtime.models.attention.rotation import rotate_and_write, values_of, write_heads
+from runtime.models.attention.rotation import (
+    attend_latents,
+    rotate_and_write,
+    values_of,
+    write_heads,
+)
 
 
 class TritonAttention:
@@ -69,6 +74,8 @@ class TritonAttention:
 
     def attend(self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch) -> Tensor:
         """Attend one layer, from pages only; see `AttentionBackend.attend`."""
+        if layer.is_latent:
+            return attend_latents(layer, q, batch, invariant=False)
         out = q.new_empty(len(q), layer.num_heads * layer.head_dim)
         self._attend_pages(layer, q, out, batch, len(batch.seq_lens))
         return values_of(layer, out)

@@ -17,7 +17,12 @@ from kernels.rope import ROPE
 from kernels.table import Choice
 from runtime.models.attention.backend import AttentionLayer, AttentionShape, StepLimits
 from runtime.models.attention.forward_batch import ForwardBatch
-from runtime.models.attention.rotation import rotate_and_write, values_of, write_heads
+from runtime.models.attention.rotation import (
+    attend_latents,
+    rotate_and_write,
+    values_of,
+    write_heads,
+)
 
 
 class InvariantTritonAttention:
@@ -54,6 +59,8 @@ class InvariantTritonAttention:
 
     def attend(self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch) -> Tensor:
         """Attend one layer; see `AttentionBackend.attend`."""
+        if layer.is_latent:
+            return attend_latents(layer, q, batch, invariant=True)
         plan = self._plans.get(layer.shape) or self._plan(layer, q.device, batch)
         kv = batch.kv[layer.layer_idx]
         out = q.new_empty(len(q), layer.num_heads * layer.head_dim)

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from kernels.rounding import Activations, Rounding, act_and_mul_rounded
+from runtime.checkpoint.attention_spec import LatentAttentionSpec
 from runtime.models.attention.backend import AttentionLayer
 from runtime.models.attention.forward_batch import ForwardBatch
+from runtime.models.decoder.latent_attention import LatentAttention
 from runtime.models.decoder.recurrent_spec import DeltaNetSpec, ShortConvSpec
 from runtime.models.decoder.spec import DecoderSpec
 from runtime.models.layers.build_context import BuildContext
@@ -107,6 +109,8 @@ def _mixer(spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: Rope
         return DeltaNet(recurrence, spec.hidden_size, context, layer_idx)
     assert recurrence is None, "a recurrence without a layer"
     of_layer = spec.attention(layer_idx)
+    if isinstance(of_layer, LatentAttentionSpec):
+        return LatentAttention(spec, of_layer, context, layer_idx, ropes)
     if of_layer.has_gate:
         return GatedAttention(
             of_layer,

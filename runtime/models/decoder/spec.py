@@ -75,6 +75,8 @@ class DecoderSpec(ModelSpec):
         experts: experts that replace the feed-forward block in some or all layers.
         rope_axes: for each of a head's angles, the position of a token that rotates it: time, row
             or column, which differ within an image; empty if a token has one position.
+        num_extra_layers: layers after the last in a checkpoint, which predict further tokens; not
+            loaded.
         is_causal: whether a token sees no later ones; if not, windows extend to both sides.
     """
 
@@ -101,6 +103,7 @@ class DecoderSpec(ModelSpec):
     query_scale: float | None = None
     experts: ExpertsSpec | None = None
     rope_axes: tuple[int, ...] = ()
+    num_extra_layers: int = 0
     is_causal: bool = True
 
     def canonical(self, name: str) -> str:
@@ -150,6 +153,10 @@ class DecoderSpec(ModelSpec):
 
     def is_ignored(self, name: str) -> bool:
         """See `ModelSpec`."""
+        first = self.num_layers
+        extra = (f"model.layers.{i}." for i in range(first, first + self.num_extra_layers))
+        if name.startswith(tuple(extra)):
+            return True
         has_spare_head = self.gives != "tokens" and name == "lm_head.weight"
         return has_spare_head or super().is_ignored(name) or is_old_buffer(name)
 

@@ -7,8 +7,10 @@ fills parameters by it, and dummy weights are made from it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from runtime.checkpoint.attention_spec import LatentAttentionSpec
 from runtime.checkpoint.model_spec import WeightKind, WeightSpec
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ def linear_weights(
 
 def _attention_weights(spec: DecoderSpec, layer_idx: int, prefix: str) -> list[WeightSpec]:
     hidden, attention, of_layer = spec.hidden_size, f"{prefix}.self_attn", spec.attention(layer_idx)
+    if isinstance(of_layer, LatentAttentionSpec):
+        return list(_latent_weights(spec, of_layer, attention))
     head_dim = of_layer.head_dim
     query, key = of_layer.num_heads * head_dim, of_layer.num_kv_heads * head_dim
     zero_centered = spec.zero_centered_norms
@@ -91,6 +95,28 @@ def _attention_weights(spec: DecoderSpec, layer_idx: int, prefix: str) -> list[W
             for norm in ("q_norm", "k_norm")
         ]
     return weights
+
+
+def _latent_weights(
+    spec: DecoderSpec, latent: LatentAttentionSpec, attention: str
+) -> Iterator[WeightSpec]:
+    """Yield the tensors of attention over latents: what reads the hidden state is one product."""
+    hidden, heads, bias = spec.hidden_size, latent.num_heads, spec.attention_bias
+    query, rank = heads * (latent.nope_dim + latent.rope_dim), latent.query_rank
+    both = f"{attention}.qkv_a_proj"
+    name, rows = ("q_a_proj", rank) if rank else ("q_proj", query)
+    yield from linear_weights(f"{attention}.{name}", both, (rows, hidden), "q", bias=bias)
+    kv = f"{attention}.kv_a_proj_with_mqa"
+    yield from linear_weights(kv, both, (latent.head_dim, hidden), "kv", bias=bias)
+    if rank:
+        yield norm_weight(f"{attention}.q_a_layernorm", rank)
+        name = f"{attention}.q_b_proj"
+        yield from linear_weights(name, name, (query, rank))
+    yield norm_weight(f"{attention}.kv_a_layernorm", latent.value_dim)
+    name, rows = f"{attention}.kv_b_proj", heads * (latent.nope_dim + latent.output_dim)
+    yield from linear_weights(name, name, (rows, latent.value_dim))
+    name, columns = f"{attention}.o_proj", heads * latent.output_dim
+    yield from linear_weights(name, name, (hidden, columns), bias=spec.output_bias)
 
 
 def _mlp_weights(spec: DecoderSpec, mlp: str) -> list[WeightSpec]:

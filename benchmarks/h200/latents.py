@@ -1,0 +1,122 @@
+"""Latent attention (MLA) on an H200: decoding beside the bound of its bytes, and prompts.
+
+    python -m benchmarks.h200.latents [--batch 1 8 64] [--context 1024 4096] [--heads 16] [--tune]
+        [--json FILE]
+
+A call is one layer's attention over the pool at DeepSeek-V2-Lite's shape, a latent of 512 and 64
+elements that rotate; microseconds come from CUDA graphs. The bound is the time of the bytes of all
+rows, at the rate of a large copy. `--tune` measures other tiles, for
+`kernels.latent_attention.triton`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.h200.timing import graph_us, relative_error
+from benchmarks.h200.weight_forms import copy_rate
+from headrace.bench.environment import describe_environment, write_json
+from kernels.latent_attention.reference import latent_attention as reference
+from kernels.latent_attention.triton import DECODE, EXTEND, LatentTile, latent_attention
+
+DEVICE = torch.device("cuda")
+RANK, ROPE, PAGE_SIZE = 512, 64, 16
+# More than the second-level cache.
+POOL_BYTES = 200_000_000
+OTHER_TILES = [
+    LatentTile(1, keys, warps, stages, waves)
+    for keys, warps, stages, waves in itertools.product((32, 64), (4, 8), (1, 2, 3, 4), (1, 2, 4))
+]
+OTHER_PROMPT_TILES = [
+    LatentTile(tokens, keys, warps, stages, 1)
+    for tokens, keys, warps, stages in itertools.product((2, 4), (32, 64), (4, 8), (1, 2, 3))
+]
+
+
+class Step:
+    """Sequences of one length over pages in random order, several pools in turn."""
+
+    def __init__(self, batch: int, context: int, num_new: int, heads: int) -> None:
+        pages = -(-context // PAGE_SIZE)
+        row_bytes = batch * pages * PAGE_SIZE * (RANK + ROPE) * 2
+        many = max(1, min(8, POOL_BYTES // row_bytes))
+        shape = batch * pages + 1, 1, PAGE_SIZE, RANK + ROPE
+        self.pools = [torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for _ in range(many)]
+        self.q = torch.randn(
+            batch * num_new, heads, RANK + ROPE, device=DEVICE, dtype=torch.bfloat16
+        )
+        order = torch.randperm(batch * pages, device=DEVICE) + 1
+        self.table = order.view(batch, pages).to(torch.int32)
+        self.lengths = torch.full((batch,), context, device=DEVICE, dtype=torch.int32)
+        self.indptr = torch.arange(batch + 1, device=DEVICE, dtype=torch.int32) * num_new
+        self.num_decodes = batch if num_new == 1 else 0
+        self.bytes = batch * context * (RANK + ROPE) * 2
+
+    def run(self, index: int, tile: LatentTile | None = None) -> Tensor:
+        """Attend over one of the pools."""
+        pool = self.pools[index % len(self.pools)]
+        rest = self.table, self.lengths, self.indptr, self.num_decodes, 0.1, RANK
+        return latent_attention(self.q, pool, *rest, tile=tile)
+
+    def us(self, tile: LatentTile | None = None) -> float:
+        """Microseconds of a call."""
+        return graph_us([partial(self.run, index, tile) for index in range(len(self.pools))])
+
+    def error(self) -> float:
+        """Deviation from the reference."""
+        rest = self.table, self.lengths, self.indptr, self.num_decodes, 0.1, RANK
+        return relative_error(self.run(0), reference(self.q, self.pools[0], *rest))
+
+
+def measure(step: Step, name: str, rate: float, tiles: list[LatentTile]) -> dict[str, Any]:
+    """Time one step and print it; with `tiles`, also the best of them."""
+    bound, us = step.bytes / rate, step.us()
+    row: dict[str, Any] = {"step": name, "us": us, "bound_us": bound, "error": step.error()}
+    print(
+        f"{name}: {us:.1f} us, {bound / us:.0%} of the bound; off by {row['error']:.1e}", flush=True
+    )
+    found = []
+    for tile in tiles:
+        try:
+            found.append((step.us(tile), tile))
+        except Exception as error:  # too much shared memory
+            print(f"  {tuple(tile)}: {type(error).__name__}")
+    found.sort()
+    for took, tile in found[:4]:
+        print(f"  {took:.1f} us {bound / took:.0%} {tuple(tile)}", flush=True)
+    row["tiles"] = [[took, *tile] for took, tile in found]
+    return row
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--context", type=int, nargs="+", default=[1024, 4096])
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    # Bytes a microsecond.
+    rate, rows = copy_rate(), []
+    print(f"{rate / 1e6:.2f} TB/s; {DECODE}; {EXTEND}")
+    for batch, context in itertools.product(options.batch, options.context):
+        tiles = OTHER_TILES if options.tune and batch == max(options.batch) else []
+        step = Step(batch, context, 1, options.heads)
+        rows.append(measure(step, f"decode {batch} x {context}", rate, tiles))
+    prompt = Step(1, 4096, 2048, options.heads)
+    tiles = OTHER_PROMPT_TILES if options.tune else []
+    rows.append(measure(prompt, "2048 tokens of a prompt of 4096", rate, tiles))
+    if options.json is not None:
+        write_json(options.json, {"environment": describe_environment(), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Decoders with attention over latents (MLA) in `config.json`. Front-safe: no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from runtime.checkpoint.attention_spec import AttentionSpec, LatentAttentionSpec
+from runtime.checkpoint.config_keys import MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH
+from runtime.checkpoint.json_file import Keys
+from runtime.checkpoint.rope_json import RopeConfig
+from runtime.models.decoder.experts_spec import MAX_EXPERTS, ExpertNames, ExpertsSpec, RouterSpec
+from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, read_decoder
+
+TRAITS = DecoderTraits(biases="keyed")
+# The largest head that the kernels over pages have is a latent of 512 and 64 that rotate.
+_MAX_RANK = 512
+_MAX_ROPE_DIM = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentDecoderSpec(DecoderSpec):
+    """A decoder whose layers keep one latent of each token.
+
+    Attributes:
+        query_rank, nope_dim, rope_dim, output_dim: see `LatentAttentionSpec`.
+        latent_dim: size of the latent of keys and values.
+    """
+
+    query_rank: int
+    latent_dim: int
+    nope_dim: int
+    rope_dim: int
+    output_dim: int
+
+    def attention(self, layer_idx: int) -> AttentionSpec:  # noqa: ARG002  # all are alike
+        """Return the description of this layer's attention."""
+        scale = (self.nope_dim + self.rope_dim) ** -0.5
+        return LatentAttentionSpec(
+            num_heads=self.num_heads,
+            num_kv_heads=1,
+            head_dim=self.latent_dim + self.rope_dim,
+            value_dim=self.latent_dim,
+            scale=scale * _stretch(self.rope) ** 2,
+            rope=self.rope,
+            query_rank=self.query_rank,
+            nope_dim=self.nope_dim,
+            rope_dim=self.rope_dim,
+            output_dim=self.output_dim,
+        )
+
+
+def _stretch(rope: RopeConfig) -> float:
+    """Return YaRN's factor on queries and keys that `mscale_all_dim` asks for."""
+    mscale = float(rope.parameters.get("mscale_all_dim", 0.0))
+    factor = float(rope.parameters.get("factor", 1.0))
+    if rope.scaling != "yarn" or not mscale or factor <= 1:
+        return 1.0
+    return 0.1 * mscale * math.log(factor) + 1.0
+
+
+def read_latent_decoder(
+    config: Keys, generation: Keys, defaults: dict[str, Any]
+) -> LatentDecoderSpec:
+    """Read the keys that DeepSeek's families share, without the experts.
+
+    Args:
+        config: keys of the model.
+        generation: keys of `generation_config.json`.
+        defaults: what absent keys mean.
+
+    Raises:
+        StartupError: a number that is missing or absurd, or something unsupported; one line.
+    """
+    values = {**defaults, **config.values}
+    config = Keys(config.source, values)
+    rope_dim = config.integer("qk_rope_head_dim", _MAX_ROPE_DIM, 64, low=2)
+    heads = config.integer("num_attention_heads", MAX_HEADS)
+    # Files name as many key heads as heads, which only the expanded form has.
+    read = {**values, "num_key_value_heads": heads, "head_dim": rope_dim}
+    spec = read_decoder(Keys(config.source, read), generation, TRAITS)
+    query_rank = 0
+    if values.get("q_lora_rank") is not None:
+        query_rank = config.integer("q_lora_rank", MAX_WIDTH)
+    if spec.attention_bias and not query_rank:
+        raise config.error("attention_bias", "false where q_lora_rank is null")
+    fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}
+    fields["rope"] = replace(spec.rope, interleaved=config.flag("rope_interleave", True))
+    extra = config.integer("num_nextn_predict_layers", 64, 0, low=0)
+    return LatentDecoderSpec(
+        **{**fields, "num_extra_layers": extra},
+        query_rank=query_rank,
+        latent_dim=config.integer("kv_lora_rank", _MAX_RANK),
+        nope_dim=config.integer("qk_nope_head_dim", MAX_HEAD_DIM),
+        rope_dim=rope_dim,
+        output_dim=config.integer("v_head_dim", MAX_HEAD_DIM),
+    )
+
+
+def read_shared_experts(config: Keys, router: RouterSpec, num_layers: int) -> ExpertsSpec | None:
+    """Read the experts of DeepSeek's and GLM's mixtures: some dense layers first, shared experts.
+
+    Args:
+        config: keys of the model.
+        router: how tokens choose, without groups and numbers that are read here.
+        num_layers: layers of the model.
+
+    Raises:
+        StartupError: a number that is missing or absurd; one line.
+    """
+    if config.values.get("n_routed_experts") is None:
+        return None
+    num_experts = config.integer("n_routed_experts", MAX_EXPERTS)
+    inner = config.integer("moe_intermediate_size", MAX_WIDTH)
+    first = config.integer("first_k_dense_replace", num_layers, 0, low=0)
+    if config.values.get("moe_layer_freq", 1) not in (1, [0] * first + [1] * (num_layers - first)):
+        raise config.error("moe_layer_freq", "1: experts in every layer after the dense ones")
+    groups = config.integer("n_group", num_experts, 1) if config.values.get("n_group") else 1
+    chosen_groups = config.integer("topk_group", groups, 1) if groups > 1 else 1
+    if num_experts % groups:
+        raise config.error("n_group", f"a divisor of {num_experts} experts")
+    router = replace(
+        router,
+        scaling=config.number("routed_scaling_factor", 0.0, 1e6, 1.0),
+        num_groups=groups,
+        num_chosen_groups=chosen_groups,
+    )
+    most = num_experts // groups * chosen_groups
+    num_shared = (
+        config.integer("n_shared_experts", 64, 0, low=0)
+        if (config.values.get("n_shared_experts") is not None)
+        else 0
+    )
+    return ExpertsSpec(
+        num_experts=num_experts,
+        num_chosen=config.integer("num_experts_per_tok", most),
+        intermediate_size=inner,
+        layers=frozenset(range(first, num_layers)),
+        router=router,
+        shared_size=inner * num_shared,
+        has_shared_gate=False,
+        names=ExpertNames(shared="shared_experts"),
+    )
