@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.latent_attention.triton_kernels import (
+from kernels.latent_attention.triton_latent import (
     join_kernel,
     latent_kernel,
     rotate_and_keep_kernel,

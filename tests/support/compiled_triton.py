@@ -34,8 +34,6 @@ from kernels.greedy import triton as greedy
 from kernels.group_linear import triton as group_linear
 from kernels.group_linear import triton_codes
 from kernels.group_linear.triton_one import one_kernel
-from kernels.latent_attention import triton as latent
-from kernels.latent_attention.triton_kernels import latent_kernel
 from kernels.linear import triton as linear
 from kernels.linear import triton_gemv as gemv
 from kernels.linear import triton_invariant as invariant_linear
@@ -52,6 +50,7 @@ from kernels.rope import triton as rope
 from kernels.rounding import triton as rounding
 from kernels.sampling import triton_draw, triton_rows
 from kernels.triton_support.device import SharedMemory
+from tests.support.compiled_latents import latents
 
 # Bytes of shared memory that a program may have, by compute capability: CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability", less the kilobyte that the system reserves.
@@ -61,19 +60,9 @@ LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 9
 KINDS_OF_CODE = (89, 90, 100)
 DTYPE = torch.bfloat16
 HALVES = {
-    *("x_ptr", "weight_ptr", "bias_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "residual_ptr"),
-    *(
-        "memory_ptr",
-        "product_ptr",
-        "further_ptr",
-        "qkv_ptr",
-        "k_cache_ptr",
-        "v_cache_ptr",
-        "cache_ptr",
-        "q_norm_ptr",
-        "k_norm_ptr",
-        "logits_ptr",
-    ),
+    *("x_ptr", "weight_ptr", "bias_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "cache_ptr"),
+    *("residual_ptr", "memory_ptr", "product_ptr", "further_ptr", "qkv_ptr", "k_cache_ptr"),
+    *("v_cache_ptr", "q_norm_ptr", "k_norm_ptr", "logits_ptr"),
 }
 FLOATS = {
     *("partial_ptr", "state_ptr", "lse_ptr", "cos_sin_ptr", "wide_ptr", "values_ptr"),
@@ -390,26 +379,6 @@ def mixtures(shared: SharedMemory) -> Iterator[Kernel]:
             "STAGES": experts.stages_of(tile, DTYPE, 2, shared),
         }
         yield f"experts {tile.tokens}", product_kernel, constants, tile.num_warps
-
-
-def latents(shared: SharedMemory) -> Iterator[Kernel]:
-    """Yield attention over latents with the largest block."""
-    tile = latent.tile_of(DTYPE, shared, are_single=False, invariant=False)
-    constants: dict[str, Any] = {
-        "RANK": 512,
-        "ROPE": 64,
-        "PAGE_SIZE": 16,
-        "TOKENS": tile.tokens,
-        "BLOCK_H": 16,
-        "BLOCK_N": tile.keys,
-        "BLOCK_RANK": 512,
-        "BLOCK_ROPE": 64,
-        "SEQS": 64,
-        "SPLITS": 2,
-        "PRECISION": "tf32",
-        "STAGES": tile.num_stages,
-    }
-    yield f"latents {tile.tokens}", latent_kernel, constants, tile.num_warps
 
 
 def choices_of_experts() -> Iterator[Kernel]:

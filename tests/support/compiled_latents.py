@@ -1,0 +1,32 @@
+"""Attention over latents as `compiled_triton` compiles it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from kernels.latent_attention import triton as latent
+from kernels.latent_attention.triton_latent import latent_kernel
+from kernels.triton_support.device import SharedMemory
+
+
+def latents(shared: SharedMemory) -> Iterator[tuple[str, Any, dict[str, Any], int]]:
+    """Yield attention over latents with the largest block."""
+    tile = latent.tile_of(torch.bfloat16, shared, are_single=False, invariant=False)
+    constants: dict[str, Any] = {
+        "RANK": 512,
+        "ROPE": 64,
+        "PAGE_SIZE": 16,
+        "TOKENS": tile.tokens,
+        "BLOCK_H": 16,
+        "BLOCK_N": tile.keys,
+        "BLOCK_RANK": 512,
+        "BLOCK_ROPE": 64,
+        "SEQS": 64,
+        "SPLITS": 2,
+        "PRECISION": "tf32",
+        "STAGES": tile.num_stages,
+    }
+    yield f"latents {tile.tokens}", latent_kernel, constants, tile.num_warps
