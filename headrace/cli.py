@@ -1,7 +1,7 @@
 """The `headrace` command: `serve` starts a server, `chat` talks to one, `batch` runs without one.
 
 `doctor` reports what this machine offers and what a model needs, `bench` measures speed, and
-`explain` shows why a prompt was not found in the cache.
+`explain` tells where a request's time went.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands.add_parser(
         "explain",
-        help="show where a request's prompt diverges from a running server's prefix cache",
+        help="tell where a request's time went, or where its prompt leaves the prefix cache",
         add_help=False,
     )
     chat = commands.add_parser(
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         sys.exit(tell_experts(arguments[1:]))
     if arguments[:1] == ["explain"]:
-        from headrace.explain_cache import main as explain
+        from headrace.explain_command import main as explain
 
         sys.exit(explain(arguments[1:]))
     if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHMARKS:

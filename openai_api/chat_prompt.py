@@ -17,6 +17,7 @@ from runtime.errors import InvalidRequest, TooLong
 from runtime.eventloop.heavy_work import aside
 from runtime.media.image_loader import NamedItem
 from runtime.media.placeholders import expand_text, write_expansions
+from runtime.requests.arrival import ARRIVAL, timed
 from runtime.requests.image_input import ImageInput
 from runtime.text.encoding import MAX_CHARS_PER_TOKEN, check_prompt_length, encode_prompts
 
@@ -90,15 +91,17 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
         ),
         context.id_form,
     )
-    text = await template.render_async(
-        messages,
-        tools=tools,
-        variables=template_variables(request),
-        add_generation_prompt=request.add_generation_prompt is not False,
-        continue_final_message=continues,
-        max_chars=max_chars,
-        marks=marks,
-    )
+    _note_system(messages)
+    with timed("render"):
+        text = await template.render_async(
+            messages,
+            tools=tools,
+            variables=template_variables(request),
+            add_generation_prompt=request.add_generation_prompt is not False,
+            continue_final_message=continues,
+            max_chars=max_chars,
+            marks=marks,
+        )
     if not text:
         raise InvalidRequest(
             "The chat template renders these messages to nothing.", param="messages"
@@ -114,6 +117,17 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
     is_open = _is_open(text, request, context)
     may_think = is_open or _may_think(text, request, context)
     return ChatPrompt(text, input_ids, is_open, may_think, images)
+
+
+def _note_system(messages: Sequence[dict[str, Any]]) -> None:
+    """Note the system message: later it tells whether a prompt left the prefix cache in it."""
+    arrival = ARRIVAL.get()
+    if arrival is None or not messages or messages[0].get("role") not in ("system", "developer"):
+        return
+    content = messages[0].get("content")
+    if isinstance(content, list):
+        content = "\n".join(str(part["text"]) for part in content if part.get("text"))
+    arrival.system = content if isinstance(content, str) else ""
 
 
 async def encode_raw(text: str, items: Sequence[NamedItem], context: OpenAIContext) -> ChatPrompt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from runtime.errors import InvalidRequest
+from runtime.requests.arrival import timed
 
 _JOINED_BYTES = 2**20
 
@@ -31,6 +32,11 @@ async def read_raw(request: Request) -> bytes | bytearray:
     A large body grows in place: joining its parts at the end would block the event loop for the
     time of the copy.
     """
+    with timed("body"):
+        return await _read_all(request)
+
+
+async def _read_all(request: Request) -> bytes | bytearray:
     message = await request.receive()
     part: bytes = message.get("body", b"")
     if not message.get("more_body", False) and len(part) <= _JOINED_BYTES:

@@ -21,6 +21,7 @@ import numpy as np
 from runtime.cache.page_pool import EMPTY_PAGES, PagePool, Pages
 from runtime.cache.radix_tree import CommonPrefix, PrefixMatch, RadixNode, RadixTree, Tokens
 from runtime.cache.state_pool import StatePool
+from runtime.ipc.time_messages import PrefixBreak
 
 
 class BlockTable:
@@ -140,6 +141,28 @@ class CacheManager:
     def common_prefix(self, tokens: Tokens, namespace: str) -> CommonPrefix:
         """See `RadixTree.common_prefix`."""
         return self.tree.common_prefix(tokens, namespace)
+
+    def prefix_break(
+        self, block_table: BlockTable, tokens: Tokens
+    ) -> tuple[PrefixBreak | None, bool]:
+        """Return where a prompt leaves the cache, right after `allocate`.
+
+        Args:
+            block_table: the request's.
+            tokens: the tree's keys of the whole prompt.
+
+        Returns:
+            The place, `None` if all of it is cached or nothing is ever cached; and whether the
+            request's namespace is empty.
+        """
+        node = block_table.node
+        if node is None:
+            return None, False
+        num_cached = block_table.num_shared * self.page_size
+        common = self.tree.common_after(node, tokens[num_cached:])
+        is_empty = node.parent is None and not node.children
+        index = num_cached + common.num_tokens
+        return (PrefixBreak(index, common.differs) if index < len(tokens) else None), is_empty
 
     def attach_prefix(self, block_table: BlockTable, tokens: Tokens, namespace: str) -> int:
         """Give an empty `block_table` the longest cached prefix of `tokens`, and lock it.

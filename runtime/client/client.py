@@ -19,6 +19,7 @@ from runtime.client.outgoing import Outgoing
 from runtime.client.recorder import Recording, RecordSink
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.replica_router import Router
+from runtime.client.request_history import RequestHistory, RequestTrace
 from runtime.client.tenant import TENANT, tenants_namespace
 from runtime.client.weight_gate import WeightState
 from runtime.errors import (
@@ -66,6 +67,7 @@ class EngineClient:
         keeps_text: whether records contain the generated text.
         max_pixel_bytes: bound on the images of all requests in flight; `None` for no bound.
         adapters: the adapters (LoRA) that requests may name.
+        history: where the time of the last requests went.
     """
 
     def __init__(
@@ -98,7 +100,10 @@ class EngineClient:
         self._streams: dict[int, StreamState] = {}
         self._rids: dict[tuple[str, str], StreamState] = {}  # By tenant and `rid`.
         self._ids = itertools.count(1)
-        self.outgoing = Outgoing(self._streams, self._router, self._ids.__next__, max_resumes)
+        self.history = RequestHistory()
+        self.outgoing = Outgoing(
+            self._streams, self._router, self._ids.__next__, max_resumes, self.history
+        )
         self.gate = self.outgoing.gate
         self.calls = ControlCalls(self.links, self._ids)
         self._seed_source = seed_source(random_seed)
@@ -189,11 +194,14 @@ class EngineClient:
             ),
             arrival=arrival,
         )
-        stream = StreamState(request, name, len(input_ids), arrival, link, num_pixel_bytes)
+        trace = RequestTrace(request, name, len(input_ids))
+        stream = StreamState(request, name, len(input_ids), arrival, link, trace, num_pixel_bytes)
         if grammar is None:
             self.outgoing.send(stream)
         # Only now: a request that could not be sent must not count as in flight forever.
         self._streams[request.request_id] = stream
+        if is_recorded:
+            self.history.begin(trace)
         self._rids[name] = stream
         stream.join_link()
         self._pixel_bytes += num_pixel_bytes
@@ -349,6 +357,7 @@ class EngineClient:
         if stream is None:
             return
         stream.leave_link()
+        self.history.end(stream.trace, stream.sent_ids)
         self._pixel_bytes -= stream.num_pixel_bytes
         if self._rids.get(stream.name) is stream:
             del self._rids[stream.name]
@@ -380,6 +389,9 @@ class EngineClient:
             stream.cached_tokens = delta.cached_tokens
         if delta.times is not None:
             stream.times = delta.times
+            stream.trace.began(delta.times)
+        if delta.reason is not None:
+            stream.trace.finished_at = time.monotonic()
         stream.finish_reason = delta.reason
         stream.num_retractions = delta.num_retractions
         stream.wake.set()

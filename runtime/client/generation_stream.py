@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from runtime.client.replica_link import ReplicaLink
+from runtime.client.request_history import RequestTrace
 from runtime.client.session_store import Turn
 from runtime.errors import HeadraceError, InvalidRequest, Overloaded
 from runtime.ipc.messages import BeginTimes, FinishReason, GenerateRequest
@@ -119,6 +120,7 @@ class StreamState:
     prompt_tokens: int
     arrival: float
     link: ReplicaLink
+    trace: RequestTrace
     num_pixel_bytes: int = 0
     grammar: tuple[bytes, bytes] | None = None
     sent_ids: bytearray = field(default_factory=bytearray)
@@ -287,6 +289,7 @@ class GenerationStream:
 
     def _end(self, outcome: Outcome) -> None:
         self._done = True
+        self._stream.trace.outcome = outcome
         self._client.forget(self._stream.request_id)
         if self.recording is not None:
             self.recording.end(outcome)

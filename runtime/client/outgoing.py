@@ -18,6 +18,7 @@ import msgspec
 from runtime.client.generation_stream import StreamState
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.replica_router import Router
+from runtime.client.request_history import RequestHistory
 from runtime.client.weight_gate import RequestGate
 from runtime.errors import EngineDead, HeadraceError
 from runtime.ipc.messages import FinishReason
@@ -41,6 +42,7 @@ class Outgoing:
         router: Router,
         new_id: Callable[[], int],
         max_resumes: int,
+        history: RequestHistory,
     ) -> None:
         """Send the requests of `streams`.
 
@@ -49,12 +51,14 @@ class Outgoing:
             router: chooses another replica for a request whose own one is away.
             new_id: returns an unused request id.
             max_resumes: deaths that a request survives; the next one ends it.
+            history: gets the names of requests that go on in another process.
         """
         self.gate = RequestGate()
         self.streams = streams
         self._router = router
         self._new_id = new_id
         self._max_resumes = max_resumes
+        self._history = history
         # Requests whose grammar is being compiled, and those that no replica takes.
         self._compiling: set[int] = set()
         self._waiting: dict[int, StreamState] = {}
@@ -89,6 +93,7 @@ class Outgoing:
     def compile(self, stream: StreamState, key: bytes, compiled: asyncio.Future[bytes]) -> None:
         """Send a request once its grammar is compiled."""
         self._compiling.add(stream.request.request_id)
+        stream.trace.hold("grammar")
         compiled.add_done_callback(lambda done: self._compiled(stream, key, done))
 
     def _compiled(self, stream: StreamState, key: bytes, done: asyncio.Future[bytes]) -> None:
@@ -113,9 +118,11 @@ class Outgoing:
         request = stream.request
         self._waiting.pop(request.request_id, None)
         if self.gate.is_closed:
+            stream.trace.hold(self.gate.reason)
             self.gate.hold(request.request_id, partial(self.send, stream))
             return
         if not stream.link.ready and not self._move(stream):
+            stream.trace.hold("restart" if stream.is_resumed else "process")
             self._waiting[request.request_id] = stream
             return
         if stream.is_resumed:
@@ -125,6 +132,7 @@ class Outgoing:
                 output_ids=bytes(stream.sent_ids),
                 num_shown=stream.num_shown,
             )
+        stream.trace.sent()
         if stream.grammar is None:
             stream.link.send(request)
         else:
@@ -193,6 +201,7 @@ class Outgoing:
         del self.streams[stream.request_id]
         stream.request = msgspec.structs.replace(stream.request, request_id=self._new_id())
         self.streams[stream.request_id] = stream
+        self._history.rename(stream.trace, stream.request_id)
         stream.is_resumed = True
         stream.held_since = stream.held_since or time.monotonic()
         self.num_resumed += 1

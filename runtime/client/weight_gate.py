@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from runtime.client.request_history import Hold
 from runtime.ipc.weight_messages import MemoryTag
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class RequestGate:
 
     def __init__(self) -> None:
         """Start open."""
+        # Whether `UPDATE` was given for weights that are read from files.
+        self._reads_disk = False
         # By reason, the time at which it was given, by `time.monotonic()`.
         self._reasons: dict[str, float] = {}
         self._held: dict[int, Callable[[], None]] = {}
@@ -68,6 +71,13 @@ class RequestGate:
     def reasons(self) -> frozenset[str]:
         """Why the gate is closed; empty if it is open."""
         return frozenset(self._reasons)
+
+    @property
+    def reason(self) -> Hold:
+        """Why the gate is closed: one reason, the one with which the longest wait begins."""
+        if UPDATE in self._reasons:
+            return "disk" if self._reads_disk else "update"
+        return "session" if SESSION in self._reasons else "pause"
 
     def closed_for_s(self, reason: str) -> float:
         """Return the seconds since `reason` was given; 0 if it is not outstanding."""
@@ -96,13 +106,15 @@ class RequestGate:
         """Forget a request; return whether it waited here."""
         return self._held.pop(request_id, None) is not None
 
-    def close(self, reason: str) -> None:
-        """Keep new requests waiting because of `reason`."""
+    def close(self, reason: str, *, reads_disk: bool = False) -> None:
+        """Keep new requests waiting because of `reason`, which may be that files are read."""
+        self._reads_disk = self._reads_disk or reads_disk
         self._reasons.setdefault(reason, time.monotonic())
 
     def open(self, reason: str) -> None:
         """Withdraw a reason; if none is left, send all waiting requests."""
         self._reasons.pop(reason, None)
+        self._reads_disk = self._reads_disk and UPDATE in self._reasons
         while self._held and not self._reasons:
             request_id = next(iter(self._held))
             self._held.pop(request_id)()

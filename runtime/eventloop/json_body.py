@@ -20,6 +20,7 @@ from runtime.eventloop.body_errors import InvalidBody, explain, not_json
 from runtime.eventloop.heavy_work import PREPARING, free_politely
 from runtime.eventloop.ignored_fields import note_ignored, strict_decoder, unknown_fields
 from runtime.eventloop.large_body import PIECE_BYTES, WINDOW, Body, split_lists
+from runtime.requests.arrival import timed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,9 +53,11 @@ async def read_json(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
     """
     unknown: list[str] = []
     if len(body) <= INLINE_BYTES:
-        decoded = decode_body(bytes(body), decoder, unknown)
+        with timed("parse"):
+            decoded = decode_body(bytes(body), decoder, unknown)
     else:
-        decoded = await PREPARING.run(decode_large, body, decoder, unknown=unknown)
+        with timed("parse"):
+            decoded = await PREPARING.run(decode_large, body, decoder, unknown=unknown)
         if len(body) > _FREED_POLITELY_BYTES:
             free_politely(decoded)
     if unknown:

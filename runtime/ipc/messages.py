@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from runtime.ipc.time_messages import RequestTimes
 from runtime.ipc.weight_messages import (
     ContinueGeneration,
     InvalidateCache,
@@ -254,6 +255,12 @@ def internal_error(message: str) -> FinishReason:
     return FinishReason("abort", message=message, status_code=500, err_type="InternalServerError")
 
 
+def refusal(message: str, status_code: int) -> FinishReason:
+    """The finish reason of a request that can never run (400), or not now (503)."""
+    err_type = "BadRequestError" if status_code == 400 else "SERVICE_UNAVAILABLE"
+    return FinishReason("abort", message=message, status_code=status_code, err_type=err_type)
+
+
 class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The data that the detokenizer needs before a request's first token.
 
@@ -451,4 +458,5 @@ FrontInbound = (
     | StartupFailed
     | ControlReply
     | RequestError
+    | RequestTimes
 )

@@ -34,6 +34,7 @@ from runtime.media.image_source import (
 )
 from runtime.media.media_policy import MediaPolicy
 from runtime.media.remote_image import Fetcher
+from runtime.requests.arrival import timed
 from runtime.requests.image_input import PreparedImage
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -229,7 +230,8 @@ class ImageLoader:
 
         tasks = {key: asyncio.create_task(prepare(key)) for key in sources}
         try:
-            await asyncio.gather(*tasks.values())
+            with timed("images"):
+                await asyncio.gather(*tasks.values())
         except BaseException:
             # One invalid image refuses the request, so the others are not needed.
             for task in tasks.values():
@@ -248,7 +250,8 @@ class ImageLoader:
             case RemoteImage():
                 content = InlineImage(await self._fetcher.fetch(source.url, param), False)
             case FileImage():
-                file = await _READING.run(read_file, source, self.policy, param)
+                with timed("files"):
+                    file = await _READING.run(read_file, source, self.policy, param)
                 content = InlineImage(file, False)
         size = len(content.content) + _CHANNELS * max_scaled_pixels(vision)
         self._take(size, param, share)

@@ -36,6 +36,7 @@ from runtime.ipc.messages import (
     WorkerReady,
 )
 from runtime.ipc.process import Child, compute_environment, describe_exit
+from runtime.ipc.time_messages import RequestTimes
 from runtime.ipc.transport import AsyncInbox, Outbox, front_address, scheduler_address
 from runtime.processes.status import EngineStatus, ReplicaStatus
 
@@ -434,6 +435,8 @@ class Replica:
                 self._client.on_deltas(message)
             case RequestError():
                 self._client.on_request_error(message)
+            case RequestTimes():
+                self._client.history.on_times(message.ended)
             case ControlReply():
                 self._client.calls.on_reply(self.status.rank, message)
             case Progress():

@@ -23,7 +23,7 @@ from runtime.grammar.grammar_backend import (
     Matcher,
     num_words,
 )
-from runtime.ipc.messages import FinishReason, internal_error
+from runtime.ipc.messages import FinishReason, internal_error, refusal
 from runtime.scheduler.request import GrammarState, Request
 from runtime.scheduler.table import RequestTable
 from runtime.step.step_plan import Int32Array, Int64Array, TokenMasks
@@ -355,7 +355,7 @@ class Grammars:
         num_allowed = np.bitwise_count(words).sum(axis=1, dtype=np.int64)
         if not num_allowed.all():
             for index in np.flatnonzero(num_allowed == 0).tolist():
-                failed.setdefault(int(rows[index]), _refused(_STUCK))
+                failed.setdefault(int(rows[index]), refusal(_STUCK, 400))
                 # Something must be sampled, but it is never reported.
                 words[index] = -1
         if len(self._words) < table.max_rows:
@@ -426,7 +426,7 @@ class Grammars:
             state.spent_s += time.thread_time() - began
             num_outputs = int(lengths[index]) - table.request(row).num_prompt
             if state.spent_s > FREE_TIME_S + TIME_PER_TOKEN_S * num_outputs:
-                failed[row] = _refused(_TOO_SLOW)
+                failed[row] = refusal(_TOO_SLOW, 400)
         return words
 
     def _watch_if_slow(self, took_s: float, num_outputs: int) -> None:
@@ -474,8 +474,4 @@ def _single(mask: Int32Array) -> int:
 
 
 def _beyond_limit(error: GrammarError) -> FinishReason:
-    return _refused(f"The grammar cannot be followed any further: {error}.")
-
-
-def _refused(message: str) -> FinishReason:
-    return FinishReason("abort", message=message, status_code=400, err_type="BadRequestError")
+    return refusal(f"The grammar cannot be followed any further: {error}.", 400)

@@ -10,22 +10,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime.cache.manager import CacheManager
+from runtime.ipc.time_messages import Wait
 from runtime.requests.fault_domain import FaultDomains
 from runtime.scheduler.adapter_places import AdapterPlaces
 from runtime.scheduler.budget import StepBudget, TokenBudget
+from runtime.scheduler.chunk import Chunk, add_spans
 from runtime.scheduler.grammars import StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import PromptReport, Request
+from runtime.scheduler.step_clock import StepClock, StepNote
 from runtime.scheduler.step_images import add_images
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
 from runtime.step.step_plan import (
     BoolArray,
-    EmbedSpan,
     Int32Array,
     Int64Array,
     PageUpdate,
-    ReportSpan,
     RowImage,
     RowJoin,
     StateMoves,
@@ -45,6 +46,7 @@ class PlannedStep:
 
     Attributes:
         request_ids: `[num_samples]`, the request of each sample; its row may be reassigned.
+        note: what the clock needs at the step's end.
         prompts_done: requests whose prompt is complete after this step.
         chunks_done: requests whose prompt goes on, with the number of tokens computed after this
             step, if states after them can be reused.
@@ -54,34 +56,11 @@ class PlannedStep:
 
     plan: StepPlan
     request_ids: Int64Array
+    note: StepNote
     prompts_done: list[Request] = field(default_factory=list)
     chunks_done: list[tuple[Request, int]] = field(default_factory=list)
     span_owners: list[tuple[Request, PromptReport]] = field(default_factory=list)
     masks: StepMasks | None = None
-
-
-@dataclass
-class _Chunk:
-    """A request's part in a step that computes prompts.
-
-    Building it is the last thing that can fail.
-
-    Attributes:
-        tokens: `[length]`.
-        spans: for each report on some of the positions: the report, the first position relative to
-            `start`, and the tokens that follow the positions.
-        embeds: float32 bytes that replace its first `num_embeds` tokens.
-    """
-
-    request: Request
-    start: int
-    length: int
-    is_last: bool
-    samples: bool
-    tokens: Int32Array
-    spans: list[tuple[PromptReport, int, Int32Array]]
-    embeds: bytes
-    num_embeds: int
 
 
 class Planner:
@@ -97,11 +76,13 @@ class Planner:
         token_budget: TokenBudget,
         images: ImageCache | None = None,
         adapters: AdapterPlaces | None = None,
+        clock: StepClock | None = None,
     ) -> None:
         """Plan over `table`, at most `token_budget` prompt tokens a step.
 
-        Without `images`, prompts have no images.
+        Without `images`, prompts have no images. `clock` is told what the queue waits for.
         """
+        self._clock = clock or StepClock()
         self._adapters = adapters or AdapterPlaces(0)
         self._images = images
         self._table = table
@@ -130,6 +111,7 @@ class Planner:
         # After a retraction pages are scarce, and a token of the retracted request may still be in
         # flight. It is admitted again once that token is known.
         may_admit = self.num_retractions == retracted_before
+        self._wait = Wait.STEP if may_admit else Wait.PAGES
         budget = self._token_budget.of_step(len(decode_rows), self._images)
         chunks = self._plan_chunks(budget, may_admit=may_admit)
         self._bring_adapters()
@@ -139,6 +121,13 @@ class Planner:
             decode_rows = decode_rows[goes_on]
             new_pages = None if new_pages is None else new_pages[goes_on]
             chunks = [chunk for chunk in chunks if chunk.request.row >= 0]
+        prompts = [
+            (chunk.request.times, chunk.start, chunk.length)
+            for chunk in chunks
+            # Others only catch up with a jump.
+            if chunk.request.request_id in self._unshared
+        ]
+        note = self._clock.planned(prompts, self._wait)
         if not len(decode_rows) and not chunks:
             return None
         table, num_decodes = self._table, len(decode_rows)
@@ -168,7 +157,7 @@ class Planner:
             states=self._move_states(rows, query_lens, chunks),
         )
         self._joins, self._page_updates = [], []
-        span_owners = _add_spans(plan, chunks)
+        span_owners = add_spans(plan, chunks)
         if self._images is not None:
             parts = [(chunk.request, chunk.start, chunk.length) for chunk in chunks]
             add_images(plan, parts, self._images, budget.images_ahead)
@@ -188,10 +177,11 @@ class Planner:
         ]
         if self._cache.states is None:
             parts_done.clear()
-        return PlannedStep(plan, table.request_ids[sampled], done, parts_done, span_owners)
+        request_ids = table.request_ids[sampled]
+        return PlannedStep(plan, request_ids, note, done, parts_done, span_owners)
 
     def _move_states(
-        self, rows: Int64Array, query_lens: Int64Array, chunks: list[_Chunk]
+        self, rows: Int64Array, query_lens: Int64Array, chunks: list[Chunk]
     ) -> StateMoves | None:
         """Choose where the step reads and writes recurrent states, if the model has any."""
         cache, table = self._cache, self._table
@@ -319,9 +309,9 @@ class Planner:
 
     # ---- prompts ----
 
-    def _plan_chunks(self, budget: StepBudget, *, may_admit: bool) -> list[_Chunk]:
+    def _plan_chunks(self, budget: StepBudget, *, may_admit: bool) -> list[Chunk]:
         """Return chunks of prompts: first begun ones, then waiting ones in order."""
-        chunks: list[_Chunk] = []
+        chunks: list[Chunk] = []
         for request in tuple(self._computing):
             if budget.is_spent:
                 return chunks
@@ -329,16 +319,23 @@ class Planner:
                 self._add_chunk(request, budget, chunks)
         # This is checked first: ordering the queue costs more than the rest of planning a decode
         # step.
-        may_admit = may_admit and self._table.has_free_row and len(self._waiting) > 0
-        if not may_admit or budget.is_spent:
+        if not may_admit or not len(self._waiting) or budget.is_spent:
+            return chunks
+        if not self._table.has_free_row:
+            self._wait = Wait.ROWS
             return chunks
         for request in self._in_order():
             if budget.is_spent or not self._table.has_free_row or not budget.admits(request):
                 break
             with self._faults.of(request):
-                if not self._adapters.admits(request) or self._waits_for_prefix(request):
+                if not self._adapters.admits(request):
+                    request.times.skipped(Wait.ADAPTER)
+                    continue
+                if self._waits_for_prefix(request):
+                    request.times.skipped(Wait.SHARED)
                     continue
                 if not self._admit(request):
+                    self._wait = Wait.PAGES
                     self._held_up = request, self._order_key()
                     break
                 self._add_chunk(request, budget, chunks)
@@ -363,14 +360,14 @@ class Planner:
         """Return a key that changes with the queue, the running requests and the tree's prompts."""
         return self._waiting.num_changes, self._table.num_running, len(self._unshared)
 
-    def _add_chunk(self, request: Request, budget: StepBudget, chunks: list[_Chunk]) -> None:
+    def _add_chunk(self, request: Request, budget: StepBudget, chunks: list[Chunk]) -> None:
         start = int(self._table.num_computed[request.row])
         num_left = int(self._table.num_tokens[request.row]) - start
         length = budget.take(request, start, num_left)
         if length:
             chunks.append(self._chunk(request, length))
 
-    def _chunk(self, request: Request, length: int) -> _Chunk:
+    def _chunk(self, request: Request, length: int) -> Chunk:
         table, row = self._table, request.row
         start = int(table.num_computed[row])
         is_last = start + length == int(table.num_tokens[row])
@@ -387,7 +384,7 @@ class Planner:
             size = len(request.embeds) // request.num_prompt
             embeds = request.embeds[start * size : (start + num_embeds) * size]
         part = tokens[start : start + length]
-        return _Chunk(request, start, length, is_last, samples, part, spans, embeds, num_embeds)
+        return Chunk(request, start, length, is_last, samples, part, spans, embeds, num_embeds)
 
     def _admit(self, request: Request) -> bool:
         """Give a waiting request a row and pages for its whole prompt; false if pages are short."""
@@ -414,6 +411,8 @@ class Planner:
         if request.cached_tokens < 0:
             request.cached_tokens = matched
             request.admitted_at = time.monotonic()
+            left = cache.prefix_break(block_table, request.keys(request.tokens))
+            request.times.admitted(matched, *left)
             self.num_cached_tokens += matched
         self._waiting.remove(request)
         row = self._table.join(request)
@@ -470,6 +469,7 @@ class Planner:
         """Put the prompt that `request` has computed, or its first tokens, into the prefix tree."""
         if num_tokens is None:
             self._unshared.pop(request.request_id, None)
+            request.times.prompt_done()
         if request.row < 0:
             return
         block_table, row = request.block_table, request.row
@@ -483,17 +483,3 @@ class Planner:
             self._page_updates.append(
                 PageUpdate(row, 0, block_table.held()[: block_table.num_shared].copy())
             )
-
-
-def _add_spans(plan: StepPlan, chunks: list[_Chunk]) -> list[tuple[Request, PromptReport]]:
-    """Add the spans that are reported or given as embeddings; return the report spans' owners."""
-    owners: list[tuple[Request, PromptReport]] = []
-    first = 0
-    for index, chunk in enumerate(chunks, plan.num_decodes):
-        for report, begin, following in chunk.spans:
-            plan.report_spans.append(ReportSpan(index, report.extra, begin, following))
-            owners.append((chunk.request, report))
-        if chunk.num_embeds:
-            plan.embed_spans.append(EmbedSpan(first, chunk.num_embeds, chunk.embeds))
-        first += chunk.length
-    return owners

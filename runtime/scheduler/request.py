@@ -15,6 +15,7 @@ from runtime.ipc.messages import FinishReason, GenerateRequest, StreamStart
 from runtime.requests.image_input import ImageInput
 from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.image_cache import cache_keys
+from runtime.scheduler.step_clock import StepClock, TimeRecord
 from runtime.scheduler.thinking_state import Thinking
 
 # Number of prompt tokens that the detokenizer gets as left context of the first output token.
@@ -112,6 +113,7 @@ class Request:
         grammar: state of the output's grammar and thoughts; `None` for free text.
         adapter_id: its adapter (LoRA), 0 for none.
         adapter_slot: the adapter's slot on the device while the request runs; else -1.
+        times: where its time goes here.
     """
 
     __slots__ = (
@@ -142,12 +144,14 @@ class Request:
         "sent_ids",
         "started",
         "stream",
+        "times",
         "tokens",
     )
 
     def __init__(self, message: GenerateRequest) -> None:
         """Take a checked message over."""
         self.request_id = message.request_id
+        self.times = TimeRecord(message.request_id, message.arrival)
         self.tokens: Tokens = np.frombuffer(message.input_ids, dtype=np.int32)
         self.num_prompt = len(self.tokens)
         self.is_resumed = message.is_resumed
@@ -249,3 +253,22 @@ class Request:
     def length_reason(self) -> FinishReason:
         """Return the reason for a request that reached its token limit."""
         return FinishReason("length", length=self.max_new_tokens)
+
+
+class LiveRequests(dict[int, Request]):
+    """Every request at the scheduler, by id. Removing one, in whatever state, notes its end."""
+
+    def __init__(self, clock: StepClock) -> None:
+        """Start empty; `clock` gets the times of those that end."""
+        super().__init__()
+        self._clock = clock
+
+    def __delitem__(self, request_id: int) -> None:
+        request = self[request_id]
+        super().__delitem__(request_id)
+        request.times.ended(self._clock, request.num_retractions)
+
+    def discard(self, request_id: int) -> None:
+        """Remove a request if it is there."""
+        if request_id in self:
+            del self[request_id]

@@ -26,7 +26,9 @@ from runtime.ipc.messages import (
     TokenDeltas,
     WorkerCommand,
     internal_error,
+    refusal,
 )
+from runtime.ipc.time_messages import RequestTimes, Wait
 from runtime.ipc.transport import Inbox
 from runtime.ipc.weight_messages import (
     AdapterOp,
@@ -44,9 +46,10 @@ from runtime.scheduler.grammars import Grammars, StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.output import OutputBuffer, OutputProcessor
 from runtime.scheduler.planner import PlannedStep, Planner
-from runtime.scheduler.request import Request
+from runtime.scheduler.request import LiveRequests, Request
 from runtime.scheduler.scheduler_options import SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats, report_prefix
+from runtime.scheduler.step_clock import StepClock
 from runtime.scheduler.step_images import why_not_seen
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
@@ -57,8 +60,6 @@ logger = logging.getLogger(__name__)
 GRAMMAR_WAIT_S = 0.001
 # How often the gauges are renewed while steps follow each other, seconds.
 PUBLISH_INTERVAL_S = 0.005
-
-_ERROR_TYPES = {400: "BadRequestError", 503: "SERVICE_UNAVAILABLE"}
 
 
 class Scheduler:
@@ -103,12 +104,13 @@ class Scheduler:
         self._max_queued = options.max_queued_requests
         self._max_req_len = min(options.context_len, cache.pool.num_pages * cache.page_size)
         self._overlap = options.overlap
-        self._requests: dict[int, Request] = {}
+        self._clock = StepClock()
+        self._requests = LiveRequests(self._clock)
         # An error while one request is handled ends only that request.
         self._faults = FaultDomains(self._end_failed)
         # One token more than the context: with overlap a last token is still written, then dropped.
         self._table = RequestTable(options.max_running_requests, options.context_len + 1)
-        self._waiting = WaitingQueue(options.policy, cache)
+        self._waiting = WaitingQueue(options.policy, cache, self._clock)
         self._adapters = AdapterPlaces(options.num_adapter_slots, options.evicts_oldest)
         self._planner = Planner(
             self._table,
@@ -118,6 +120,7 @@ class Scheduler:
             token_budget=options.token_budget,
             images=images,
             adapters=self._adapters,
+            clock=self._clock,
         )
         self._grammars = grammars or Grammars(None, 0, [])
         self._buffer = OutputBuffer(options.stream_interval)
@@ -229,16 +232,17 @@ class Scheduler:
             try:
                 self._grammars.take(request, message.grammar_key, message.grammar)
             except GrammarError as error:
-                self._end_early(request, internal_error(str(error)))
+                self._end_internally(request, str(error))
 
     def _refuse(self, request: Request, message: str, status_code: int) -> None:
-        err_type = _ERROR_TYPES[status_code]
-        reason = FinishReason("abort", message=message, status_code=status_code, err_type=err_type)
-        self._end_early(request, reason)
+        self._end_early(request, refusal(message, status_code))
 
     def _end_early(self, request: Request, reason: FinishReason) -> None:
         self._buffer.end(request, reason)
         del self._requests[request.request_id]
+
+    def _end_internally(self, request: Request, why: str) -> None:
+        self._end_early(request, internal_error(why))
 
     def _abort(self, request_id: int, why: str = "Aborted") -> None:
         request = self._requests.get(request_id)
@@ -267,27 +271,24 @@ class Scheduler:
 
     def _end_failed(self, request: Request, why: str) -> None:
         """Forget a request whose handling raised, whatever its state; called by `_faults`."""
-        self._requests.pop(request.request_id, None)
+        self._requests.discard(request.request_id)
         self._grammars.drop(request)
         if request in self._waiting:
             self._waiting.remove(request)
         self._planner.forget(request)
-        self._recover_cache()
+        self._cache.recover([request.block_table for request in self._requests.values()])
         if not self._buffer.fail(request, internal_error(why)):
             # The detokenizer does not know this request.
             self._send_front(RequestError([request.request_id], why))
 
-    def _recover_cache(self) -> None:
-        self._cache.recover([request.block_table for request in self._requests.values()])
+    def _ask_cache(self, message: FlushCache | MatchPrefix) -> ControlReply:
+        if isinstance(message, FlushCache):
+            return self._flush(message.call_id)
+        return report_prefix(message, self._cache, self._generation)
 
     def _set_options(self, values: dict[str, int]) -> None:
         self._max_queued = values.get("max_queued_requests", self._max_queued)
         self._stats.log_interval = values.get("decode_log_interval", self._stats.log_interval)
-
-    def _ask_cache(self, message: FlushCache | MatchPrefix) -> ControlReply:
-        if isinstance(message, MatchPrefix):
-            return report_prefix(message, self._cache, self._generation)
-        return self._flush(message.call_id)
 
     def _flush(self, call_id: int) -> ControlReply:
         # The front clears its record of cached grammars at the same point in the message order.
@@ -343,6 +344,7 @@ class Scheduler:
     def _pause(self, *, retract: bool) -> None:
         self._drain()
         self._is_paused = True
+        self._clock.wait_for(Wait.PAUSE)
         if retract:
             for request in self._table.running():
                 with self._faults.of(request):
@@ -380,7 +382,7 @@ class Scheduler:
 
     def _step(self) -> None:
         if self._grammars.num_waiting:
-            for request in self._grammars.ready(self._refuse_grammar):
+            for request in self._grammars.ready(self._end_internally):
                 self._waiting.push(request)
         if not self._overlap:
             self._finish_in_flight(self._launch())
@@ -391,9 +393,6 @@ class Scheduler:
             # The next masks depend on this step's tokens, so it cannot stay in flight.
             current, self._in_flight = self._in_flight, None
             self._finish_in_flight(current)
-
-    def _refuse_grammar(self, request: Request, message: str) -> None:
-        self._end_early(request, internal_error(message))
 
     def _launch(self) -> tuple[PlannedStep, Pending] | None:
         planned = self._planner.plan()
@@ -413,6 +412,7 @@ class Scheduler:
         if launched is not None:
             planned, pending = launched
             result = pending.wait()
+            self._clock.stepped(planned.note, has_images=bool(planned.plan.image_loads))
             if result.was_retried and self._images is not None:
                 self._images.forget_failed(planned.plan.image_loads)
             self._output.process(planned, result)
@@ -435,7 +435,7 @@ class Scheduler:
                     self._remove(request.request_id)
         self._adapters.distrust()
         # The failure may have left pages without an owner.
-        self._recover_cache()
+        self._cache.recover([request.block_table for request in self._requests.values()])
         self.check_invariants()
 
     def turn(self, inbox: Inbox[SchedulerInbound], idle_wait_s: float) -> None:
@@ -471,6 +471,8 @@ class Scheduler:
         may_wait = is_stepping and not idle and not was_idle
         # The gauges are written before the message, as before any reply.
         self._publish(may_wait=may_wait and not (message is not None and message.ends))
+        if ended := self._clock.take_ended():
+            self._send_front(RequestTimes(ended))
         if message is not None:
             self._send_tokens(message)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from runtime.cache.manager import CacheManager
 from runtime.config.registry import Registry
 from runtime.scheduler.request import Request
+from runtime.scheduler.step_clock import StepClock
 
 # Ordering by cached prefix walks the tree for every waiting request, which does not pay off for
 # queues longer than this.
@@ -57,8 +58,9 @@ class WaitingQueue:
         num_changes: how often a request was added or removed.
     """
 
-    def __init__(self, policy: str, cache: CacheManager) -> None:
-        """Order by the policy called `policy`."""
+    def __init__(self, policy: str, cache: CacheManager, clock: StepClock | None = None) -> None:
+        """Order by the policy called `policy`; `clock` tells how long the queue waits for what."""
+        self._clock = clock or StepClock()
         self._policy = POLICIES.load(policy)
         self._is_fcfs = policy == "fcfs"
         # A policy that fails would fail in every step, so the failure is logged once.
@@ -90,11 +92,13 @@ class WaitingQueue:
             self.push_retracted(request)
             return
         self.num_changes += 1
+        request.times.queued(self._clock)
         self._new.append(request)
 
     def push_retracted(self, request: Request) -> None:
         """Add a retracted request."""
         self.num_changes += 1
+        request.times.queued(self._clock)
         self._retracted.append(request)
         self._retracted.sort(key=lambda r: r.arrival)
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from runtime.errors import InvalidRequest, TooLong
 from runtime.eventloop.offload import OffloadPool
+from runtime.requests.arrival import timed
 
 # Most characters of all texts of a request together: about eight million tokens.
 MAX_TEXT_CHARS = 32 * 2**20
@@ -238,14 +239,15 @@ async def encode_texts(
     most: int | None = None,
 ) -> list[list[int]]:
     """Return token ids of texts whose sizes are checked already; see `TextEncoder.encode_batch`."""
-    if sum(map(len, texts)) <= _INLINE_CHARS and len(texts) <= _INLINE_TEXTS:
-        return tokenizer.encode_batch(texts, add_special_tokens, check_length, most)
-    encoded: list[list[int]] = []
-    for group in _groups(texts):
-        encoded += await POOL.run(
-            tokenizer.encode_batch, group, add_special_tokens, check_length, most
-        )
-    return encoded
+    with timed("tokenize"):
+        if sum(map(len, texts)) <= _INLINE_CHARS and len(texts) <= _INLINE_TEXTS:
+            return tokenizer.encode_batch(texts, add_special_tokens, check_length, most)
+        encoded: list[list[int]] = []
+        for group in _groups(texts):
+            encoded += await POOL.run(
+                tokenizer.encode_batch, group, add_special_tokens, check_length, most
+            )
+        return encoded
 
 
 async def encode_pieces(

@@ -29,6 +29,7 @@ from runtime.errors import InvalidRequest, StartupError
 from runtime.eventloop.offload import OffloadPool
 from runtime.ipc.messages import ControlReply
 from runtime.ipc.weight_messages import AdapterOp, AdapterStatus, UnloadAdapter, WeightCall
+from runtime.requests.arrival import timed
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +109,10 @@ class AdapterControl:
         """
         adapter = self._record.find(name, param)
         if not adapter.is_loaded:
-            async with self._turn:
-                if not adapter.is_loaded:
-                    await self._load(adapter)
+            with timed("adapter"):
+                async with self._turn:
+                    if not adapter.is_loaded:
+                        await self._load(adapter)
         return adapter.adapter_id
 
     async def find_each(self, names: Sequence[str | None]) -> list[int]:

@@ -133,7 +133,7 @@ class WeightControl:
                 return Outcome(False, found)
             folder = found
             op = LoadFolder(str(folder))
-        async with self._exclusive(abort=abort_all_requests) as num_paused:
+        async with self._exclusive(abort=abort_all_requests, reads_disk=True) as num_paused:
             outcome = await self._load(op, flush_cache, weight_version, num_paused)
             if outcome.success:
                 self._renamed(model_path, folder)
@@ -308,11 +308,11 @@ class WeightControl:
         return Outcome(True, "Success")
 
     @contextlib.asynccontextmanager
-    async def _exclusive(self, *, abort: bool) -> AsyncIterator[int]:
+    async def _exclusive(self, *, abort: bool, reads_disk: bool = False) -> AsyncIterator[int]:
         """Run alone, except for requests that a pause has frozen; yield the number that wait."""
         client = self._client
         async with self._turn:
-            client.gate.close(UPDATE)
+            client.gate.close(UPDATE, reads_disk=reads_disk)
             try:
                 if abort:
                     client.abort_sent(_ABORTED)

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from runtime.client.tenant import TENANT
 from runtime.config.options import HttpArgs
 from runtime.eventloop.ignored_fields import HEADER, IGNORED, IgnoredFields
+from runtime.requests.arrival import ARRIVAL, Arrival
 from runtime.requests.random_hex import random_hex
 from runtime.requests.request_context import REQUEST, RequestContext
 from runtime.service.context import Lifecycle
@@ -109,7 +110,7 @@ class Application:
         scope.setdefault("state", {})["request_id"] = context.request_id
         ignored = IgnoredFields(route.path or "")
         IGNORED.set(ignored)
-        started_at = time.perf_counter()
+        ARRIVAL.set(arrival := Arrival(context.request_id))
         status_code = 0
         reason = ""
 
@@ -131,7 +132,9 @@ class Application:
                 reason = " " + _UNPRINTABLE.sub(
                     " ", found[1][:_MAX_REASON].decode("ascii", "replace")
                 )
+            since = time.monotonic()
             await send(message)
+            arrival.sent(time.monotonic() - since)
 
         if self.observer is not None:
             self.observer.on_request()
@@ -147,7 +150,9 @@ class Application:
             else:
                 access_logger.exception("A response broke off")
         finally:
-            self._end(scope, context, status_code, time.perf_counter() - started_at, reason)
+            arrival.closed_at = time.monotonic()
+            seconds = arrival.closed_at - arrival.began_at
+            self._end(scope, context, status_code, seconds, reason)
 
     def _begin(self, scope: Scope, request_id: str) -> RequestContext:
         """Begin the request's span, unless it is a probe, a poll, or of no route."""

@@ -229,6 +229,9 @@ def asks(folder: Path) -> list[Ask]:
         post("/explain_cache", body=ASK),
         post("/explain_cache", body={"input": "Where?"}, route="/v1/responses"),
         post("/explain_cache", 400, body={}),
+        post("/generate", text="A", sampling_params={"max_new_tokens": 2}, rid="explained"),
+        post("/explain_request", id="explained"),
+        post("/explain_request", 404, id="nothing"),
         # What changes the server.
         Ask("POST", "/flush_cache", query={"timeout": 10}),
         Ask("POST", "/flush_cache", status=400, query={"timeout": -1}),

@@ -26,6 +26,7 @@ from runtime.ipc.messages import (
     TokenDeltas,
 )
 from runtime.ipc.shared_state import SharedState
+from runtime.ipc.time_messages import RequestTimes
 from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.scheduler_options import SchedulerOptions
@@ -136,3 +137,5 @@ class ScriptedEngine:
             self.client.calls.on_reply(0, message)
         elif isinstance(message, RequestError):
             self.client.on_request_error(message)
+        elif isinstance(message, RequestTimes):
+            self.client.history.on_times(message.ended)

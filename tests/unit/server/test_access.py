@@ -25,7 +25,13 @@ OPEN = {"/health", "/health_generate", "/livez", "/readyz", "/ready", "/startupz
 # The page that browsers get at `/`: its files hold nothing of the server's.
 PAGE = {f"/page/{file.name}" for file in (ROOT / "server" / "page").iterdir()}
 ADMIN = {
-    *("/flush_cache", "/abort_request", "/pause_generation", "/continue_generation"),
+    *(
+        "/flush_cache",
+        "/abort_request",
+        "/explain_request",
+        "/pause_generation",
+        "/continue_generation",
+    ),
     *(f"/{action}_expert_distribution_record" for action in ("start", "stop", "dump")),
     *("/start_profile", "/stop_profile", "/set_internal_state", "/slow_down", "/freeze_gc"),
     *("/configure_logging", "/release_memory_occupation", "/resume_memory_occupation"),

@@ -119,6 +119,14 @@ async def test_names_of_requests_are_each_keys_own(server: Server) -> None:
     assert (await server.ask(OPERATOR, "/abort_request", rid="same")).status_code == 403
     assert client.num_in_flight == 4
     assert (await server.ask(TWO, "/abort_request", rid="same")).status_code == 200
+    # So it is with explanations.
+    told_of = [await server.ask(TWO, "/explain_request", id=name) for name in ("ones", "none")]
+    assert [each.status_code for each in told_of] == [404, 404]
+    assert told_of[0].text == told_of[1].text.replace("none", "ones")
+    for key in (ONE, ADMIN):
+        told_of = [await server.ask(key, "/explain_request", id="ones")]
+        assert [each["rid"] for each in told_of[0].json()["requests"]] == ["ones"]
+    assert (await server.ask(OPERATOR, "/explain_request", id="ones")).status_code == 403
     ended = (await running.pop(TWO)).json()["meta_info"]["finish_reason"]["type"]
     assert (ended, client.num_in_flight) == ("abort", 3)
     # The operator ends what it names, whoever sent it.

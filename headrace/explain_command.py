@@ -1,4 +1,4 @@
-"""`headrace explain FILE` shows where a request's prompt diverges from the prefix cache."""
+"""`headrace explain` tells where a request's time went, or where its prompt leaves the cache."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import httpx
 
 from headrace.chat import ChatFailed, connect, refusal
 from headrace.cli import DEFAULT_URL
+from headrace.explain_request import told_requests
 
 ROUTES = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 _KINDS = {
@@ -25,33 +26,44 @@ def build_parser() -> argparse.ArgumentParser:
     """The options."""
     parser = argparse.ArgumentParser(
         prog="headrace explain",
-        description="Ask a running server how much of a request's prompt its prefix cache holds, "
-        "and where the two diverge. The server must be started with --enable-cache-report.",
+        description="With the ID of a request (its rid, its answer's id, or the x-request-id of "
+        "its response), tell where each millisecond of it went and what it waited for. With a FILE "
+        "that holds a request's JSON body, ask how much of its prompt the prefix cache holds, and "
+        "where the two diverge; for this the server must be started with --enable-cache-report.",
     )
     parser.add_argument(
-        "file", metavar="FILE", help="the request's JSON body; - for standard input"
+        "target",
+        metavar="ID|FILE",
+        help="one of the server's last 10,000 requests; or a file, - for standard input",
     )
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default {DEFAULT_URL})")
-    parser.add_argument("--api-key", help="the key that the request would be sent with")
+    parser.add_argument("--api-key", help="the key that the request was sent with, or the admin's")
     parser.add_argument(
-        "--route", choices=ROUTES, help="the request's route; by default inferred from its keys"
+        "--route", choices=ROUTES, help="the FILE's route; by default inferred from its keys"
     )
+    parser.add_argument("--json", action="store_true", help="print the server's answer")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the server's report; the exit status is 2 when there is none."""
     options = build_parser().parse_args(argv)
+    target: str = options.target
     try:
-        body = _read(options.file)
-        route = options.route or route_of(body)
+        if target == "-" or options.route or Path(target).is_file():
+            body = _read(target)
+            path, tell = "/explain_cache", told
+            asked: dict[str, Any] = {"route": options.route or route_of(body), "body": body}
+        else:
+            path, tell, asked = "/explain_request", told_requests, {"id": target}
         with connect(options.url, options.api_key) as client:
-            answer = client.post("/explain_cache", json={"route": route, "body": body})
+            answer = client.post(path, json=asked)
     except (OSError, ValueError, ChatFailed, httpx.HTTPError) as error:
         return _fail(str(error) or type(error).__name__)
     if answer.status_code != 200:
         return _fail(refusal(answer))
-    sys.stdout.write("".join(f"{line}\n" for line in told(answer.json())))
+    lines = [json.dumps(answer.json(), indent=2)] if options.json else tell(answer.json())
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
 
 
@@ -63,7 +75,7 @@ def route_of(body: dict[str, Any]) -> str:
 
 
 def told(found: dict[str, Any]) -> list[str]:
-    """The lines to print."""
+    """The lines to print for an answer of `/explain_cache`."""
     prompt, cached, broken = (
         found[key] for key in ("prompt_tokens", "cached_tokens", "cache_break")
     )

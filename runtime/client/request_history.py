@@ -1,0 +1,226 @@
+"""What happened to each request, for the last ones: the front's half, joined with the worker's."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from itertools import chain
+from typing import Literal
+
+from runtime.ipc.messages import BeginTimes, GenerateRequest
+from runtime.ipc.time_messages import WorkerTimes
+from runtime.requests.arrival import ARRIVAL, Arrival
+
+MAX_KEPT = 10_000
+# Tokens on either side of the place where a prompt leaves the cache.
+SHOWN_TOKENS = 16
+_ID_BYTES = 4
+# Requests whose worker has not told its times yet; their prompts are kept until then.
+_MAX_UNTOLD = 256
+# Bound on the system messages that are kept, characters.
+_MAX_SYSTEM_CHARS = 2**22
+
+# Why an admitted request is not sent to a scheduler. `disk` is an update of the weights from files.
+Hold = Literal["grammar", "process", "restart", "disk", "update", "session", "pause"]
+
+
+class RequestTrace:
+    """One request to the engine; times are `time.monotonic()`, 0 for what has not happened.
+
+    Attributes:
+        name: the tenant, and the request's `rid`.
+        arrival: of the HTTP request, if there was one.
+        request_id: the engine's; it changes when another process takes the request over.
+        admitted_at: the client took it.
+        held_s: seconds before it was sent, by reason.
+        sent_at: it was sent to a scheduler, for the last time.
+        lost_s: seconds at processes that died.
+        num_resumes: how many did.
+        first_token_at: the detokenizer got the first token.
+        first_at, finished_at: its first and its last text arrived.
+        outcome: how it ended; empty while it runs.
+        worker: times of the last process; `None` until that process has told them.
+        break_ids: int32 bytes, tokens around the place where the prompt left the cache.
+        num_before: how many of them are before that place.
+        system: key of its system message in `RequestHistory`; 0 for none.
+    """
+
+    __slots__ = (
+        *("_held", "_ids", "admitted_at", "arrival", "break_ids", "finished_at", "first_at"),
+        *("first_token_at", "held_s", "lost_s", "name", "num_before", "num_images"),
+        *("num_output", "num_prompt", "num_resumes", "outcome", "request_id", "sent_at"),
+        *("system", "worker"),
+    )
+
+    def __init__(self, request: GenerateRequest, name: tuple[str, str], num_prompt: int) -> None:
+        """Begin the trace of a request that the client takes."""
+        self.name = name
+        self.arrival: Arrival | None = ARRIVAL.get()
+        self.request_id = request.request_id
+        self.admitted_at = request.arrival
+        self.num_prompt = num_prompt
+        self.num_output = 0
+        self.num_images = len(request.spec.images)
+        self.held_s: dict[Hold, float] = {}
+        self._held: tuple[Hold, float] | None = None
+        self.sent_at = self.first_token_at = self.first_at = self.finished_at = 0.0
+        self.lost_s = 0.0
+        self.num_resumes = 0
+        self.outcome = ""
+        self.worker: WorkerTimes | None = None
+        # Embeddings have no text.
+        self._ids = b"" if request.spec.input_embeds else request.input_ids
+        self.break_ids = b""
+        self.num_before = 0
+        self.system = 0
+
+    def hold(self, reason: Hold) -> None:
+        """Note that the request waits because of `reason`."""
+        self._let_go()
+        self._held = reason, time.monotonic()
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            reason, since = self._held
+            self.held_s[reason] = self.held_s.get(reason, 0.0) + time.monotonic() - since
+            self._held = None
+
+    def sent(self) -> None:
+        """Note that a scheduler gets the request."""
+        self._let_go()
+        self.sent_at = time.monotonic()
+
+    def resume(self, request_id: int) -> None:
+        """Note that the request's process died; it goes on as `request_id`."""
+        self.request_id = request_id
+        self.num_resumes += 1
+        self.lost_s += time.monotonic() - self.sent_at
+        self.hold("restart")
+
+    def began(self, times: BeginTimes) -> None:
+        """Note that the first text has arrived."""
+        self.first_at = self.first_at or time.monotonic()
+        self.first_token_at = self.first_token_at or times.first_token_at
+
+    def end(self, output_ids: bytes | bytearray) -> None:
+        """Note that the request has ended; `output_ids` is int32 bytes."""
+        self._let_go()
+        self.num_output = len(output_ids) // _ID_BYTES
+        self.finished_at = self.finished_at or time.monotonic()
+
+    def tell(self, times: WorkerTimes) -> None:
+        """Join the worker's half; the prompt is not kept any longer."""
+        self.worker = times
+        if times.prefix is not None:
+            first = max(times.prefix.index - SHOWN_TOKENS, 0)
+            end = times.prefix.index + SHOWN_TOKENS
+            self.num_before = times.prefix.index - first
+            self.break_ids = self._ids[_ID_BYTES * first : _ID_BYTES * end]
+        self.forget_prompt()
+
+    def forget_prompt(self) -> None:
+        """Let the prompt's tokens go."""
+        self._ids = b""
+
+
+class RequestHistory:
+    """Traces of the requests that run, and of the last `MAX_KEPT` that have ended."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._running: dict[int, RequestTrace] = {}
+        self._ended: OrderedDict[int, RequestTrace] = OrderedDict()
+        self._untold: deque[RequestTrace] = deque()
+        self._systems: OrderedDict[int, str] = OrderedDict()
+        self._num_system_chars = 0
+
+    def begin(self, trace: RequestTrace) -> None:
+        """Add a request that was taken; without this it is not kept."""
+        self._running[trace.request_id] = trace
+
+    def rename(self, trace: RequestTrace, request_id: int) -> None:
+        """Note that a request goes on under another id, because its process died."""
+        is_kept = self._running.pop(trace.request_id, None) is not None
+        trace.resume(request_id)
+        if is_kept:
+            self._running[request_id] = trace
+
+    def end(self, trace: RequestTrace, output_ids: bytes | bytearray) -> None:
+        """Note that a request has ended, with the tokens of `output_ids`, int32 bytes."""
+        trace.end(output_ids)
+        if self._running.pop(trace.request_id, None) is None:
+            return
+        self._ended[trace.request_id] = trace
+        if len(self._ended) > MAX_KEPT:
+            self._ended.popitem(last=False)
+        if trace.worker is not None:
+            self._keep_system(trace)
+            return
+        self._untold.append(trace)
+        if len(self._untold) > _MAX_UNTOLD:
+            self._untold.popleft().forget_prompt()
+
+    def on_times(self, ended: Iterable[WorkerTimes]) -> None:
+        """Join what a worker tells with the traces it is about."""
+        for times in ended:
+            trace = self._running.get(times.request_id)
+            if trace is not None:
+                trace.tell(times)
+            elif (trace := self._ended.get(times.request_id)) is not None:
+                trace.tell(times)
+                self._keep_system(trace)
+
+    def _keep_system(self, trace: RequestTrace) -> None:
+        """Keep the system message of a prompt that may have left the cache in it."""
+        worker, arrival = trace.worker, trace.arrival
+        if worker is None or worker.prefix is None or arrival is None or not arrival.system:
+            return
+        text = arrival.system
+        # A token has at least one character; a template writes a few tokens before the message.
+        if not worker.prefix.differs or worker.prefix.index > len(text) + SHOWN_TOKENS:
+            return
+        trace.system = hash(text)
+        if trace.system not in self._systems:
+            self._num_system_chars += len(text)
+        self._systems[trace.system] = text
+        self._systems.move_to_end(trace.system)
+        while self._num_system_chars > _MAX_SYSTEM_CHARS:
+            _, oldest = self._systems.popitem(last=False)
+            self._num_system_chars -= len(oldest)
+
+    def system_of(self, trace: RequestTrace) -> str:
+        """Return the system message of a request, if it is kept; else an empty string."""
+        return self._systems.get(trace.system, "")
+
+    def find(self, name: str, tenant: str | None) -> list[RequestTrace]:
+        """Return the newest request of that name, or the samples of the newest, in order.
+
+        Args:
+            name: a `rid`, the `rid` of a batch, or the id of an HTTP request.
+            tenant: whose requests are looked at; `None` for everyone's.
+        """
+        found: list[RequestTrace] = []
+        for trace in chain(reversed(self._running.values()), reversed(self._ended.values())):
+            if (tenant is None or trace.name[0] == tenant) and _is_called(trace, name):
+                if found and found[-1].arrival is not trace.arrival:
+                    break
+                found.append(trace)
+                if trace.arrival is None:
+                    break
+        return found[::-1]
+
+    def rid_of(self, request_id: int, tenant: str | None) -> str | None:
+        """Return the `rid` of a request by the engine's id, if the tenant may know it."""
+        trace = self._running.get(request_id) or self._ended.get(request_id)
+        if trace is None or tenant not in (None, trace.name[0]):
+            return None
+        return trace.name[1]
+
+
+def _is_called(trace: RequestTrace, name: str) -> bool:
+    rid = trace.name[1]
+    if rid == name or (trace.arrival is not None and trace.arrival.http_id == name):
+        return True
+    first, _, index = rid.rpartition("_")
+    return first == name and index.isdigit()

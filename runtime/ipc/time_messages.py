@@ -1,0 +1,128 @@
+"""What a worker tells about the time of a request, once the request has ended."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+
+class Wait(IntEnum):
+    """What a request in the queue waits for.
+
+    Attributes:
+        STEP: the end of a step that only decodes.
+        PROMPTS: the end of a step that computes other prompts, which had taken the token budget.
+        ROWS: a row of the running batch (`--max-running-requests`).
+        PAGES: pages of the KV pool.
+        PAUSE: generation is paused.
+        ADAPTER: a slot for its adapter.
+        SHARED: another request that computes the same prefix.
+    """
+
+    STEP = 0
+    PROMPTS = 1
+    ROWS = 2
+    PAGES = 3
+    PAUSE = 4
+    ADAPTER = 5
+    SHARED = 6
+
+
+class ChunkTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A part of a prompt that a step computed.
+
+    Attributes:
+        start: its first position.
+        num_tokens: its length.
+        planned_at: when the step was planned, `time.monotonic()`.
+    """
+
+    start: int
+    num_tokens: int
+    planned_at: float
+
+
+class Neighbor(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The slowest step that computed prompts while a request decoded.
+
+    Attributes:
+        step_s: its duration.
+        num_prompt_tokens: of all prompts in that step.
+        request_id: the request with the longest chunk in it.
+    """
+
+    step_s: float
+    num_prompt_tokens: int
+    request_id: int
+
+
+class PrefixBreak(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a prompt leaves the prefix cache, at its admission.
+
+    Attributes:
+        index: the first position that no cached prompt has. Between prompts that part at many
+            different tokens, it is the beginning of a page.
+        differs: whether cached prompts continue with another token there; else they end there.
+    """
+
+    index: int
+    differs: bool
+
+
+class WorkerTimes(msgspec.Struct, array_like=True, gc=False):
+    """One request in one worker; times are `time.monotonic()`, 0 for what never happened.
+
+    Attributes:
+        received_at: the scheduler read its message.
+        queued_at: its grammar, if any, was loaded.
+        admitted_at: it left the queue.
+        prompt_done_at: its prompt was computed and it had its first token.
+        ended_at: the scheduler ended it.
+        waits: seconds in the queue, by `Wait`; without those after a retraction.
+        chunks: of its prompt, the first ones.
+        num_chunks: how many there were.
+        num_computed: prompt tokens that were not cached, recomputed ones included.
+        tower_s: seconds of steps that computed images, before `prompt_done_at`.
+        plain_steps, plain_s: steps that only decoded, from `prompt_done_at` on.
+        mixed_steps, mixed_s: steps then that computed prompts of other requests as well.
+        neighbor: the slowest of the latter.
+        read_after: the step after which the message was read, if it computed prompts.
+        usual_step_s: mean duration of the worker's steps that only decoded.
+        num_retractions: how often it lost its pages.
+        retracted_s: seconds from each retraction until its tokens were computed again.
+        cached_tokens: tokens from the prefix cache at its first admission.
+        prefix: where its prompt left the cache; `None` if the whole prompt is cached, or if there
+            is no prefix cache.
+        is_cache_empty: whether its namespace of the cache was empty.
+    """
+
+    request_id: int
+    received_at: float = 0.0
+    queued_at: float = 0.0
+    admitted_at: float = 0.0
+    prompt_done_at: float = 0.0
+    ended_at: float = 0.0
+    waits: list[float] = []
+    chunks: list[ChunkTime] = []
+    num_chunks: int = 0
+    num_computed: int = 0
+    tower_s: float = 0.0
+    plain_steps: int = 0
+    plain_s: float = 0.0
+    mixed_steps: int = 0
+    mixed_s: float = 0.0
+    neighbor: Neighbor | None = None
+    read_after: Neighbor | None = None
+    usual_step_s: float = 0.0
+    num_retractions: int = 0
+    retracted_s: float = 0.0
+    cached_tokens: int = 0
+    prefix: PrefixBreak | None = None
+    is_cache_empty: bool = False
+
+
+class RequestTimes(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """The requests that have ended since the last such message."""
+
+    ended: list[WorkerTimes]

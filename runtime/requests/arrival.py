@@ -1,0 +1,65 @@
+"""An HTTP request on its way to the engine: when it came, and what the front spent on it."""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from typing import Literal, Self
+
+# What the front does before the engine gets a request, in order. Reading files is part of `images`.
+FrontWork = Literal["body", "parse", "adapter", "render", "tokenize", "images", "files"]
+# A write to the socket that returns sooner did not wait for the client.
+BLOCKED_S = 0.001
+
+
+class Arrival:
+    """Times of one HTTP request, which may be several requests to the engine.
+
+    Attributes:
+        http_id: the id that the response's `x-request-id` tells.
+        began_at: `time.monotonic()`.
+        spent_s: seconds by kind of work.
+        system: the chat's first system message; empty if there is none.
+        blocked_s: seconds in which the socket took nothing, because the client did not read.
+        closed_at: when the response was complete, `time.monotonic()`; 0 before.
+    """
+
+    __slots__ = ("began_at", "blocked_s", "closed_at", "http_id", "spent_s", "system")
+
+    def __init__(self, http_id: str) -> None:
+        """Begin now."""
+        self.http_id = http_id
+        self.began_at = time.monotonic()
+        self.spent_s: dict[FrontWork, float] = {}
+        self.system = ""
+        self.blocked_s = 0.0
+        self.closed_at = 0.0
+
+    def sent(self, seconds: float) -> None:
+        """Note that a write to the socket took `seconds`."""
+        if seconds > BLOCKED_S:
+            self.blocked_s += seconds
+
+
+# Set by the HTTP entry for each request; `None` for the offline engine and work in the background.
+ARRIVAL: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
+
+
+class timed:
+    """Adds the duration of a `with` block to the current request's."""
+
+    __slots__ = ("_since", "_work")
+
+    def __init__(self, work: FrontWork) -> None:
+        """Measure `work`."""
+        self._work = work
+
+    def __enter__(self) -> Self:
+        self._since = time.monotonic()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        arrival = ARRIVAL.get()
+        if arrival is not None:
+            spent_s = arrival.spent_s
+            spent_s[self._work] = spent_s.get(self._work, 0.0) + time.monotonic() - self._since

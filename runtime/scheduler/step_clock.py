@@ -1,0 +1,283 @@
+"""Notes where the time of each request goes in the scheduler.
+
+A step adds its duration to sums since the start. A request keeps the sums of its beginning; its
+share is the difference at its end. So a step costs a few additions, whatever number of requests
+takes part in it.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from runtime.ipc.time_messages import ChunkTime, Neighbor, PrefixBreak, Wait, WorkerTimes
+
+# Chunks that are told one by one.
+MAX_CHUNKS = 16
+# Slow steps that are remembered; with more, the oldest are forgotten.
+_MAX_SLOW = 1024
+
+
+class _Sums(NamedTuple):
+    plain_steps: int
+    plain_s: float
+    mixed_steps: int
+    mixed_s: float
+
+
+class _Slow(NamedTuple):
+    ended_at: float
+    neighbor: Neighbor
+
+
+@dataclass(frozen=True)
+class StepNote:
+    """What is known of a step when it is planned.
+
+    Attributes:
+        planned_at: `time.monotonic()`.
+        num_prompt: prompt tokens of the step.
+        largest: the request with the longest chunk of them; -1 without prompts.
+    """
+
+    planned_at: float
+    num_prompt: int = 0
+    largest: int = -1
+
+
+class StepClock:
+    """The sums of one scheduler, and the times of requests that have ended.
+
+    Attributes:
+        tower_s: seconds of steps that computed images.
+        stepped_at: when the last step ended, `time.monotonic()`.
+        last_prompts: that step, if it computed prompts.
+    """
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self._plain_steps = self._mixed_steps = 0
+        self._plain_s = self._mixed_s = self.tower_s = 0.0
+        self.stepped_at = 0.0
+        self.last_prompts: Neighbor | None = None
+        self._newest = StepNote(0.0)
+        # Seconds by what the head of the queue waits for, up to `_waited_until`.
+        self._waits = [0.0] * len(Wait)
+        self._wait = Wait.STEP
+        self._waited_until = time.monotonic()
+        # Steps with prompts, each slower than all later ones: the first one after any moment is the
+        # slowest since then.
+        self._slow: list[_Slow] = []
+        self._ended: list[WorkerTimes] = []
+
+    def waits(self) -> list[float]:
+        """Return the seconds of the queue's head until now, by `Wait`."""
+        now = time.monotonic()
+        self._waits[self._wait] += now - self._waited_until
+        self._waited_until = now
+        return self._waits.copy()
+
+    def wait_for(self, wait: Wait) -> None:
+        """Note what the head of the queue waits for from now on, whether there is one or not."""
+        now = time.monotonic()
+        self._waits[self._wait] += now - self._waited_until
+        self._waited_until = now
+        self._wait = wait
+
+    def usual_step_s(self) -> float:
+        """Return the mean duration of the steps that only decoded."""
+        return self._plain_s / max(self._plain_steps, 1)
+
+    def sums(self) -> _Sums:
+        """Return what all steps so far amount to."""
+        return _Sums(self._plain_steps, self._plain_s, self._mixed_steps, self._mixed_s)
+
+    def planned(self, parts: Sequence[tuple[TimeRecord, int, int]], wait: Wait) -> StepNote:
+        """Note a step's chunks of prompts, and what the queue waits for until the next one.
+
+        Args:
+            parts: for each chunk, the record of its request, its first position and its length.
+            wait: what the head of the queue waits for. A step that computes prompts is what it
+                waits for unless it lacks something else.
+        """
+        if not parts:
+            self.wait_for(wait)
+            self._newest = StepNote(self._waited_until)
+            return self._newest
+        self.wait_for(Wait.PROMPTS if wait is Wait.STEP else wait)
+        for record, start, num_tokens in parts:
+            record.chunk(start, num_tokens, self._waited_until)
+        largest, _, _ = max(parts, key=lambda part: part[2])
+        num_prompt = sum(part[2] for part in parts)
+        self._newest = StepNote(self._waited_until, num_prompt, largest.told.request_id)
+        return self._newest
+
+    def stepped(self, note: StepNote, *, has_images: bool) -> None:
+        """Note the end of a step, which was planned with `note`; it may have computed images."""
+        now = time.monotonic()
+        # The step before may have ended after this one was planned.
+        step_s = now - max(note.planned_at, self.stepped_at)
+        self.stepped_at = now
+        if note is self._newest and self._wait is Wait.PROMPTS:
+            # No other step is in flight.
+            self.wait_for(Wait.STEP)
+        if has_images:
+            self.tower_s += step_s
+        if note.largest < 0:
+            self._plain_steps += 1
+            self._plain_s += step_s
+            self.last_prompts = None
+            return
+        self._mixed_steps += 1
+        self._mixed_s += step_s
+        slow = self._slow
+        while slow and slow[-1].neighbor.step_s <= step_s:
+            slow.pop()
+        self.last_prompts = Neighbor(step_s, note.num_prompt, note.largest)
+        slow.append(_Slow(now, self.last_prompts))
+        if len(slow) > _MAX_SLOW:
+            del slow[: _MAX_SLOW // 2]
+
+    def slowest_since(self, since: float, but: int) -> Neighbor | None:
+        """Return the slowest step with prompts that ended after `since`.
+
+        Steps in which request `but` had the longest chunk do not count.
+        """
+        first = bisect_left(self._slow, since, key=lambda each: each.ended_at)
+        for each in self._slow[first:]:
+            if each.ended_at > since and each.neighbor.request_id != but:
+                return each.neighbor
+        return None
+
+    def add_ended(self, times: WorkerTimes) -> None:
+        """Add a request to the next message."""
+        self._ended.append(times)
+
+    def take_ended(self) -> list[WorkerTimes]:
+        """Return the requests that have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+
+class TimeRecord:
+    """The times of one request while it is at the scheduler.
+
+    Attributes:
+        told: what the front will get.
+    """
+
+    __slots__ = (
+        *("_arrival", "_clock", "_decodes_since", "_own", "_retracted_at"),
+        *("_sums", "_tower_s", "_waits", "told"),
+    )
+
+    def __init__(self, request_id: int, arrival: float) -> None:
+        """Begin when the request's message is read; `arrival` is its time at the front."""
+        self._arrival = arrival
+        self.told = WorkerTimes(request_id, time.monotonic())
+        self._clock: StepClock | None = None
+        self._waits: list[float] = []
+        # What this request alone waits for, and since when.
+        self._own: tuple[Wait, float] | None = None
+        self._sums: _Sums | None = None
+        self._decodes_since = self._retracted_at = self._tower_s = 0.0
+
+    def queued(self, clock: StepClock) -> None:
+        """Note that the request waits, for the first time or after a retraction."""
+        now = time.monotonic()
+        self._clock = clock
+        if not self.told.queued_at:
+            self.told.queued_at = now
+            if clock.stepped_at > self._arrival:
+                self.told.read_after = clock.last_prompts
+            self._waits = clock.waits()
+        elif not self._retracted_at:
+            self._retracted_at = now
+            self._close()
+
+    def skipped(self, wait: Wait) -> None:
+        """Note that requests behind this one may be admitted before it."""
+        told = self.told
+        if self._own is None and self._clock is not None and not told.admitted_at:
+            self._own = wait, time.monotonic()
+            told.waits = self._waited()
+
+    def admitted(self, num_cached: int, prefix: PrefixBreak | None, is_empty: bool) -> None:
+        """Note that the request has a row and pages, for the first time or again.
+
+        Args:
+            num_cached: its tokens from the cache.
+            prefix: where its prompt leaves the cache.
+            is_empty: whether the cache is empty.
+        """
+        told, clock = self.told, self._clock
+        if told.admitted_at or clock is None:
+            return
+        told.admitted_at = time.monotonic()
+        told.cached_tokens, told.prefix, told.is_cache_empty = num_cached, prefix, is_empty
+        self._tower_s = clock.tower_s
+        if self._own is None:
+            told.waits = self._waited()
+        else:
+            wait, since = self._own
+            told.waits[wait] += told.admitted_at - since
+
+    def _waited(self) -> list[float]:
+        assert self._clock is not None, "it was queued"
+        return [
+            after - before for before, after in zip(self._waits, self._clock.waits(), strict=True)
+        ]
+
+    def chunk(self, start: int, num_tokens: int, planned_at: float) -> None:
+        """Note a chunk of the prompt, or of tokens that are computed again."""
+        told = self.told
+        told.num_chunks += 1
+        told.num_computed += num_tokens
+        if told.num_chunks <= MAX_CHUNKS:
+            told.chunks.append(ChunkTime(start, num_tokens, planned_at))
+
+    def prompt_done(self) -> None:
+        """Note that all known tokens are computed."""
+        told, clock = self.told, self._clock
+        if clock is None:
+            return
+        now = time.monotonic()
+        if not told.prompt_done_at:
+            told.prompt_done_at = now
+            told.tower_s = clock.tower_s - self._tower_s
+        if self._retracted_at:
+            told.retracted_s += now - self._retracted_at
+            self._retracted_at = 0.0
+        if self._sums is None:
+            self._sums = clock.sums()
+            self._decodes_since = now
+
+    def _close(self) -> None:
+        """Add what happened since `prompt_done`."""
+        told, clock, before = self.told, self._clock, self._sums
+        if clock is None or before is None:
+            return
+        self._sums, after = None, clock.sums()
+        told.plain_steps += after.plain_steps - before.plain_steps
+        told.plain_s += after.plain_s - before.plain_s
+        told.mixed_steps += after.mixed_steps - before.mixed_steps
+        told.mixed_s += after.mixed_s - before.mixed_s
+        found = clock.slowest_since(self._decodes_since, but=told.request_id)
+        if found is not None and (told.neighbor is None or found.step_s > told.neighbor.step_s):
+            told.neighbor = found
+
+    def ended(self, clock: StepClock, num_retractions: int) -> None:
+        """Note the request's end, whatever its state."""
+        told = self.told
+        self._close()
+        told.ended_at = time.monotonic()
+        if self._retracted_at:
+            told.retracted_s += told.ended_at - self._retracted_at
+        if not told.admitted_at and self._clock is not None and self._own is None:
+            told.waits = self._waited()
+        told.num_retractions = num_retractions
+        told.usual_step_s = clock.usual_step_s()
+        clock.add_ended(told)
