@@ -36,11 +36,11 @@ from kernels.lora.triton import Cut, TritonBank, cut_of
 MOST_ERROR = 0.01
 ORDERS = ("first", "last", "beside", "within")
 # Columns, programs that share all of them, warps.
-SHRINKS = [(128, 32, 4), (128, 16, 4), (256, 16, 4), (256, 16, 2), (256, 8, 4), (256, 8, 8)]
-SHRINKS += [(512, 8, 4), (512, 8, 8), (512, 4, 8), (1024, 4, 8)]
+SHRINKS = [(128, 32, 2), (128, 16, 4), (256, 16, 4), (256, 8, 2), (512, 8, 4), (256, 28, 4)]
 # Columns and warps.
-EXPANDS = [(32, 1), (64, 2), (64, 4), (128, 2), (128, 4), (128, 8), (256, 4), (256, 8), (512, 8)]
-STAGES = (1, 2, 3, 4, 6)
+EXPANDS = [(32, 1), (64, 1), (64, 4), (128, 2), (128, 4), (256, 4)]
+SHARES = (1, 2, 4, 8)
+STAGES = (1, 2, 3, 6)
 
 
 def parts_of(shape: str, product: str, rows: int) -> list[LoraPart]:
@@ -129,7 +129,9 @@ def cuts(columns: int, num_tokens: int) -> Iterator[tuple[str, Cut]]:
     used = cut_of(columns, num_tokens)
     for order in ORDERS:
         yield order, replace(used, order=order)
-    used = replace(used, order="first")
+    if num_tokens > 1:
+        for shares in SHARES:
+            yield f"shares {shares}", replace(used, shares=shares)
     for width, splits, warps in SHRINKS:
         steps = max(1, -(-columns // (width * splits)))
         cut = replace(used, columns=width, steps=steps, shrink_warps=warps)

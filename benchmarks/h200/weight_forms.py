@@ -132,11 +132,10 @@ def tune(
         }
         if num_tokens == 1:
             calls |= {
-                f"one token, {groups} rows of a thread, w{warps}": (
-                    lambda p, x, c=Cut(groups, warps): multiply_one(x, p.weight, None, c)  # type: ignore[misc]
+                f"one token, {cut}": (
+                    lambda p, x, c=cut: multiply_one(x, p.weight, None, c)  # type: ignore[misc]
                 )
-                for groups in (1, 2, 4)
-                for warps in (2, 4, 8)
+                for cut in (Cut(1, 4), Cut(1, 8), Cut(2, 4), Cut(2, 8), Cut(4, 4), Cut(1, 4, 2))
             }
         if num_tokens > 128:
             calls = {k: v for k, v in calls.items() if "split 1 " in k}

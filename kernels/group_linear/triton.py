@@ -301,6 +301,7 @@ def multiply_one(x: Tensor, weight: PackedCodes, bias: Tensor | None, cut: Cut) 
         HAS_BIAS=bias is not None,
         GROUPS=cut.groups,
         WARPS=cut.num_warps,
+        UNROLL=cut.unroll,
         ASM=not interpreted(),
         num_warps=cut.num_warps,
         num_stages=1,

@@ -24,10 +24,11 @@ ROWS = tl.constexpr(8)
 
 
 class Cut(NamedTuple):
-    """Rows of a thread, and warps of a program, each with columns of its own."""
+    """Rows of a thread, warps of a program, each with columns of its own, and steps unrolled."""
 
     groups: int
     num_warps: int
+    unroll: int = 1
 
 
 def _float32(middle: int) -> str:
@@ -97,6 +98,7 @@ def one_kernel(
     HAS_BIAS: tl.constexpr,
     GROUPS: tl.constexpr,
     WARPS: tl.constexpr,
+    UNROLL: tl.constexpr,
     ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -104,6 +106,7 @@ def one_kernel(
     SMALL: tl.constexpr = GROUP > 0 and GROUP < STEP
     MIDDLE: tl.constexpr = 0 if HAS_ZERO or FORM != "int4" else 8
     NUM_STEPS: tl.constexpr = (IN_FEATURES + STEP - 1) // STEP
+    EVEN: tl.constexpr = IN_FEATURES % (STEP * WARPS) == 0
     row = tl.program_id(0) * GROUPS * ROWS
     row += tl.arange(0, GROUPS)[:, None, None] * ROWS + tl.arange(0, ROWS)[None, None, :]
     # Rows past the end repeat the last one: loads need no mask.
@@ -117,7 +120,7 @@ def one_kernel(
     if GROUP == 0 and HAS_ZERO:
         zeros = tl.load(row_zero_ptr + used).to(tl.float32)
     acc = tl.zeros([GROUPS, WARPS, ROWS, PLANE], tl.float32)
-    for start in tl.static_range(0, NUM_STEPS, WARPS):
+    for start in tl.range(0, NUM_STEPS, WARPS, loop_unroll_factor=UNROLL):
         step = start + tl.arange(0, WARPS)[None, :, None]
         # Steps past the end have no columns.
         read = tl.minimum(step, NUM_STEPS - 1)
@@ -138,7 +141,7 @@ def one_kernel(
         for plane in tl.static_range(4):
             column = step[:, :, :, None] * STEP + plane * PLANE + within
             column += tl.zeros([1, WARPS, ROWS, PLANE], tl.int32)
-            if (start + WARPS) * STEP <= IN_FEATURES:
+            if EVEN:
                 x = tl.load(x_ptr + column).to(tl.float32)
             else:
                 x = tl.load(x_ptr + column, mask=column < IN_FEATURES, other=0.0).to(tl.float32)

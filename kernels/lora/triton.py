@@ -45,6 +45,7 @@ class Cut:
         columns: of A in a block.
         steps: blocks of columns of a program.
         width: columns of B of a program.
+        shares: programs that go through the slots of a block of tokens in turn.
         num_stages: blocks in flight, of either kernel.
         shrink_warps, expand_warps: warps of a program.
         order: when tokens are shrunk: `first` or `last` of shrinking and the base product,
@@ -54,6 +55,7 @@ class Cut:
     columns: int = 256
     steps: int = 1
     width: int = 128
+    shares: int = 1
     num_stages: int = 3
     shrink_warps: int = 4
     expand_warps: int = 4
@@ -272,7 +274,7 @@ class TritonBank(LoraBank):
                 product = base.with_further(x, further)
                 if product is not None:
                     return product, further.made[None, :, None]
-            order = "first"
+            order = "beside"
         if order == "beside" and not x.is_cuda:
             order = "first"
         if order == "last":
@@ -312,7 +314,7 @@ class TritonBank(LoraBank):
         few, memory = few_listed(tokens, self.ranks), self.memory
         if made is None:
             made = self._space(x, tokens, cut)
-        shrink_few_kernel[(few.num_places // few.size, len(self.parts), len(made))](
+        shrink_few_kernel[(few.num_places // few.size * cut.shares, len(self.parts), len(made))](
             x,
             memory,
             few.list,
@@ -326,6 +328,7 @@ class TritonBank(LoraBank):
             PARTS=len(self.parts),
             STEPS=cut.steps,
             RANKS=self._rank_block,
+            SHARES=cut.shares,
             BLOCK_M=few.size,
             BLOCK_K=cut.columns,
             STAGES=cut.num_stages,
@@ -353,7 +356,7 @@ class TritonBank(LoraBank):
             out, num_tiles = product, len(tiles)
         else:
             out, num_tiles = product.new_empty(num_tokens, half), triton.cdiv(half, cut.width)
-        expand_few_kernel[(few.num_places // few.size, num_tiles)](
+        expand_few_kernel[(few.num_places // few.size * cut.shares, num_tiles)](
             product,
             out,
             memory,
@@ -371,6 +374,7 @@ class TritonBank(LoraBank):
             PARTS=len(self.parts),
             SPLIT=len(made),
             RANKS=self._rank_block,
+            SHARES=cut.shares,
             BLOCK_M=few.size,
             BLOCK_N=cut.width,
             ACTIVATION=activation,
@@ -383,11 +387,12 @@ class TritonBank(LoraBank):
 
 
 def cut_of(in_features: int, num_tokens: int) -> Cut:
-    """Return how products of few tokens are cut."""
-    steps = triton.cdiv(in_features, 16 * 256)
+    """Return how products of few tokens are cut; measured by `benchmarks.h200.adapter_products`."""
     if num_tokens == 1:
-        return Cut(steps=steps, num_stages=1, order="within")
-    return Cut(steps=steps)
+        steps = triton.cdiv(in_features, 16 * 256)
+        return Cut(256, steps, 32, 1, num_stages=1, expand_warps=1, order="within")
+    steps = triton.cdiv(in_features, 28 * 256)
+    return Cut(256, steps, 64, 4, num_stages=4, shrink_warps=2, expand_warps=2, order="beside")
 
 
 def make_bank(

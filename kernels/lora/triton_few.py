@@ -1,12 +1,13 @@
 """Kernels of `kernels.lora.triton` for few tokens, which wait for memory and for one another.
 
 Tokens are sorted by slot and cut into blocks without padding. A block may hold tokens of several
-slots: its programs go through its slots, so that every program has work and the list of tokens is
-the only thing read ahead of the matrices. Products of tokens with matrices of other slots are
-masked; they cost no memory traffic.
+slots: `SHARES` programs go through its slots in turn, each for the tokens of its own slots, so that
+the list of tokens is the only thing read ahead of the matrices. Products of tokens with matrices of
+other slots are masked; they cost no memory traffic.
 
-The list of a step is int32, and P is its number of places, a multiple of a block's:
-`[token P | slot P, -1 for none | slots of the block P | their ranks P | their number P / BLOCK_M]`.
+The list of a step is int32, and P is its number of places, a multiple of a block's: `[token P |
+index of its slot in the block P, -1 for none | slots of the block P | their ranks P | their number
+P / BLOCK_M]`.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -33,7 +34,9 @@ def list_kernel(
     token = tl.arange(0, PLACES)
     is_token = token < num_tokens
     slot = tl.load(slots_ptr + token, mask=is_token, other=-1).to(tl.int32)
-    key = tl.where(slot < 0, num_slots, slot)
+    is_used = (slot >= 0) & (slot < num_slots)
+    slot = tl.where(is_used, slot, 0)
+    key = tl.where(is_used, slot, num_slots)
     key = tl.where(is_token, key, num_slots + 1)
     is_before = key[None, :] < key[:, None]
     is_before |= (key[None, :] == key[:, None]) & (token[None, :] < token[:, None])
@@ -41,26 +44,30 @@ def list_kernel(
     block = place // BLOCK_M
     ahead = (block[None, :] == block[:, None]) & (place[None, :] < place[:, None])
     same = ahead & (key[None, :] == key[:, None])
-    is_first = (tl.sum(same.to(tl.int32), 1) == 0) & (slot >= 0)
+    is_first = (tl.sum(same.to(tl.int32), 1) == 0) & is_used
     counted = is_first.to(tl.int32)[None, :]
-    index = tl.sum(tl.where(ahead, counted, 0), 1)
+    # The slots of the block that come first with this token or before it.
+    upto = (block[None, :] == block[:, None]) & (place[None, :] <= place[:, None])
+    index = tl.sum(tl.where(upto, counted, 0), 1) - 1
     count = tl.sum(tl.where(block[None, :] == block[:, None], counted, 0), 1)
     tl.store(list_ptr + place, token)
-    tl.store(list_ptr + PLACES + place, slot)
-    of_block = list_ptr + 2 * PLACES + block * BLOCK_M + index
-    tl.store(of_block, slot, mask=is_first)
-    rank = tl.load(ranks_ptr + tl.maximum(slot, 0))
-    tl.store(of_block + PLACES, rank, mask=is_first)
+    tl.store(list_ptr + PLACES + place, tl.where(is_used, index, -1))
+    of_block = list_ptr + 2 * PLACES + block * BLOCK_M + tl.maximum(index, 0)
+    # A token alone is read as a slot even if it has none.
+    is_written = is_first | (BLOCK_M == 1)
+    tl.store(of_block, slot, mask=is_written)
+    rank = tl.load(ranks_ptr + slot)
+    tl.store(of_block + PLACES, tl.where(is_used, rank, 0), mask=is_written)
     tl.store(list_ptr + 4 * PLACES + block, count)
 
 
 @triton.jit
 def of_block(list_ptr, block, num_places, BLOCK_M: tl.constexpr):
-    """Return a block's tokens, their slots, its slots, their ranks, and the number of those."""
+    """Return a block's tokens, their slots' indices, its slots, their ranks, and how many."""
     at = list_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)
-    token, slot = tl.load(at), tl.load(at + num_places)
+    token, index = tl.load(at), tl.load(at + num_places)
     slots, ranks = tl.load(at + 2 * num_places), tl.load(at + 3 * num_places)
-    return token, slot, slots, ranks, tl.load(list_ptr + 4 * num_places + block)
+    return token, index, slots, ranks, tl.load(list_ptr + 4 * num_places + block)
 
 
 @triton.jit
@@ -84,6 +91,7 @@ def shrink_few_kernel(
     PARTS: tl.constexpr,
     STEPS: tl.constexpr,
     RANKS: tl.constexpr,
+    SHARES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
@@ -92,12 +100,17 @@ def shrink_few_kernel(
 ):
     """Multiply a block of tokens by `STEPS * BLOCK_K` columns of A, for one part of the product.
 
-    `made` is `[splits, PARTS, num_places, RANKS]` float32; ranks that are not in use get zeros.
+    `made` is `[splits, PARTS, num_places, RANKS]` float32; ranks that are not in use get zeros, and
+    tokens of no slot nothing.
     """
-    block, part, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    block, share = tl.program_id(0) // SHARES, tl.program_id(0) % SHARES
+    part, split = tl.program_id(1), tl.program_id(2)
     start_next(PDL)
     wait_for_inputs(PDL)
-    token, slot, slots, ranks, count = of_block(list_ptr, block, num_places, BLOCK_M)
+    token, index, slots, ranks, count = of_block(list_ptr, block, num_places, BLOCK_M)
+    own = (count - share + SHARES - 1) // SHARES
+    if own <= 0:
+        return
     x_row = x_ptr + tl.minimum(token, num_tokens - 1).to(tl.int64)[:, None] * in_features
     rank = tl.arange(0, RANKS)
     a_row = memory_ptr + part * in_features + rank.to(tl.int64)[:, None] * rank_stride
@@ -105,10 +118,11 @@ def shrink_few_kernel(
         products = tl.zeros([RANKS, BLOCK_K], tl.float32)
     else:
         acc = tl.zeros([BLOCK_M, RANKS], tl.float32)
-    for step in tl.range(0, count * STEPS, num_stages=STAGES):
-        this = chosen(slots, step // STEPS, BLOCK_M)
-        is_rank = (rank < chosen(ranks, step // STEPS, BLOCK_M))[:, None]
-        is_mine = (slot == this)[:, None]
+    for step in tl.range(0, own * STEPS, num_stages=STAGES):
+        at = share + step // STEPS * SHARES
+        this = chosen(slots, at, BLOCK_M)
+        is_rank = (rank < chosen(ranks, at, BLOCK_M))[:, None]
+        is_mine = (index == at)[:, None]
         k = (split * STEPS + step % STEPS) * BLOCK_K + tl.arange(0, BLOCK_K)
         if not EVEN_K:
             is_rank = is_rank & (k < in_features)[None, :]
@@ -122,21 +136,24 @@ def shrink_few_kernel(
     if BLOCK_M == 1:
         acc = tl.sum(products, 1)[None, :]
     row = (split * PARTS + part) * num_places + block * BLOCK_M + tl.arange(0, BLOCK_M)
-    tl.store(made_ptr + row[:, None] * RANKS + rank[None, :], acc)
+    is_own = (index >= 0) & (index % SHARES == share)
+    tl.store(made_ptr + row[:, None] * RANKS + rank[None, :], acc, mask=is_own[:, None])
 
 
 @triton.jit
 def expanded(
     b_row,
     shrunk,
-    slot,
+    index,
     slots,
     ranks,
     count,
+    share,
     inside,
     slot_stride,
     EVEN_N: tl.constexpr,
     RANKS: tl.constexpr,
+    SHARES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
@@ -145,20 +162,19 @@ def expanded(
     """Return a block's shrunk tokens, `[BLOCK_M, RANKS]`, times columns of B, in float32."""
     rank = tl.arange(0, RANKS)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for index in tl.range(0, count, num_stages=STAGES):
-        this = chosen(slots, index, BLOCK_M)
-        is_rank = (rank < chosen(ranks, index, BLOCK_M))[:, None]
-        at = b_row + this.to(tl.int64) * slot_stride
+    for at in tl.range(share, count, SHARES, num_stages=STAGES):
+        is_rank = (rank < chosen(ranks, at, BLOCK_M))[:, None]
+        # Sums of ranks that are not in use may be anything.
+        is_mine = (index == at)[:, None] & tl.trans(is_rank)
         if not EVEN_N:
             is_rank = is_rank & inside[None, :]
-        b = tl.load(at, mask=is_rank, other=0.0)
+        b_ptrs = b_row + chosen(slots, at, BLOCK_M).to(tl.int64) * slot_stride
+        b = tl.load(b_ptrs, mask=is_rank, other=0.0)
+        mine = tl.where(is_mine, shrunk, 0.0)
         if BLOCK_M == 1:
-            # Sums of ranks that are not in use may be anything.
-            mine = tl.where((rank < chosen(ranks, index, BLOCK_M))[:, None], tl.trans(shrunk), 0.0)
-            acc += tl.sum(mine * b.to(tl.float32), 0)[None, :]
+            acc += tl.sum(tl.trans(mine) * b.to(tl.float32), 0)[None, :]
         else:
-            mine = tl.where((slot == this)[:, None], shrunk, 0.0).to(b.dtype)
-            acc = tl.dot(mine, b, acc=acc, input_precision=PRECISION)
+            acc = tl.dot(mine.to(b.dtype), b, acc=acc, input_precision=PRECISION)
     return acc
 
 
@@ -167,6 +183,7 @@ def sum_of_splits(
     made_ptr,
     part,
     block,
+    index,
     num_places,
     PARTS: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -178,7 +195,8 @@ def sum_of_splits(
     at = made_ptr + row[:, None] * RANKS + tl.arange(0, RANKS)[None, :]
     shrunk = tl.zeros([BLOCK_M, RANKS], tl.float32)
     for split in tl.static_range(SPLIT):
-        shrunk += tl.load(at + split * PARTS * num_places * RANKS)
+        at_split = at + split * PARTS * num_places * RANKS
+        shrunk += tl.load(at_split, mask=(index >= 0)[:, None], other=0.0)
     return shrunk
 
 
@@ -201,6 +219,7 @@ def expand_few_kernel(
     PARTS: tl.constexpr,
     SPLIT: tl.constexpr,
     RANKS: tl.constexpr,
+    SHARES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -215,7 +234,7 @@ def expand_few_kernel(
     multiples of 16. With an activation the product's halves are the two parts, gate and up; `out`
     has the columns of one, and there are no tiles.
     """
-    block = tl.program_id(0)
+    block, share = tl.program_id(0) // SHARES, tl.program_id(0) % SHARES
     column = tl.arange(0, BLOCK_N)
     if ACTIVATION is None:
         tile_ptr = tiles_ptr + tl.program_id(1) * 4
@@ -230,29 +249,33 @@ def expand_few_kernel(
     start_next(PDL)
     wait_for_inputs(PDL)
     inside = column < width
-    token, slot, slots, ranks, count = of_block(list_ptr, block, num_places, BLOCK_M)
-    # Tokens of no adapter keep their bits.
-    is_used = token < num_tokens if ACTIVATION is not None else slot >= 0
-    is_out = is_used[:, None]
+    token, index, slots, ranks, count = of_block(list_ptr, block, num_places, BLOCK_M)
+    if share > 0 and share >= count:
+        return
+    # Tokens of no adapter keep their bits, or have an activation all the same.
+    is_out = (token < num_tokens) & (tl.maximum(index, 0) % SHARES == share)
+    if ACTIVATION is None:
+        is_out = is_out & (index >= 0)
+    is_out = is_out[:, None]
     if not EVEN_N:
         is_out = is_out & inside[None, :]
     at = token.to(tl.int64)[:, None] * out_features + first + column[None, :]
     old = tl.load(product_ptr + at, mask=is_out, other=0.0)
     rank = tl.arange(0, RANKS).to(tl.int64)[:, None]
     b_row = memory_ptr + in_memory + rank * rank_stride + column[None, :]
-    shrunk = sum_of_splits(made_ptr, part, block, num_places, PARTS, SPLIT, RANKS, BLOCK_M)
+    shrunk = sum_of_splits(made_ptr, part, block, index, num_places, PARTS, SPLIT, RANKS, BLOCK_M)
     result = old.to(tl.float32) + expanded(
-        b_row, shrunk, slot, slots, ranks, count, inside, slot_stride,
-        EVEN_N, RANKS, BLOCK_M, BLOCK_N, STAGES, PRECISION,
+        b_row, shrunk, index, slots, ranks, count, share, inside, slot_stride,
+        EVEN_N, RANKS, SHARES, BLOCK_M, BLOCK_N, STAGES, PRECISION,
     )  # fmt: skip
     if ACTIVATION is None:
         tl.store(out_ptr + at, result.to(old.dtype), mask=is_out)
     else:
         up = tl.load(product_ptr + half + at, mask=is_out, other=0.0).to(tl.float32)
-        shrunk = sum_of_splits(made_ptr, 1, block, num_places, PARTS, SPLIT, RANKS, BLOCK_M)
+        shrunk = sum_of_splits(made_ptr, 1, block, index, num_places, PARTS, SPLIT, RANKS, BLOCK_M)
         up += expanded(
-            b_row + half, shrunk, slot, slots, ranks, count, inside, slot_stride,
-            EVEN_N, RANKS, BLOCK_M, BLOCK_N, STAGES, PRECISION,
+            b_row + half, shrunk, index, slots, ranks, count, share, inside, slot_stride,
+            EVEN_N, RANKS, SHARES, BLOCK_M, BLOCK_N, STAGES, PRECISION,
         )  # fmt: skip
         # Rounded like a product, then as in `kernels.activation.triton`.
         gate = result.to(old.dtype).to(tl.float32)

@@ -110,3 +110,54 @@ def test_a_gated_product_is_the_activation_of_the_product(impl, num_tokens, dtyp
     close = {"atol": tolerance, "rtol": tolerance}
     torch.testing.assert_close(got.double(), want, **close)
     torch.testing.assert_close(gated.float(), act_and_mul(want.float(), "silu"), **close)
+
+
+@pytest.mark.skipif("triton" not in IMPLEMENTATIONS, reason="no triton here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_cut_of_triton_is_right(dtype):
+    from kernels.lora.triton import Cut
+
+    memory, ranks, in_features, parts, slots, x, out = operands((40, 300, (64, 80), 9, 16), dtype)
+    want = expected(memory, ranks, in_features, parts, slots, x, out)
+    base = pack(torch.zeros(out.shape[1], in_features, dtype=dtype), out[0].clone(), "reference")
+    want += (out[0] - out).double()
+    bank, tokens = make_bank(memory, ranks, in_features, parts, "triton"), TokenSlots(slots, 9)
+    tolerance = 1e-5 if dtype is torch.float32 else 3e-2
+    for cut in (
+        Cut(order="last"),
+        Cut(order="beside", shares=2, num_stages=1),
+        Cut(64, 2, 32, 3),
+        Cut(128, 4, 64, 16, order="within"),
+    ):
+        bank.cut = cut
+        got = bank.product(base, x, tokens).double()
+        torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.skipif("triton" not in IMPLEMENTATIONS, reason="no triton here")
+@pytest.mark.parametrize("slot", [-1, 3, 2**30, -(2**31)])
+def test_triton_lists_a_token_alone_with_a_slot_that_exists(slot):
+    """While a graph is captured, no token has an adapter, or memory holds anything."""
+    from kernels.lora.triton import few_listed
+
+    tokens = TokenSlots(torch.tensor([slot], dtype=torch.int32), 3)
+    made = few_listed(tokens, torch.tensor([7, 5, 6], dtype=torch.int32)).list
+    assert made.tolist() == [0, -1, 0, 0, 0]
+
+
+@pytest.mark.skipif("triton" not in IMPLEMENTATIONS, reason="no triton here")
+def test_triton_lists_many_tokens():
+    from kernels.lora.triton import few_listed
+
+    slots, ranks = torch.randint(-1, 6, (39,), dtype=torch.int32), torch.arange(3, 9)
+    few = few_listed(TokenSlots(slots, 5), ranks.int())
+    order, index, of_block, of_ranks = few.list[: 4 * few.num_places].view(4, -1)
+    assert sorted(order.tolist()) == list(range(64))
+    seen = [slot if 0 <= slot < 5 else 9 for slot in slots[order[:39]].tolist()]
+    assert seen == sorted(seen)
+    for place, slot in enumerate(seen):
+        at = place // 16 * 16 + index[place]
+        assert (index[place] == -1) if slot == 9 else (of_block[at] == slot)
+        assert slot == 9 or of_ranks[at] == ranks[slot]
+    counts = few.list[4 * few.num_places :].tolist()
+    assert counts == [len({*seen[first : first + 16]} - {9}) for first in (0, 16, 32, 48)]

@@ -24,6 +24,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
 from kernels.activation import triton as activation
+from kernels.causal_conv import triton as causal_conv
 from kernels.decode_step import triton as decode_step
 from kernels.experts import triton as experts
 from kernels.experts import triton_coded as coded_experts
@@ -348,7 +349,7 @@ def adapters(*, pdl: bool) -> Iterator[Kernel]:
     constants |= {"PRECISION": "tf32", "PDL": pdl}
     yield "adapter, shrink", shrink_kernel, constants | {"EVEN_K": True, "BLOCK_K": 128}, 4
     yield "adapter, expand", expand_kernel, constants | {"BLOCK_N": 128}, 4
-    constants |= {"STAGES": 3, "STEPS": 1}
+    constants |= {"STAGES": 3, "STEPS": 1, "SHARES": 2}
     of_k = {"EVEN_K": True, "BLOCK_K": 256}
     yield "adapter, shrink few", shrink_few_kernel, constants | of_k, 4
     of_n = {"BLOCK_N": 128, "EVEN_N": True, "ACTIVATION": None}
@@ -417,8 +418,17 @@ def dependent() -> Iterator[Kernel]:
         kind = {"SCALES": scales, "HAS_X_SCALES": scales != "none"}
         kind["RANKS"] = 16 if scales == "none" else 0
         yield f"gemv, scales: {scales}", gemv._gemv_kernel, constants | kind, 4
+    constants = {"WIDTH": 4, "HAS_BIAS": True, "SILU": True, "BLOCK": 1024, "PDL": True}
+    yield "convolution", causal_conv._conv_kernel, constants, 4
     constants = {"IN_FEATURES": 4096, "FORM": "int4", "GROUP": 32, "SCALES": tl.float16}
-    constants |= {"WORDS": 3, "HAS_ZERO": True, "HAS_BIAS": True, "GROUPS": 2, "WARPS": 4}
+    constants |= {
+        "WORDS": 3,
+        "HAS_ZERO": True,
+        "HAS_BIAS": True,
+        "GROUPS": 2,
+        "WARPS": 4,
+        "UNROLL": 1,
+    }
     yield "codes of one token", one_kernel, constants | {"ASM": True, "PDL": True}, 4
     constants = {"ACTIVATION": "silu", "BLOCK": 1024, "EARLY": True, "PDL": True}
     yield "activation", activation._act_and_mul_kernel, constants, 4
