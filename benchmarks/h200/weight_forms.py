@@ -140,10 +140,11 @@ def tune(
         if num_tokens > 128:
             calls = {k: v for k, v in calls.items() if "split 1 " in k}
             calls |= {
-                f"16 bits, {size} MiB": (
-                    lambda p, x, s=size: multiply_many(x, p.weight, None, s * 2**20)  # type: ignore[misc]
+                f"16 bits, {size} MiB, {streams} streams": (
+                    lambda p, x, s=size, n=streams: multiply_many(x, p.weight, None, s * 2**20, n)  # type: ignore[misc]
                 )
                 for size in (8, 16, 32, 64, 1024)
+                for streams in (1, 2)
             }
         for label, call in calls.items():
             try:

@@ -20,6 +20,7 @@ from kernels.linear import PackedLinear
 from kernels.triton_support import split_k
 from kernels.triton_support.device import interpreted, multiprocessors, shared_memory
 from kernels.triton_support.launch import launch_options
+from kernels.triton_support.side_stream import forked, join
 
 # More are multiplied as 16 bits.
 MAX_TOKENS = 256
@@ -297,6 +298,7 @@ def multiply_one(x: Tensor, weight: PackedCodes, bias: Tensor | None, cut: Cut) 
         out,
         weight.rows,
         IN_FEATURES=weight.columns,
+        EVEN_K=weight.columns % (STEP * cut.num_warps) == 0,
         **weight.constants(),
         HAS_BIAS=bias is not None,
         GROUPS=cut.groups,
@@ -327,18 +329,34 @@ def widen(weight: PackedCodes, first: int, count: int, out: Tensor) -> Tensor:
 
 
 def multiply_many(
-    x: Tensor, weight: PackedCodes, bias: Tensor | None, slice_bytes: int = SLICE_BYTES
+    x: Tensor,
+    weight: PackedCodes,
+    bias: Tensor | None,
+    slice_bytes: int = SLICE_BYTES,
+    streams: int = 1,
 ) -> Tensor:
-    """Like `multiply_few`, by cuBLAS, with slices of rows in 16 bits of about `slice_bytes`."""
+    """Like `multiply_few`, by cuBLAS, with slices of rows in 16 bits of about `slice_bytes`.
+
+    With two streams every second slice is computed beside the one before it.
+    """
     rows, columns = weight.rows, weight.columns
     count = max(1, round(rows * columns * x.itemsize / slice_bytes))
     of_slice = triton.cdiv(triton.cdiv(rows, count), 128) * 128
-    space = x.new_empty(min(of_slice, rows), columns)
+    spaces = x.new_empty(streams, min(of_slice, rows), columns)
     out = x.new_empty(len(x), rows)
-    for first in range(0, rows, of_slice):
-        size = min(of_slice, rows - first)
-        numbers = widen(weight, first, size, space[:size])
-        torch.mm(x, numbers.t(), out=out[:, first : first + size])
+
+    def multiply(index: int) -> None:
+        for first in range(index * of_slice, rows, streams * of_slice):
+            size = min(of_slice, rows - first)
+            numbers = widen(weight, first, size, spaces[index, :size])
+            torch.mm(x, numbers.t(), out=out[:, first : first + size])
+
+    if streams == 2:
+        with forked(x.device):
+            multiply(1)
+    multiply(0)
+    if streams == 2:
+        join(x.device)
     return out if bias is None else out.add_(bias)
 
 

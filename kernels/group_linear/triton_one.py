@@ -90,6 +90,7 @@ def one_kernel(
     out_ptr,
     out_features,
     IN_FEATURES: tl.constexpr,
+    EVEN_K: tl.constexpr,
     FORM: tl.constexpr,
     GROUP: tl.constexpr,
     SCALES: tl.constexpr,
@@ -106,7 +107,6 @@ def one_kernel(
     SMALL: tl.constexpr = GROUP > 0 and GROUP < STEP
     MIDDLE: tl.constexpr = 0 if HAS_ZERO or FORM != "int4" else 8
     NUM_STEPS: tl.constexpr = (IN_FEATURES + STEP - 1) // STEP
-    EVEN: tl.constexpr = IN_FEATURES % (STEP * WARPS) == 0
     row = tl.program_id(0) * GROUPS * ROWS
     row += tl.arange(0, GROUPS)[:, None, None] * ROWS + tl.arange(0, ROWS)[None, None, :]
     # Rows past the end repeat the last one: loads need no mask.
@@ -141,7 +141,7 @@ def one_kernel(
         for plane in tl.static_range(4):
             column = step[:, :, :, None] * STEP + plane * PLANE + within
             column += tl.zeros([1, WARPS, ROWS, PLANE], tl.int32)
-            if EVEN:
+            if EVEN_K:
                 x = tl.load(x_ptr + column).to(tl.float32)
             else:
                 x = tl.load(x_ptr + column, mask=column < IN_FEATURES, other=0.0).to(tl.float32)

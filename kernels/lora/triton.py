@@ -7,7 +7,6 @@ their own, `kernels.lora.triton_few`, of which the second also computes a gated 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -25,6 +24,7 @@ from kernels.lora.triton_few import expand_few_kernel, list_kernel, shrink_few_k
 from kernels.lora.triton_sgmv import expand_kernel, shrink_kernel
 from kernels.triton_support.device import multiprocessors
 from kernels.triton_support.launch import launch_options
+from kernels.triton_support.side_stream import forked, join
 
 # A matrix instruction has at least 16 rows.
 _LEAST = 16
@@ -96,11 +96,6 @@ def few_listed(tokens: TokenSlots, ranks: Tensor) -> _Few:
     )
     tokens.derived = few = _Few(of_step, ranks, num_places, size)
     return few
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 class _Listed(NamedTuple):
@@ -269,14 +264,12 @@ class TritonBank(LoraBank):
         """Return the base product, contiguous, and what `_shrink` returns."""
         order = cut.order
         if order == "within":
-            further = self._further(x, tokens)
             if isinstance(base, TritonLinear):
+                further = self._further(x, tokens)
                 product = base.with_further(x, further)
                 if product is not None:
                     return product, further.made[None, :, None]
             order = "beside"
-        if order == "beside" and not x.is_cuda:
-            order = "first"
         if order == "last":
             out = base(x).contiguous()
             return out, self._shrink(x, tokens, cut)
@@ -284,14 +277,11 @@ class TritonBank(LoraBank):
             made = self._shrink(x, tokens, cut)
             return base(x).contiguous(), made
         few_listed(tokens, self.ranks)
-        # Allocated on this stream, which waits for the other one before it goes on.
         made = self._space(x, tokens, cut)
-        main, side = torch.cuda.current_stream(x.device), _side_stream(x.device)
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
+        with forked(x.device):
             self._shrink(x, tokens, cut, made)
         out = base(x).contiguous()
-        main.wait_stream(side)
+        join(x.device)
         return out, made
 
     def _further(self, x: Tensor, tokens: TokenSlots) -> FurtherRows:

@@ -82,6 +82,8 @@ def test_products(
         close["atol"] = step * 0.1 * shape[1] ** 0.5
         many = multiply_many(x, linear.weight, bias, slice_bytes=shape[1] * 2 * 100)
         torch.testing.assert_close(many.double(), expected, **close)
+        both = multiply_many(x, linear.weight, bias, shape[1] * 2 * 30, streams=2)
+        torch.testing.assert_close(both.double(), expected, **close)
         assert torch.equal(linear(x), few) or num_tokens > 64
 
 

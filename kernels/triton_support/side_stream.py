@@ -1,0 +1,38 @@
+"""A second stream, for work beside a kernel that leaves much of the GPU idle.
+
+Memory must be allocated on the current stream ahead of the fork, or be kept until the join: the
+allocator gives it to later work of the stream that it was allocated on. In a CUDA graph a fork and
+a join are edges between kernels.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def forked(device: torch.device) -> Iterator[None]:
+    """Launch on the second stream, behind all that the current one has been given by now.
+
+    Without a GPU everything is launched where it is.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    side = _stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        yield
+
+
+def join(device: torch.device) -> None:
+    """Let the current stream wait for the second one."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_stream(_stream(device))
