@@ -64,7 +64,7 @@ class Tile:
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _linear_kernel(
+def linear_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
@@ -84,6 +84,7 @@ def _linear_kernel(
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Multiply `BLOCK_M` tokens by `BLOCK_N` rows, or by a part of their columns."""
     block = tl.program_id(0)
     part = tl.program_id(1)
     if ACTIVATION is not None:
@@ -176,7 +177,7 @@ def run(
         partials, arrived = space(
             x.device, blocks * token_blocks, tile.block_n * block_m, tile.split_k
         )
-    _linear_kernel[(blocks, tile.split_k, token_blocks)](
+    linear_kernel[(blocks, tile.split_k, token_blocks)](
         x,
         weight,
         weight if bias is None else bias,

@@ -66,7 +66,7 @@ class FurtherRows(NamedTuple):
 
 
 @triton.jit
-def _gemv_kernel(
+def gemv_kernel(
     x_ptr,
     weight_ptr,
     scale_ptr,
@@ -90,6 +90,7 @@ def _gemv_kernel(
     COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Multiply one token by `ROWS` rows, of the weight or further ones."""
     # Programs of further rows come first.
     further: tl.constexpr = RANKS * PARTS // ROWS
     program = tl.program_id(0)
@@ -188,7 +189,7 @@ def gemv(
         place_stride, rank_stride, _ = further.memory.stride()
         others = further.memory, further.place, further.rank, further.made
     kind = "none" if scales is None else "blocks" if scales.shape[1] > 1 else "rows"
-    _gemv_kernel[(triton.cdiv(out_features, cut.rows) + ranks * parts // cut.rows,)](
+    gemv_kernel[(triton.cdiv(out_features, cut.rows) + ranks * parts // cut.rows,)](
         x,
         weight,
         weight if scales is None else scales,

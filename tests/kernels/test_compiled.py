@@ -88,11 +88,12 @@ class Before:
             self._from[registers[0]] = set().union(*sources)
 
 
-# What no kernel ahead writes may be fetched meanwhile: a norm's weight, an adapter's list of tiles.
+# What no kernel ahead writes may be fetched meanwhile: weights, an adapter's list of tiles.
 MAY_BE_READ = {
     "_rms_norm_kernel": {"weight_ptr"},
     "_layer_norm_kernel": {"weight_ptr"},
     "_norm_kernel": {"weight_ptr"},
+    "_delta_kernel": {"decay_ptr", "dt_bias_ptr"},
     "expand_kernel": {"tiles_ptr"},
     "expand_few_kernel": {"tiles_ptr"},
 }

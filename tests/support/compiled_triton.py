@@ -11,17 +11,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
-import triton
 import triton.language as tl
-from triton._C.libtriton import nvidia
-from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import CUDABackend
-from triton.compiler import ASTSource
 
 from kernels.activation import triton as activation
 from kernels.causal_conv import triton as causal_conv
@@ -30,6 +23,7 @@ from kernels.experts import triton as experts
 from kernels.experts import triton_coded as coded_experts
 from kernels.experts.triton_kernels import choose_kernel, product_kernel, sort_kernel
 from kernels.fp8_linear import triton as fp8_linear
+from kernels.gated_delta import triton as gated_delta
 from kernels.greedy import NAN_TOKEN
 from kernels.greedy import triton as greedy
 from kernels.group_linear import triton as group_linear
@@ -52,6 +46,7 @@ from kernels.rounding import triton as rounding
 from kernels.sampling import triton_draw, triton_rows
 from kernels.triton_support.device import SharedMemory
 from tests.support.compiled_latents import latents
+from tests.support.triton_compiler import compiled
 
 # Bytes of shared memory that a program may have, by compute capability: CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability", less the kilobyte that the system reserves.
@@ -60,101 +55,9 @@ LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 9
 # the two kinds of GPUs with special matrix instructions.
 KINDS_OF_CODE = (89, 90, 100)
 DTYPE = torch.bfloat16
-HALVES = {
-    *("x_ptr", "weight_ptr", "bias_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "cache_ptr"),
-    *("residual_ptr", "memory_ptr", "product_ptr", "further_ptr", "qkv_ptr", "k_cache_ptr"),
-    *("v_cache_ptr", "q_norm_ptr", "k_norm_ptr", "logits_ptr"),
-}
-FLOATS = {
-    *("partial_ptr", "state_ptr", "lse_ptr", "cos_sin_ptr", "wide_ptr", "values_ptr"),
-    *("row_max_ptr", "normaliser_ptr", "top_p_ptr", "min_p_ptr", "temperature_ptr"),
-    *("block_max_ptr", "weights_ptr", "scale_ptr", "x_scale_ptr", "static_ptr"),
-    "made_ptr",
-}
-CODES = {"code_ptr", "x_code_ptr"}
-SHORTS = {"plane_ptr"}
-LONGS = {
-    *("positions_ptr", "slots_ptr", "token_ids_ptr", "rows_ptr", "seq_lens_ptr", "new_pages_ptr"),
-    *("last_token_ptr", "latest_input_ptr", "input_ids_ptr", "turn_ptr", "kept_ptr", "wanted_ptr"),
-    *("cut_ties_ptr", "ranked_ptr", "ids_ptr"),
-}
-NUMBERS = {"scale_log2": "fp32", "eps": "fp32"}
-EVEN = {"q_stride", "in_features", "out_features", "width", "max_pages", "stride", "half"}
-
 Kernel = tuple[str, Any, dict[str, Any], int]
 # Only the variants with the most shared memory are compiled, because compiling is slow.
 SMALL = {"product, one block", "product, vocabulary", "invariant 128"}
-
-
-class _FoundError(Exception):
-    """Carries the result before the assembler runs, which is slow."""
-
-
-@contextmanager
-def _stopping(stage: str) -> Iterator[None]:
-    """Triton's compiler ends by `_FoundError` in that stage: "llir" once the shared memory is laid
-    out, which comes first in it, "ptx" at its end."""
-    add_stages = CUDABackend.add_stages
-    passes = nvidia.passes.ttnvgpuir
-    allocate = passes.add_allocate_tensor_memory
-    lowered: list[Any] = []
-
-    def allocate_and_stop(manager: Any) -> None:
-        allocate(manager)
-        manager.run(lowered[-1], "make_llir")
-        raise _FoundError(lowered[-1].get_int_attr("ttg.shared"))
-
-    def add_and_stop(self: Any, stages: dict[str, Any], *rest: Any) -> None:
-        add_stages(self, stages, *rest)
-        make = stages[stage]
-
-        def last(code: Any, metadata: dict[str, Any]) -> None:
-            lowered.append(code)
-            raise _FoundError(make(code, metadata))
-
-        stages[stage] = last
-
-    with mock.patch.object(CUDABackend, "add_stages", add_and_stop), ExitStack() as stack:
-        if stage == "llir":
-            stack.enter_context(
-                mock.patch.object(passes, "add_allocate_tensor_memory", allocate_and_stop)
-            )
-        yield
-
-
-def compiled(
-    kernel: Any, constants: dict[str, Any], warps: int, capability: int, stage: str
-) -> Any:
-    """Return the shared bytes of a kernel if `stage` is "llir", its code if it is "ptx"."""
-    types: dict[str, str] = {}
-    # Only a product of E4M3 has scales of its input.
-    codes = CODES | ({"x_ptr", "weight_ptr"} if constants.get("HAS_X_SCALES") else set())
-    for name in kernel.arg_names:
-        if name in constants:
-            types[name] = "constexpr"
-        elif name.endswith("_ptr"):
-            halves, floats = name in HALVES, name in FLOATS
-            kind = "bf16" if halves else "fp32" if floats else "i64" if name in LONGS else "i32"
-            kind = "fp8e4nv" if name in codes else "i16" if name in SHORTS else kind
-            types[name] = f"*{kind}"
-        else:
-            types[name] = NUMBERS.get(name, "i32")
-    aligned = {
-        (at,): [["tt.divisibility", 16]]
-        for at, name in enumerate(types)
-        if name.endswith("_ptr") or name in EVEN
-    }
-    values = {(at,): constants[name] for at, name in enumerate(types) if name in constants}
-    source = ASTSource(fn=kernel, signature=types, constexprs=values, attrs=aligned)
-    options = {"num_warps": warps, "launch_pdl": bool(constants.get("PDL"))}
-    try:
-        # The cache is bypassed: otherwise a kernel compiled earlier would be loaded from disk.
-        with triton.knobs.compilation.scope(), _stopping(stage):
-            triton.knobs.compilation.always_compile = True
-            triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    except _FoundError as found:
-        return found.args[0]
-    raise AssertionError("nothing was compiled")
 
 
 def attention(head_dim: int) -> dict[str, Any]:
@@ -193,7 +96,7 @@ def products(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
         }
         assert gated is None or tile.split_k == 1
         assert name != "split" or tile.split_k > 1
-        yield f"product, {name}", linear._linear_kernel, constants, tile.num_warps
+        yield f"product, {name}", linear.linear_kernel, constants, tile.num_warps
     large = invariant_linear._MOST_TOKENS
     constants = {
         "HAS_BIAS": True,
@@ -417,9 +320,11 @@ def dependent() -> Iterator[Kernel]:
     for scales in ("none", "rows", "blocks"):
         kind = {"SCALES": scales, "HAS_X_SCALES": scales != "none"}
         kind["RANKS"] = 16 if scales == "none" else 0
-        yield f"gemv, scales: {scales}", gemv._gemv_kernel, constants | kind, 4
+        yield f"gemv, scales: {scales}", gemv.gemv_kernel, constants | kind, 4
     constants = {"WIDTH": 4, "HAS_BIAS": True, "SILU": True, "BLOCK": 1024, "PDL": True}
     yield "convolution", causal_conv._conv_kernel, constants, 4
+    constants = {"KEY_HEADS": 16, "RATIO": 2, "KEY_DIM": 128, "VALUE_DIM": 128, "ROWS": 128}
+    yield "gated delta", gated_delta._delta_kernel, constants | {"COLUMNS": 32, "PDL": True}, 4
     constants = {"IN_FEATURES": 4096, "FORM": "int4", "GROUP": 32, "SCALES": tl.float16}
     constants |= {
         "WORDS": 3,
