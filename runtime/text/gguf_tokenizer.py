@@ -45,16 +45,69 @@ _GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_CASED_REST}"
 )
-# Splitting expressions by the pre-tokenizer's name. `_DIGITS` and `_PLAIN` use other steps.
-_SPLITS = {
+_NOT_HAN = r"&&[^\p{Han}]"
+_UPPER_NOT_HAN, _LOWER_NOT_HAN = f"[{_UPPER}{_NOT_HAN}]", f"[{_LOWER}{_NOT_HAN}]"
+_KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_NOT_HAN}*{_LOWER_NOT_HAN}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_NOT_HAN}+{_LOWER_NOT_HAN}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
+    rf"|{_REST}"
+)
+_BAILING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_SEED = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+# DeepSeek LLM's letters with a case, as its `tokenizer.json` lists them.
+_CASED = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-"
+    "\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"
+    "\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-"
+    "\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15"
+    "\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d"
+    "\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb"
+    "\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d"
+    "\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183"
+    "\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b"
+    "\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-"
+    "\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb"
+    "\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?[{_CASED}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    _CJK,
+    r"\p{N}+",
+)
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+# Splitting expressions by the pre-tokenizer's name; several split one after the other. `_DIGITS`
+# and `_PLAIN` use other steps.
+SPLITS: dict[str, str | tuple[str, ...]] = {
     "llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3, "falcon3": _LLAMA3,
     "smaug-bpe": _LLAMA3, "dbrx": _LLAMA3, "lfm2": _LLAMA3, "midm-2.0": _LLAMA3,
     "qwen2": _QWEN2, "deepseek-r1-qwen": _QWEN2, "stablelm2": _QWEN2, "megrez": _QWEN2,
     "hunyuan": _QWEN2, "solar-open": _QWEN2,
-    "tekken": _TEKKEN, "gpt-4o": _GPT4O, "llama4": _GPT4O,
+    "glm4": _LLAMA3, "chatglm-bpe": _LLAMA3, "kormo": _QWEN2, "grok-2": _QWEN2,
+    "tekken": _TEKKEN, "gpt-4o": _GPT4O, "llama4": _GPT4O, "minimax-m2": _GPT4O,
+    "deepseek-llm": _DEEPSEEK_LLM, "deepseek-coder": _DEEPSEEK_CODER,
+    "deepseek-v3": _DEEPSEEK_V3, "hunyuan-dense": _DEEPSEEK_V3, "kimi-k2": _KIMI,
+    "bailingmoe": _BAILING, "bailingmoe2": _BAILING, "llada-moe": _BAILING, "seed-coder": _SEED,
 }  # fmt: skip
 _DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
-_PLAIN = frozenset({"gpt-2", "gpt2", "phi-2", "olmo", "jais", "mpt", "default"})
+_PLAIN = frozenset(
+    {
+        *("gpt-2", "gpt2", "phi-2", "olmo", "jais", "mpt", "default"),
+        *("exaone4", "mellum", "a.x-4.0", "gigachat"),
+    }
+)
 # Pre-tokenizers whose sources compose accents (NFC) first.
 _NFC = frozenset({"qwen2", "deepseek-r1-qwen", "command-r", "megrez", "olmo", "mpt"})
 # Pre-tokenizers for which a whole word that is a token becomes that token, without merges.
@@ -179,15 +232,17 @@ def _made(words: _Words, model: BPE) -> Backend:
 def _byte_level(words: _Words) -> Backend:
     pre = words.pre
     steps: list[Any]
-    if pre in _SPLITS:
-        steps = [pre_tokenizers.Split(Regex(_SPLITS[pre]), "isolated")]
+    if pre in SPLITS:
+        split = SPLITS[pre]
+        parts = (split,) if isinstance(split, str) else split
+        steps = [pre_tokenizers.Split(Regex(part), "isolated") for part in parts]
         uses_regex = False
     elif pre in _DIGITS:
         steps, uses_regex = [pre_tokenizers.Digits(individual_digits=True)], True
     elif pre in _PLAIN:
         steps, uses_regex = [], True
     else:
-        known = ", ".join(sorted({*_SPLITS, *_DIGITS, *_PLAIN}))
+        known = ", ".join(sorted({*SPLITS, *_DIGITS, *_PLAIN}))
         raise words.error(f"its pre-tokenizer {pre!r} is not known; these are: {known}")
     begins_with_space = words.flag("add_space_prefix", False)
     level = pre_tokenizers.ByteLevel(add_prefix_space=begins_with_space, use_regex=uses_regex)
