@@ -12,7 +12,9 @@ import uvloop
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
 from runtime.ipc.logging import announce, configure_logging
+from runtime.launch.assemble import run_node
 from runtime.launch.command_line import PROG, parse_args
+from runtime.launch.prepare import prepare_engine
 from server.listener import prepare
 from server.serving import serve
 from server.startup_faults import as_one_line
@@ -35,7 +37,9 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
     """
     parsed = parse_args(argv, prog=prog or PROG)
     config = parsed.config
-    configure_logging(config.logging.log_level, "front", config.logging.log_format)
+    node_rank = config.parallel.node_rank
+    name = f"node {node_rank}" if node_rank else "front"
+    configure_logging(config.logging.log_level, name, config.logging.log_format)
     _quiet_libraries(config)
     for notice in parsed.notices:
         logger.warning(notice)
@@ -43,6 +47,10 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
     # Threads that run Python code beside the event loop release the GIL this soon.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
+        if node_rank:
+            with as_one_line("Preparing the node"):
+                engine = prepare_engine(config)
+            return run_node(engine)
         with as_one_line("Preparing the start"):
             prepared = prepare(config)
         return uvloop.run(serve(prepared))

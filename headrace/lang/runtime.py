@@ -24,18 +24,14 @@ from headrace.server_process import (
     terminate_process,
     wait_for_http_ready,
 )
-from runtime.launch.command_line import ENVIRONMENT, option_name
+from runtime.launch.command_line import ENVIRONMENT, SECRETS, option_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _LAST_PORT = 40000
 # Secrets are passed by environment, so that the machine's process list does not show them.
-_SECRETS = {
-    name: variable
-    for variable, (_, name) in ENVIRONMENT.items()
-    if name in ("api_key", "admin_api_key", "ssl_keyfile_password")
-}
+_SECRETS = {ENVIRONMENT[variable][1]: variable for variable in SECRETS}
 
 
 class _OwnEndpoint(RuntimeEndpoint):

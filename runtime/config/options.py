@@ -12,6 +12,7 @@ from typing import Any, Literal
 from runtime.config.lora_options import LoraArgs, LoraLimits
 from runtime.config.media_options import MediaArgs
 from runtime.config.option_field import option
+from runtime.config.parallel_options import NodeLink, ParallelArgs
 
 # Values of the options that name a parser of chat's output.
 AUTO_PARSER, NO_PARSER = "auto", "none"
@@ -240,32 +241,6 @@ class SchedulingArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelArgs:
-    """How the model is spread over devices."""
-
-    tp_size: int = option(
-        1, "Devices that share each layer.", aliases=("--tensor-parallel-size", "--tp")
-    )
-    dp_size: int = option(
-        1,
-        "Copies of the model, each on its own devices, behind one address.",
-        aliases=("--data-parallel-size", "--dp"),
-    )
-    ep_size: int = option(
-        1,
-        "1, or the value of --tp-size: each device then holds some experts whole, instead of a "
-        "slice of every expert.",
-        aliases=("--expert-parallel-size", "--ep"),
-    )
-    load_balance_method: str = option(
-        "auto",
-        "How requests are distributed among the copies; auto is cache_aware, or total_requests "
-        "without a prefix cache.",
-        choices=("auto", "cache_aware", "round_robin", "total_requests", "total_tokens"),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class KernelArgs:
     """Kernel implementations."""
 
@@ -391,6 +366,7 @@ class WorkerConfig:
         dp_size: replicas like this one on this machine.
         dp_rank: which of them this is.
         gpu_ids: the visible GPUs, as `CUDA_VISIBLE_DEVICES` names them; empty for all.
+        node: how this node reaches the others; `None` if the worker is on one node.
         lora: room for adapters; `None` for none.
     """
 
@@ -425,6 +401,7 @@ class WorkerConfig:
     dp_size: int = 1
     dp_rank: int = 0
     gpu_ids: list[str] = field(default_factory=list)
+    node: NodeLink | None = None
     weights_folder: str | None = None
     model_overrides: dict[str, Any] = field(default_factory=dict)
     log_level: str
@@ -440,6 +417,11 @@ class WorkerConfig:
     image_cache_mb: int = 256
     lora: LoraLimits | None = None
     max_mamba_cache_size: int | None = None
+
+    @property
+    def num_local_ranks(self) -> int:
+        """Ranks of this worker on each node."""
+        return self.tp_size // (1 if self.node is None else self.node.num_nodes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,10 @@ from typing import Self
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from runtime.config.parallel_options import NodeLink
+from runtime.ipc.node_links import interface_of
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +99,23 @@ def make_one_shot(size: int, device: torch.device) -> OneShotAllReduce | None:
         return None
 
 
+# torch has no types for these two.
+FileStore: Callable[..., Store] = dist.FileStore  # type: ignore[attr-defined]
+TCPStore: Callable[..., Store] = dist.TCPStore  # type: ignore[attr-defined]
+
 # Newer versions of torch have another name for this.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def _tcp_store(link: NodeLink, rank: int, size: int) -> Store:
+    return TCPStore(
+        link.leader,
+        link.store_port,
+        size,
+        is_master=rank == 0,
+        wait_for_workers=False,
+        master_listen_fd=link.store_fd if rank == 0 else None,
+    )
 
 
 class TensorGroup:
@@ -107,30 +126,41 @@ class TensorGroup:
         size: number of ranks.
     """
 
-    def __init__(self, rank: int, size: int, device: torch.device, store: Path) -> None:
+    def __init__(
+        self, rank: int, size: int, device: torch.device, meeting: Path | NodeLink
+    ) -> None:
         """Join the other ranks; returns once all have joined.
 
         Args:
             rank: number of this rank, below `size`.
             size: at least 2.
             device: this rank's device.
-            store: path of a file that does not exist yet, the same for every rank.
+            meeting: where the ranks meet: a file that does not exist yet, the same for every rank;
+                or, on several nodes, rank 0's listening socket.
         """
         self.rank = rank
         self.size = size
         self._device = device
-        # All ranks are on this machine, so their sockets must not be reachable from outside.
+        # The ranks' sockets must be reachable from the other nodes only, if there are any.
+        interface = "lo" if isinstance(meeting, Path) else interface_of(meeting.host)
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, "lo")
+            if interface is not None:
+                os.environ.setdefault(name, interface)
+        store = (
+            FileStore(str(meeting), size)
+            if isinstance(meeting, Path)
+            else _tcp_store(meeting, rank, size)
+        )
         is_gpu = device.type == "cuda"
         dist.init_process_group(
             "nccl" if is_gpu else "gloo",
-            init_method=f"file://{store}",
+            store=store,
             rank=rank,
             world_size=size,
             device_id=device if is_gpu else None,
         )
-        self._one_shot = make_one_shot(size, device)
+        # It needs memory that all ranks share, which only one machine has.
+        self._one_shot = make_one_shot(size, device) if isinstance(meeting, Path) else None
         if not all(self.minimum(self._one_shot is not None)):
             self._one_shot = None
 

@@ -254,7 +254,7 @@ def _size_pool(parts: _Parts) -> PoolSize:
     config, model, group = parts.config, parts.model, parts.group
     if model.context.device.type == "cpu":
         budget = cpu_budget(
-            config.mem_fraction_static, parts.weight_bytes, config.tp_size * config.dp_size
+            config.mem_fraction_static, parts.weight_bytes, config.num_local_ranks * config.dp_size
         )
         if parts.adapters is not None:
             # Allocated, but the system counts memory only once it is written.

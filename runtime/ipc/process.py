@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from runtime.config.options import WorkerConfig
 from runtime.config.registry import Registry
 
 CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
@@ -188,6 +189,19 @@ def describe_exit(code: int) -> str:
         with contextlib.suppress(ValueError):
             return f"was ended by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
+
+
+def why_ended(config: WorkerConfig, rank: int, code: int) -> str:
+    """Return one line that names a rank whose process ended, and why."""
+    why = f"Rank {rank} of the worker {describe_exit(code)}."
+    with contextlib.suppress(OSError):
+        why = failure_file(config, rank).read_text(encoding="utf-8") or why
+    return why
+
+
+def failure_file(config: WorkerConfig, rank: int) -> Path:
+    """Return the file into which a rank that cannot start writes why, in one line."""
+    return Path(config.run_folder) / f"rank-{rank}-{config.generation}.failed"
 
 
 def watch_parent() -> None:

@@ -1,7 +1,8 @@
 """ZMQ over unix sockets in a private folder, carrying msgspec-encoded messages.
 
 Every address is in one run folder (mode 0700), so no other machine and no other user can reach a
-socket. Bytes that do not decode are counted and dropped: they never end a process.
+socket. Only the nodes of a worker that spans several use TCP (`runtime.ipc.node_links`). Bytes that
+do not decode are counted and dropped: they never end a process.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 import zmq
 
 from runtime.errors import StartupError
+from runtime.ipc.node_links import Connection, LinkKey
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +133,11 @@ def front_address(run_folder: Path) -> str:
     return f"ipc://{run_folder}/front"
 
 
-def _socket(context: zmq.Context[Any], kind: int) -> Any:
+def _socket(context: zmq.Context[Any], kind: int, address: str, key: LinkKey | None) -> Any:
     socket = context.socket(kind)
+    socket.setsockopt(zmq.IPV6, "[" in address)
+    if key is not None:
+        key.protect(socket, listens=kind == zmq.PULL)
     # Admission bounds the work in flight, so queues need no second bound that silently drops.
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
@@ -141,16 +146,35 @@ def _socket(context: zmq.Context[Any], kind: int) -> Any:
 
 
 class Outbox:
-    """The sending end for one address; `send` never blocks."""
+    """The sending end for one address; `send` never blocks.
+
+    Attributes:
+        connection: tells whether the connection has closed; `None` if it is not watched.
+    """
 
     def __init__(
         self,
         context: zmq.Context[Any],
         address: str,
         enc_hook: Callable[[Any], Any] | None = None,
+        *,
+        key: LinkKey | None = None,
+        only_connected: bool = False,
+        watched: bool = False,
     ) -> None:
-        """Connect to `address`, which may not exist yet; `enc_hook` encodes what msgspec cannot."""
-        self._socket = _socket(context, zmq.PUSH)
+        """Connect to `address`, which may not exist yet.
+
+        Args:
+            context: for the socket.
+            address: of the receiver.
+            enc_hook: encodes what msgspec cannot.
+            key: of the nodes; `None` on one machine, or without encryption.
+            only_connected: drop messages while there is no connection, instead of keeping them.
+            watched: let `connection` tell when the connection closes.
+        """
+        self._socket = _socket(context, zmq.PUSH, address, key)
+        self._socket.setsockopt(zmq.IMMEDIATE, only_connected)
+        self.connection = Connection(self._socket) if watched else None
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder(enc_hook=enc_hook)
 
@@ -161,6 +185,9 @@ class Outbox:
 
     def close(self, linger_ms: int = 0) -> None:
         """Close; queued messages have up to `linger_ms` to be sent."""
+        # ZMQ's thread would wait forever for a reader of its news.
+        if self.connection is not None:
+            self._socket.disable_monitor()
         self._socket.close(linger_ms)
 
 
@@ -173,6 +200,7 @@ class _BoundSocket(Generic[M]):
 
     Attributes:
         num_rejected: messages that did not decode.
+        endpoint: the bound address, with the port that the system chose.
     """
 
     def __init__(
@@ -183,14 +211,16 @@ class _BoundSocket(Generic[M]):
         on_rejected: Callable[[int], None] = _ignore,
         *,
         dec_hook: Callable[[type, Any], Any] | None = None,
+        key: LinkKey | None = None,
     ) -> None:
         """Bind `address`; only messages of the union `message_type` are accepted.
 
         For every other message `on_rejected` is called with their number so far. `dec_hook`
-        decodes what the sender's `enc_hook` wrote.
+        decodes what the sender's `enc_hook` wrote. `key` is as for `Outbox`.
         """
-        self._socket = _socket(context, zmq.PULL)
+        self._socket = _socket(context, zmq.PULL, address, key)
         self._socket.bind(address)
+        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(
             message_type, dec_hook=dec_hook
         )

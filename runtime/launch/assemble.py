@@ -9,9 +9,12 @@ from importlib import metadata
 
 from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
+from runtime.errors import StartupError
+from runtime.ipc.transport import remove_run_folder
 from runtime.launch.prepare import PreparedEngine
 from runtime.media.image_loader import ImageLoader
 from runtime.processes.engine_processes import EngineProcesses
+from runtime.processes.node_host import NodeHost
 from runtime.service.changes import Changes
 from runtime.service.context import ServiceContext
 from runtime.weights.adapter_control import AdapterControl
@@ -26,8 +29,13 @@ def assemble(
     Args:
         prepared: the checked options and the values chosen from them.
         restarts: whether a dead child is started again; see `EngineProcesses`.
+
+    Raises:
+        StartupError: this is a node that only computes.
     """
     resolved, config = prepared.resolved, prepared.resolved.config
+    if config.parallel.node_rank:
+        raise StartupError("--node-rank above 0 is for `headrace serve`, not for an engine.")
     limits = EngineLimits(
         context_len=resolved.worker.context_len,
         max_total_num_tokens=resolved.worker.context_len,
@@ -82,6 +90,20 @@ def assemble(
     )
     client.loaded.version = client.loaded.restart_version = config.model.weight_version
     return host, context
+
+
+def run_node(prepared: PreparedEngine) -> int:
+    """Compute for node 0 until stopped; return the exit status.
+
+    Args:
+        prepared: of a node above 0.
+    """
+    worker, node_rank = prepared.resolved.worker, prepared.resolved.config.parallel.node_rank
+    assert worker.node is not None, "--node-rank is below --nnodes"
+    try:
+        return NodeHost(worker, worker.node, node_rank).run()
+    finally:
+        remove_run_folder(prepared.folders.run)
 
 
 def server_version() -> str:

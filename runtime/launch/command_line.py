@@ -26,6 +26,7 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "HEADRACE_API_KEY": ("http", "api_key"),
     "HEADRACE_ADMIN_API_KEY": ("http", "admin_api_key"),
     "HEADRACE_SSL_KEYFILE_PASSWORD": ("http", "ssl_keyfile_password"),
+    "HEADRACE_DIST_KEY": ("parallel", "dist_key"),
     "HEADRACE_ALLOW_OPEN_ADMIN": ("http", "allow_open_admin"),
     "DISABLE_OPENAPI_DOC": ("http", "disable_docs"),
     # Set by Vertex AI in the containers that it starts.
@@ -35,7 +36,12 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
 
 # Variables for options that would show in the process list. With the suffix `_FILE`, a variable
 # names a file that has the value.
-SECRETS = ("HEADRACE_API_KEY", "HEADRACE_ADMIN_API_KEY", "HEADRACE_SSL_KEYFILE_PASSWORD")
+SECRETS = (
+    "HEADRACE_API_KEY",
+    "HEADRACE_ADMIN_API_KEY",
+    "HEADRACE_SSL_KEYFILE_PASSWORD",
+    "HEADRACE_DIST_KEY",
+)
 
 # Variables that are on or off.
 _SWITCHES = frozenset({"allow_open_admin", "disable_docs"})

@@ -59,7 +59,7 @@ _IGNORED_VALUES = """
     --constrained-json-whitespace-pattern
 """
 
-_ONE_NODE = "only one process group on one machine is supported yet"
+_NO_STAGES = "layers are not cut into stages; use --tp-size, over several nodes with --nnodes"
 _NO_TIERS = "the KV pool has one tier, the device's memory"
 
 _REFUSED_SWITCHES = {
@@ -83,11 +83,8 @@ _REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--hicache-size": (_NO_TIERS, ("0",)),
     "--hicache-write-policy": (_NO_TIERS, ()),
     "--hicache-storage-backend": (_NO_TIERS, ()),
-    "--pp-size": (_ONE_NODE, ("1",)),
-    "--pipeline-parallel-size": (_ONE_NODE, ("1",)),
-    "--nnodes": (_ONE_NODE, ("1",)),
-    "--node-rank": (_ONE_NODE, ("0",)),
-    "--dist-init-addr": (_ONE_NODE, ()),
+    "--pp-size": (_NO_STAGES, ("1",)),
+    "--pipeline-parallel-size": (_NO_STAGES, ("1",)),
     "--base-gpu-id": ("choose the GPU with CUDA_VISIBLE_DEVICES", ("0",)),
     "--gpu-id-step": ("choose the GPU with CUDA_VISIBLE_DEVICES", ("1",)),
     "--disaggregation-mode": ("prefill and decode run in one server", ("null",)),

@@ -20,7 +20,6 @@ from runtime.config.options import (
     NO_PARSER,
     DetokenizerConfig,
     GrammarConfig,
-    ParallelArgs,
     RecorderMode,
     SchedulingArgs,
     ServerConfig,
@@ -41,6 +40,7 @@ from runtime.launch.defaults import (
     rounds_products,
 )
 from runtime.launch.hardware import Hardware
+from runtime.launch.node_options import MAX_NODES, check_nodes, check_ranks, node_link
 from runtime.models.quantization.registry import SAME, as_override
 from runtime.requests.sampling_params import SamplingFields, resolve_sampling
 
@@ -139,10 +139,10 @@ def resolve(
     _check_deterministic(config, device, dtype)
     tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
     model.check(tp_size, deterministic=config.kernels.enable_deterministic_inference)
-    _check_ranks(config.parallel, model, device, hardware)
+    check_ranks(config.parallel, model, device, hardware)
     threads = config.kernels.num_threads
     if threads is None:
-        num_ranks = tp_size * dp_size
+        num_ranks = tp_size * dp_size // config.parallel.nnodes
         reason = "physical cores this process may use"
         if num_ranks > 1:
             reason += f", shared by {num_ranks} processes"
@@ -222,6 +222,7 @@ def resolve(
         num_threads=threads,
         tp_size=tp_size,
         dp_size=dp_size,
+        node=node_link(config.parallel),
         gpu_ids=list(hardware.gpu_ids) if device == "cuda" and dp_size > 1 else [],
         log_level=config.logging.log_level,
         log_format=config.logging.log_format,
@@ -329,6 +330,7 @@ def check_options(config: ServerConfig) -> None:
         StartupError: for the first such option.
     """
     _check_bounds(config)
+    check_nodes(config.parallel, config.lora)
     http, scheduling = config.http, config.scheduling
     parsers = {http.reasoning_parser, http.tool_call_parser}
     if config.model.skip_tokenizer_init and not parsers <= {None, AUTO_PARSER, NO_PARSER}:
@@ -380,6 +382,8 @@ def _check_bounds(config: ServerConfig) -> None:
         "--context-length": (model.context_length, 1, None),
         "--tp-size": (config.parallel.tp_size, 1, None),
         "--dp-size": (config.parallel.dp_size, 1, MAX_REPLICAS),
+        "--nnodes": (config.parallel.nnodes, 1, MAX_NODES),
+        "--node-rank": (config.parallel.node_rank, 0, config.parallel.nnodes - 1),
         "--random-seed": (model.random_seed, -(2**63), 2**63 - 1),
         # More would spin on the same cores.
         "--num-threads": (config.kernels.num_threads, 1, num_cpus),
@@ -425,28 +429,6 @@ def _check_deterministic(config: ServerConfig, device: str, dtype: str) -> None:
         raise StartupError(
             f"{option}: float16 is not batch-invariant on the CPU; use --dtype bfloat16 or float32."
         )
-
-
-def _check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware: Hardware) -> None:
-    """Refuse a number of ranks that does not divide the model or exceeds the machine."""
-    tp_size, dp_size = parallel.tp_size, parallel.dp_size
-    if device == "cuda" and tp_size * dp_size > hardware.num_gpus:
-        asked = [f"--tp-size {tp_size}"] if tp_size > 1 or dp_size == 1 else []
-        asked += [f"--dp-size {dp_size}"] if dp_size > 1 else []
-        raise StartupError(
-            f"{' with '.join(asked)} needs {tp_size * dp_size} GPUs; this machine shows "
-            f"{hardware.num_gpus}."
-        )
-    ep_size = parallel.ep_size
-    if ep_size != 1 and (ep_size != tp_size or not model.num_experts):
-        reason = (
-            f"it must be 1 or the value of --tp-size, {tp_size}"
-            if model.num_experts
-            else f"{model.architecture} has no experts"
-        )
-        raise StartupError(f"--ep-size {ep_size}: {reason}.")
-    for what in model.uneven_parts(tp_size, ep_size):
-        raise StartupError(f"--tp-size {tp_size}: the model's {what} cannot be shared evenly.")
 
 
 def preferred_sampling(text: str | None, vocab_size: int) -> dict[str, object]:

@@ -17,7 +17,7 @@ from runtime.config.options import ServerConfig
 from runtime.processes.status import ReplicaStatus
 from runtime.service.context import ServiceContext
 
-_SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
+_SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password", "dist_key"})
 # Clients need the full paths of the model and the tokenizer, to find the vocabulary. Of all other
 # folders they see only the last part of the path.
 _PATHS = frozenset(
@@ -27,8 +27,6 @@ _PATHS = frozenset(
 # Arguments of SGLang that routers read. They have fixed values here.
 _FIXED_ARGS: dict[str, Any] = {
     "pp_size": 1,
-    "nnodes": 1,
-    "node_rank": 0,
     "disaggregation_mode": "null",
     "speculative_algorithm": None,
 }

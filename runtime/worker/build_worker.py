@@ -293,20 +293,22 @@ def _device(config: WorkerConfig, rank: int) -> torch.device:
     if device.type != "cuda":
         return device
     if config.tp_size > 1:
-        if config.tp_size > torch.cuda.device_count():
+        wanted = config.num_local_ranks
+        if wanted > torch.cuda.device_count():
+            where = "" if config.node is None else " on each node"
             raise StartupError(
-                f"--tp-size {config.tp_size} needs as many GPUs; {torch.cuda.device_count()} are "
-                "visible."
+                f"--tp-size {config.tp_size} needs {wanted} GPUs{where}; "
+                f"{torch.cuda.device_count()} are visible."
             )
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank % wanted)
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def _join_group(config: WorkerConfig, rank: int, device: torch.device) -> TensorGroup | None:
     if config.tp_size == 1:
         return None
-    store = Path(config.run_folder) / f"group-{config.generation}"
-    return TensorGroup(rank, config.tp_size, device, store)
+    file = Path(config.run_folder) / f"group-{config.generation}"
+    return TensorGroup(rank, config.tp_size, device, config.node or file)
 
 
 def _read_spec(config: WorkerConfig) -> ModelSpec:

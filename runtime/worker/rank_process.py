@@ -17,14 +17,16 @@ from runtime.errors import DeviceLost, HeadraceError
 from runtime.ipc.array_codec import decode_array
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import Phase, WorkerCommand
-from runtime.ipc.process import DEVICE_LOST_CODE, uncollected
+from runtime.ipc.node_links import link_key, tcp_endpoint
+from runtime.ipc.node_messages import RankAddress
+from runtime.ipc.process import DEVICE_LOST_CODE, failure_file, uncollected
 from runtime.ipc.standard_error import leave_at_once
 from runtime.ipc.transport import Inbox, Outbox, rank_address, rank_replies_address
 from runtime.ipc.weight_messages import RankCall, WeightOp
 from runtime.step.executor import Pending, Runner
 from runtime.step.step_plan import StepPlan
 from runtime.worker.commands import Commands
-from runtime.worker.ranks import DEATH_NOTICE_S, failure_file
+from runtime.worker.ranks import DEATH_NOTICE_S
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +47,7 @@ def main(payload: bytes) -> None:
         with uncollected():
             from runtime.worker.build_worker import build_commands, build_rank, build_rank_weights
 
-        folder, context = Path(worker.run_folder), zmq.Context[zmq.Socket[bytes]]()
-        inbox: Inbox[RankInbound] = Inbox(
-            context,
-            rank_address(folder, worker.generation, config.rank),
-            RankInbound,
-            dec_hook=decode_array,
-        )
-        outbox = Outbox(context, rank_replies_address(folder, worker.generation))
+        inbox, outbox = _open_links(config)
         executor = build_rank(worker, config.rank, _keep_silent)
         commands = build_commands(executor, worker, config.rank)
         weights = build_rank_weights(executor, worker, config.rank, lambda: None)
@@ -80,6 +75,25 @@ def main(payload: bytes) -> None:
         time.sleep(DEATH_NOTICE_S)
         logger.exception("A step failed on rank %d", config.rank)
         leave_at_once(1)
+
+
+def _open_links(config: RankConfig) -> tuple[Inbox[RankInbound], Outbox]:
+    """Open the socket for rank 0's messages and the one for the replies."""
+    worker, context = config.worker, zmq.Context[zmq.Socket[bytes]]()
+    link, folder = worker.node, Path(worker.run_folder)
+    is_remote = link is not None and config.rank >= worker.num_local_ranks
+    if link is None or not is_remote:
+        address = rank_address(folder, worker.generation, config.rank)
+        inbox: Inbox[RankInbound] = Inbox(context, address, RankInbound, dec_hook=decode_array)
+        return inbox, Outbox(context, rank_replies_address(folder, worker.generation))
+    key = link_key(link.key)
+    inbox = Inbox(context, tcp_endpoint(link.host), RankInbound, dec_hook=decode_array, key=key)
+    outbox = Outbox(context, tcp_endpoint(link.leader, link.port), key=key, watched=True)
+    if outbox.connection is not None:
+        # Its plans will not come any more; the node starts the next ranks.
+        outbox.connection.when_closed(lambda: leave_at_once(0))
+    outbox.send(RankAddress(config.rank, inbox.endpoint, link.session))
+    return inbox, outbox
 
 
 def _follow(

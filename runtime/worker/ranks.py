@@ -1,12 +1,11 @@
-"""The other ranks of a tensor-parallel worker, as children of rank 0.
+"""The other ranks of a tensor-parallel worker: children of rank 0, or ranks of other nodes.
 
 A rank that dies ends the worker, and the front restarts all ranks together. Ranks end when rank 0
-ends, because rank 0 holds the other end of their stdin.
+ends: rank 0 holds the other end of their stdin, or of their connection.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -18,23 +17,20 @@ import zmq
 from runtime.config.options import RankConfig, WorkerConfig
 from runtime.ipc.array_codec import encode_array
 from runtime.ipc.messages import ControlReply, WorkerCommand
-from runtime.ipc.process import Child, describe_exit
+from runtime.ipc.node_links import link_key
+from runtime.ipc.process import Child, why_ended
 from runtime.ipc.standard_error import leave_at_once
 from runtime.ipc.transport import Inbox, Outbox, rank_address, rank_replies_address
 from runtime.ipc.weight_messages import RankCall, RankReply, WeightOp
 from runtime.step.executor import Pending, Runner
 from runtime.step.step_plan import MaskSource, StepPlan
+from runtime.worker.nodes import Nodes
 
 logger = logging.getLogger(__name__)
 
 # When a rank dies, other ranks often see the broken connection before rank 0 notices the exit.
 DEATH_NOTICE_S = 2.0
 _REPLY_POLL_S = 0.1
-
-
-def failure_file(config: WorkerConfig, rank: int) -> Path:
-    """Return the file into which a rank that cannot start writes why, in one line."""
-    return Path(config.run_folder) / f"rank-{rank}-{config.generation}.failed"
 
 
 class PlanSender(Protocol):
@@ -65,12 +61,16 @@ class Ranks:
             config: rank 0's.
             start_failed: called with the reason, one line, on another thread when a rank ends
                 during start-up; this process ends as soon as it returns.
+
+        Raises:
+            StartupError: the address for other nodes cannot be bound; one line.
         """
+        self._context = context
         self._config = config
         self._start_failed = start_failed
         self._starting = True
         self._ending = threading.Lock()
-        ranks = range(1, config.tp_size)
+        ranks = range(1, config.num_local_ranks)
         folder = Path(config.run_folder)
         self._outboxes = [
             Outbox(context, rank_address(folder, config.generation, rank), encode_array)
@@ -79,11 +79,22 @@ class Ranks:
         self._inbox: Inbox[RankReply] = Inbox(
             context, rank_replies_address(folder, config.generation), RankReply
         )
+        self._nodes = None if config.node is None else Nodes(context, config, self._lost)
         self._children: dict[int, int] = {}
         with self._ending:
             for rank in ranks:
                 child = Child("rank", RankConfig(worker=config, rank=rank), self._exited)
                 self._children[child.pid] = rank
+
+    def connect(self) -> None:
+        """Wait until the other nodes' ranks have started, and connect to them."""
+        link = self._config.node
+        if self._nodes is None or link is None:
+            return
+        self._outboxes += [
+            Outbox(self._context, address, encode_array, key=link_key(link.key))
+            for address in self._nodes.wait()
+        ]
 
     def started(self) -> None:
         """Note that every rank is ready: a later death is not reported as a failed start."""
@@ -139,12 +150,14 @@ class Ranks:
             leave_at_once(1)
 
     def _exited(self, child: Child, code: int) -> None:
-        # The lock is held until the process ends: a second death need not be reported.
+        # A child that ends at once waits here until it has been noted.
         with self._ending:
             rank = self._children[child.pid]
-            why = f"Rank {rank} of the worker {describe_exit(code)}."
-            with contextlib.suppress(OSError):
-                why = failure_file(self._config, rank).read_text(encoding="utf-8") or why
+        self._lost(why_ended(self._config, rank, code))
+
+    def _lost(self, why: str) -> NoReturn:
+        # The lock is held until the process ends: a second death need not be reported.
+        with self._ending:
             if self._starting:
                 self._start_failed(why)
             else:

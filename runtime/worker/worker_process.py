@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import secrets
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -25,6 +26,7 @@ from runtime.ipc.transport import (
     front_address,
     scheduler_address,
 )
+from runtime.worker.nodes import with_meeting_point
 from runtime.worker.ranks import Ranks
 
 logger = logging.getLogger(__name__)
@@ -50,10 +52,13 @@ def main(payload: bytes) -> None:
         report("importing")
         # Importing torch takes seconds, so the phase is reported before the import.
         if config.tp_size > 1:
+            config = with_meeting_point(config, secrets.randbits(62))
             ranks = Ranks(context, config, lambda why: _tell_start_failed(run_folder, why))
         with uncollected():
             from runtime.worker.build_worker import build_worker
 
+        if ranks is not None:
+            ranks.connect()
         shared = SharedState(run_folder / SHARED_STATE_FILE)
         inbox: Inbox[SchedulerInbound] = Inbox(
             context,

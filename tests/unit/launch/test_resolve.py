@@ -14,10 +14,10 @@ from runtime.config.options import (
     KernelArgs,
     LoggingArgs,
     ModelArgs,
-    ParallelArgs,
     SchedulingArgs,
     ServerConfig,
 )
+from runtime.config.parallel_options import ParallelArgs
 from runtime.errors import StartupError
 from runtime.launch.defaults import choose_kv_cache
 from runtime.launch.hardware import (

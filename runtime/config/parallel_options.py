@@ -1,0 +1,74 @@
+"""Options of ranks, replicas and nodes, and what a worker gets of its nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.config.option_field import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelArgs:
+    """How the model is spread over devices."""
+
+    tp_size: int = option(
+        1, "Devices that share each layer.", aliases=("--tensor-parallel-size", "--tp")
+    )
+    dp_size: int = option(
+        1,
+        "Copies of the model, each on its own devices, behind one address.",
+        aliases=("--data-parallel-size", "--dp"),
+    )
+    ep_size: int = option(
+        1,
+        "1, or the value of --tp-size: each device then holds some experts whole, instead of a "
+        "slice of every expert.",
+        aliases=("--expert-parallel-size", "--ep"),
+    )
+    load_balance_method: str = option(
+        "auto",
+        "How requests are distributed among the copies; auto is cache_aware, or total_requests "
+        "without a prefix cache.",
+        choices=("auto", "cache_aware", "round_robin", "total_requests", "total_tokens"),
+    )
+    nnodes: int = option(
+        1, "Machines that share one model; --tp-size counts the devices of all of them."
+    )
+    node_rank: int = option(
+        0, "Number of this machine among them. Number 0 serves HTTP; the others compute for it."
+    )
+    dist_init_addr: str | None = option(
+        None,
+        "HOST:PORT of node 0, on a network that only the nodes reach; the same on each of them.",
+        metavar="HOST:PORT",
+    )
+    dist_key: str | None = option(
+        None,
+        "Key that the nodes share, at least 16 characters; needed if the address is not private. "
+        "Shows in the process list: better HEADRACE_DIST_KEY, or HEADRACE_DIST_KEY_FILE.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLink:
+    """How a node of a worker reaches the others.
+
+    Attributes:
+        num_nodes: nodes of the worker.
+        leader: IP address of node 0, without the port.
+        port: where node 0 listens.
+        host: IP address of this node, as the others reach it.
+        key: encrypts and authenticates plans and commands; empty for neither.
+        session: random number of one start of all ranks; messages of another start are ignored.
+        store_port: where rank 0 has the ranks' meeting point.
+        store_fd: the listening socket of the meeting point, in rank 0's process; -1 elsewhere.
+    """
+
+    num_nodes: int
+    leader: str
+    port: int
+    host: str
+    key: str = ""
+    session: int = 0
+    store_port: int = 0
+    store_fd: int = -1

@@ -1,0 +1,170 @@
+"""Links between hosts: the addresses of nodes, the key they share, and the end of a connection."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import ipaddress
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Self
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from runtime.errors import StartupError
+
+# A host whose messages fail to come for this long has died, or its network has. A network that
+# stops for 10 s is heard again after 13 s, as TCP doubles its pauses.
+SILENCE_S = 45.0
+BEAT_INTERVAL_S = 1.0
+MAX_PORT = 65535
+_SIOCGIFADDR = 0x8915
+_SALT = b"headrace nodes 1"
+
+
+@dataclass(frozen=True)
+class LinkKey:
+    """The key pair that all nodes derive from the shared key.
+
+    A peer that does not know the public half cannot finish ZMQ's CURVE handshake: CURVE never
+    sends the public half of the listening side.
+    """
+
+    public: bytes
+    secret: bytes
+
+    @classmethod
+    @cache
+    def derive(cls, key: str) -> Self:
+        """Derive the pair from the nodes' shared key, in 50 ms."""
+        secret = z85.encode(hashlib.scrypt(key.encode(), salt=_SALT, n=2**14, r=8, p=1, dklen=32))
+        return cls(zmq.curve_public(secret), secret)
+
+    def protect(self, socket: Any, *, listens: bool) -> None:
+        """Let `socket`, not yet bound or connected, speak only to holders of the key."""
+        socket.curve_publickey = self.public
+        socket.curve_secretkey = self.secret
+        if listens:
+            socket.curve_server = True
+        else:
+            socket.curve_serverkey = self.public
+
+
+def link_key(key: str) -> LinkKey | None:
+    """Return the key pair of a shared key; `None` if the key is empty."""
+    return LinkKey.derive(key) if key else None
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Split `HOST:PORT` or `[IPV6]:PORT`.
+
+    Raises:
+        StartupError: the text is something else.
+    """
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isdecimal() and 0 < int(port) <= MAX_PORT):
+        raise StartupError(
+            f"--dist-init-addr must be HOST:PORT with a port in [1, {MAX_PORT}], got {text!r}."
+        )
+    return host, int(port)
+
+
+def resolve_host(host: str) -> str:
+    """Return the first IP address of a name, or the address itself.
+
+    Raises:
+        StartupError: the name is unknown.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise StartupError(f"--dist-init-addr: {host}: {error.strerror}.") from None
+    return str(found[0][4][0])
+
+
+def is_private(ip: str) -> bool:
+    """Whether `ip` is of a kind that the Internet does not carry to other networks."""
+    return ipaddress.ip_address(ip).is_private
+
+
+def is_local(ip: str) -> bool:
+    """Whether `ip` is an address of this machine."""
+    with socket.socket(_family(ip)) as probe:
+        try:
+            probe.bind((ip, 0))
+        except OSError:
+            return False
+    return True
+
+
+def address_toward(ip: str, port: int) -> str:
+    """Return the address of this machine from which packets go to `ip`; nothing is sent.
+
+    Raises:
+        StartupError: there is no route.
+    """
+    with socket.socket(_family(ip), socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((ip, port))
+        except OSError as error:
+            raise StartupError(f"--dist-init-addr: no route to {ip}: {error.strerror}.") from None
+        return str(probe.getsockname()[0])
+
+
+def interface_of(ip: str) -> str | None:
+    """Return the name of the network interface that has `ip`; `None` if it is not found."""
+    if ipaddress.ip_address(ip).is_loopback:
+        return "lo"
+    for _, name in socket.if_nameindex():
+        with (
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
+            contextlib.suppress(OSError),
+        ):
+            packed = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            if socket.inet_ntoa(packed[20:24]) == ip:
+                return name
+    return None
+
+
+def tcp_endpoint(ip: str, port: int | None = None) -> str:
+    """Return ZMQ's name of a TCP address; without a port the system chooses one."""
+    shown = f"[{ip}]" if ":" in ip else ip
+    return f"tcp://{shown}:{'*' if port is None else port}"
+
+
+def _family(ip: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in ip else socket.AF_INET
+
+
+class Connection:
+    """Notices that the connection of a connecting socket has closed.
+
+    A network that only stops for a while closes no connection. Listening sockets are not watched:
+    anything on the network may connect to them and leave.
+    """
+
+    def __init__(self, socket: Any) -> None:
+        """Watch `socket`, before it has a peer."""
+        self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a connection has closed since the last call."""
+        return bool(self._monitor.poll(0)) and bool(recv_monitor_message(self._monitor))
+
+    def when_closed(self, call: Callable[[], None]) -> None:
+        """Call `call` on a thread when a connection has closed; nothing else may use this then."""
+
+        def wait() -> None:
+            recv_monitor_message(self._monitor)
+            call()
+
+        threading.Thread(target=wait, name="connection", daemon=True).start()

@@ -1,0 +1,92 @@
+"""Messages between the nodes of one worker: rank 0 on node 0, and the hosts of the other ranks."""
+
+from __future__ import annotations
+
+import msgspec
+
+from runtime.ipc.weight_messages import RankReply
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    pass
+
+
+class NodeTraits(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What must be the same on every node.
+
+    Attributes:
+        version: of Headrace.
+        model: digest of the model's `config.json` and of the names and sizes of its weight files.
+    """
+
+    version: str
+    num_nodes: int
+    tp_size: int
+    model: str
+
+
+# ---- to rank 0 ----
+
+
+class NodeHello(_Message, frozen=True):
+    """A node is there and has no ranks; repeated until rank 0 answers.
+
+    Attributes:
+        address: where the node receives.
+        incarnation: random number of the node's process.
+    """
+
+    node_rank: int
+    address: str
+    incarnation: int
+    traits: NodeTraits
+
+
+class NodeBeat(_Message, frozen=True):
+    """The node is alive."""
+
+    node_rank: int
+    session: int
+
+
+class RankAddress(_Message, frozen=True):
+    """A rank has started, and receives plans at `address`."""
+
+    rank: int
+    address: str
+    session: int
+
+
+class RankEnded(_Message, frozen=True):
+    """A rank's process has ended; `why` is one line that names the rank."""
+
+    rank: int
+    why: str
+    session: int
+
+
+LeaderInbound = NodeHello | NodeBeat | RankAddress | RankEnded | RankReply
+
+
+# ---- to a node ----
+
+
+class StartRanks(_Message, frozen=True):
+    """Start this node's ranks with rank 0's `WorkerConfig`, encoded; its session is in it."""
+
+    config: bytes
+
+
+class NodeRefused(_Message, frozen=True):
+    """The node cannot take part; `why` is one line."""
+
+    why: str
+
+
+class LeaderBeat(_Message, frozen=True):
+    """Rank 0 is alive."""
+
+    session: int
+
+
+NodeInbound = StartRanks | NodeRefused | LeaderBeat

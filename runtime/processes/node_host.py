@@ -1,0 +1,207 @@
+"""A node above 0: starts its ranks when rank 0 asks for them, and ends them when rank 0 has gone.
+
+It serves no HTTP. Rank 0's worker may end and be started again at any time; the node then waits for
+the next one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import queue
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from runtime.checkpoint.node_traits import traits_of
+from runtime.config.options import RankConfig, WorkerConfig
+from runtime.config.parallel_options import NodeLink
+from runtime.errors import StartupError
+from runtime.ipc.node_links import BEAT_INTERVAL_S, SILENCE_S, link_key, tcp_endpoint
+from runtime.ipc.node_messages import (
+    LeaderBeat,
+    NodeBeat,
+    NodeHello,
+    NodeInbound,
+    NodeRefused,
+    RankEnded,
+    StartRanks,
+)
+from runtime.ipc.process import Child, compute_environment, why_ended
+from runtime.ipc.transport import Inbox, Outbox
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+# How often the log says that node 0 does not answer.
+_WAITING_LINE_S = 15.0
+
+
+class NodeHost:
+    """The ranks of one node above 0, and the connection to rank 0."""
+
+    def __init__(
+        self,
+        worker: WorkerConfig,
+        link: NodeLink,
+        node_rank: int,
+        start_child: Callable[..., Child] = Child,
+    ) -> None:
+        """Open the sockets.
+
+        Args:
+            worker: this node's configuration; its folders and threads are used, the rest comes from
+                rank 0.
+            link: how the node reaches rank 0.
+            node_rank: at least 1.
+            start_child: starts a process as `Child` does.
+        """
+        self._own, self._link, self._node_rank = worker, link, node_rank
+        self._start_child = start_child
+        key = link_key(link.key)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._inbox: Inbox[NodeInbound] = Inbox(
+            self._context, tcp_endpoint(link.host), NodeInbound, key=key
+        )
+        # Messages for a worker that has gone must not reach the next one.
+        self._outbox = Outbox(
+            self._context,
+            tcp_endpoint(link.leader, link.port),
+            key=key,
+            only_connected=True,
+            watched=True,
+        )
+        self._hello = NodeHello(
+            node_rank, self._inbox.endpoint, secrets.randbits(62), traits_of(worker)
+        )
+        self._config: WorkerConfig | None = None
+        self._ranks: dict[int, tuple[int, Child]] = {}
+        self._ended: queue.SimpleQueue[tuple[Child, int]] = queue.SimpleQueue()
+        self._heard_at = 0.0
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Make `run` return soon."""
+        self._stopping.set()
+
+    def run(self) -> int:
+        """Serve rank 0 until `stop`; return the exit status.
+
+        Raises:
+            StartupError: rank 0 refuses this node; one line.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.stop())
+        logger.info(
+            "Node %d of %d: waiting for node 0 at %s, port %d",
+            self._node_rank,
+            self._link.num_nodes,
+            self._link.leader,
+            self._link.port,
+        )
+        said_at, line_at = 0.0, time.monotonic()
+        try:
+            while not self._stopping.is_set():
+                self._inbox.wait(_POLL_S)
+                for message in self._inbox.drain():
+                    if isinstance(message, NodeRefused):
+                        raise StartupError(f"Node 0 refuses this node: {message.why}")
+                    self._receive(message)
+                self._report_ended()
+                self._notice_the_leaders_end()
+                now = time.monotonic()
+                if now - said_at >= BEAT_INTERVAL_S:
+                    said_at = now
+                    self._outbox.send(self._beat())
+                if self._config is not None:
+                    line_at = now
+                elif now - line_at > _WAITING_LINE_S:
+                    line_at = now
+                    logger.warning(
+                        "Node 0 does not answer at %s, port %d. Is it started, with the same "
+                        "HEADRACE_DIST_KEY?",
+                        self._link.leader,
+                        self._link.port,
+                    )
+            return 0
+        finally:
+            self._end_ranks()
+            self._outbox.close()
+            self._context.destroy(linger=0)
+
+    def _beat(self) -> NodeBeat | NodeHello:
+        if self._config is None or self._config.node is None:
+            return self._hello
+        return NodeBeat(self._node_rank, self._config.node.session)
+
+    def _receive(self, message: StartRanks | LeaderBeat) -> None:
+        self._heard_at = time.monotonic()
+        if isinstance(message, StartRanks) and self._config is None:
+            self._start(msgspec.msgpack.decode(message.config, type=WorkerConfig))
+
+    def _start(self, leader: WorkerConfig) -> None:
+        own = self._own
+        assert leader.node is not None, "rank 0 has several nodes"
+        link = dataclasses.replace(leader.node, host=self._link.host, key=self._link.key)
+        self._config = config = dataclasses.replace(
+            leader,
+            node=link,
+            run_folder=own.run_folder,
+            model_folder=own.model_folder,
+            tokenizer_folder=own.tokenizer_folder,
+            num_threads=own.num_threads,
+            log_level=own.log_level,
+            log_format=own.log_format,
+        )
+        if connection := self._outbox.connection:
+            # Closed connections of before do not count.
+            while connection.is_closed:
+                pass
+        first = self._node_rank * config.num_local_ranks
+        ranks = range(first, first + config.num_local_ranks)
+        logger.info("Node 0 is there: starting rank(s) %s", ", ".join(map(str, ranks)))
+        for rank in ranks:
+            child = self._start_child(
+                "rank",
+                RankConfig(worker=config, rank=rank),
+                lambda child, code: self._ended.put((child, code)),
+                compute_environment(config.num_threads),
+            )
+            self._ranks[child.pid] = rank, child
+
+    def _report_ended(self) -> None:
+        while not self._ended.empty():
+            child, code = self._ended.get()
+            if child.pid not in self._ranks or self._config is None:
+                continue  # of an earlier start
+            rank, _ = self._ranks.pop(child.pid)
+            if code == 0:
+                continue  # it has noticed rank 0's end
+            why = why_ended(self._config, rank, code)
+            logger.error("%s", why)
+            if self._config.node is not None:
+                self._outbox.send(RankEnded(rank, why, self._config.node.session))
+
+    def _notice_the_leaders_end(self) -> None:
+        if self._config is None:
+            return
+        connection = self._outbox.connection
+        why = "its connection closed" if connection is not None and connection.is_closed else ""
+        if time.monotonic() - self._heard_at > SILENCE_S:
+            why = f"nothing heard for {SILENCE_S:g} s"
+        if why:
+            logger.warning("The worker of node 0 is gone (%s); waiting for its next one", why)
+            self._end_ranks()
+            self._config = None
+
+    def _end_ranks(self) -> None:
+        ranks, self._ranks = self._ranks, {}
+        for _, child in ranks.values():
+            child.kill()
+        for _, child in ranks.values():
+            child.stop()

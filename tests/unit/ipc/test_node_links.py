@@ -1,0 +1,55 @@
+"""Links between nodes: the shared key, closed connections, and names of interfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from runtime.ipc.node_links import interface_of, link_key, tcp_endpoint
+from runtime.ipc.node_messages import LeaderBeat, NodeInbound
+from runtime.ipc.transport import Inbox, Outbox
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def test_only_holders_of_the_key_are_heard(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    key = link_key("the key of all nodes")
+    inbox: Inbox[NodeInbound] = Inbox(context, tcp_endpoint("127.0.0.1"), NodeInbound, key=key)
+    keys = (None, link_key("the key of another network"), key)
+    senders = [Outbox(context, inbox.endpoint, key=each) for each in keys]
+    for session, sender in enumerate(senders):
+        sender.send(LeaderBeat(session))
+    assert inbox.wait(30)
+    assert list(inbox.drain()) == [LeaderBeat(2)]
+    # The others had more time than the one that was heard.
+    assert not inbox.wait(0.3)
+
+
+def test_the_sender_notices_that_the_receiver_has_closed() -> None:
+    theirs: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    ours: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox: Inbox[NodeInbound] = Inbox(theirs, tcp_endpoint("127.0.0.1"), NodeInbound)
+    outbox = Outbox(ours, inbox.endpoint, watched=True)
+    connection = outbox.connection
+    assert connection is not None
+    outbox.send(LeaderBeat(1))
+    assert inbox.wait(30)
+    assert not connection.is_closed
+    theirs.destroy(linger=0)
+    until(lambda: connection.is_closed, 30)
+    outbox.close()
+    ours.destroy(linger=0)
+
+
+def test_a_loopback_address_is_on_lo() -> None:
+    assert interface_of("127.0.0.3") == "lo"
+    assert interface_of("203.0.113.9") is None
+    assert tcp_endpoint("::1", 5) == "tcp://[::1]:5"
