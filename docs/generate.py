@@ -111,13 +111,15 @@ def errors_page() -> str:
     head = [
         "# Errors",
         "",
-        "One table maps exceptions to answers. On `/v1/` and `/invocations` a body carries OpenAI's nested",
-        "`error` object and the flat keys (`object`, `message`, `type`, `param`, `code`); native routes answer",
-        '`{"error": {"message": ...}}` for a refused value, `{"error": "Unauthorized"}` and',
-        '`{"error": "Forbidden"}` for a key without access (as SGLang), and the flat object otherwise;',
-        'for an unknown path or a wrong method it also has `"detail"` (`Not Found`, `Method Not Allowed`).',
-        "A 503 has `Retry-After`. Mistakes of the client are never 5xx, 408 or 429, because routers retry",
-        "those.",
+        "One table maps exceptions to answers. The form of the body depends on the route:",
+        "",
+        "- `/v1/` and `/invocations`: OpenAI's nested `error` object, and the flat keys `object`, `message`,",
+        "  `type`, `param`, `code`.",
+        '- Native routes: `{"error": {"message": ...}}` for a refused value; `{"error": "Unauthorized"}` or',
+        '  `{"error": "Forbidden"}` for a key without access, as SGLang answers; the flat keys otherwise.',
+        '- An unknown path or a wrong method: the flat keys, and `"detail"` (`Not Found`, `Method Not Allowed`).',
+        "",
+        "A 503 has `Retry-After`. Mistakes of the client are never 5xx, 408 or 429, because routers retry those.",
         "",
         "| exception | status | meaning |",
         "|---|---|---|",
@@ -178,7 +180,7 @@ _ADAPTER = """
 Any other text decoder that the installed `transformers` has runs by its own code there, with Headrace's attention,
 products, norms and embeddings in it: `--model-impl auto` chooses this where there is no family, `headrace` refuses it,
 and `transformers` takes it for any decoder. At the start the model is built without memory and one step is followed
-through it, so what its layers are is what its own code says. One line in the log names what stays as `transformers` has
+through it, so the model's own code defines its layers. One line in the log names what stays as `transformers` has
 it, which is slower than a family; `/server_info` shows `model_impl`, and `headrace doctor` says it before a start.
 
 A line and exit code 1 refuse what cannot be served: no attention interface (Bloom, MPT, Falcon: positions as biases of

@@ -32,7 +32,7 @@ _READING = frozenset({"GET", "HEAD"})
 
 @dataclass(frozen=True, slots=True)
 class RouteMatch:
-    """What handles an accepted request.
+    """The route that answers an accepted request.
 
     Attributes:
         path: as registered; None if no route matches.

@@ -111,7 +111,7 @@ class Benchmark:
         return parser
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Run the benchmark; return the status of `measure`, 1 on an error, 130 on Ctrl-C."""
+        """Run the benchmark. The exit status is that of `measure`, 1 on an error, 130 on Ctrl-C."""
         parser = self.parser()
         options, server_options = parser.parse_known_args(argv)
         if server_options and not self.starts_engine:

@@ -44,7 +44,7 @@ class PackagedModel:
 
     @property
     def path(self) -> Path:
-        """Where the file lies once it is downloaded."""
+        """The path of the downloaded file."""
         return fetched_models() / self.file
 
 

@@ -67,8 +67,8 @@ def explain_text(text: str, events: Sequence[Event], usage: Usage) -> str:
     """Format a timeline with one line for each event.
 
     Args:
-        text: the program's.
-        events: in order.
+        text: the program's whole text.
+        events: the program's events, in order.
         usage: the usage of the program.
 
     Returns:

@@ -1,9 +1,9 @@
 """Batch-invariant paged attention in Triton: a step's plan, which its layers share, and launches.
 
 The device writes the assignment of rows and key parts, as in `triton_plan`, so that a CUDA graph
-may be replayed with other lengths. Only a query that is its sequence's only one has its key parts
-spread over programs, as far as the workspace has room for their sums. The kernel's order of
-additions makes the result independent of it.
+may be replayed with other lengths. If a sequence has one query in the step, the parts of its keys
+are spread over several programs, as far as the workspace has room for their partial sums. The
+kernel adds these in a fixed order, so the spread does not change the result.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

@@ -156,7 +156,7 @@ class BatchStore:
         return await self._database.run(_counts, record.id)
 
     async def write_files(self, record: BatchRecord, now: int) -> None:
-        """Write a file of good answers and a file of failed ones, unless empty; count both.
+        """Write good answers to one file, failed ones to another; count both, omit empty files.
 
         A repeated call gives the same file ids.
         """

@@ -68,7 +68,7 @@ class BackgroundResponses:
         self._running[run.id] = (run, task)
 
     def running(self, response_id: str) -> dict[str, Any] | None:
-        """Return the current state of a response; None if it does not run."""
+        """Return the current state of a running response; None if it is not running."""
         run, _ = self._running.get(response_id, (None, None))
         return None if run is None else run.response
 

@@ -96,7 +96,7 @@ class CallObject:
         self._arguments: str | None = None
 
     def feed(self, text: str, begin: int) -> int:
-        """Read `text` from `begin` on; return where reading ended, as `JsonValue.feed`."""
+        """Read `text` from index `begin`; return the index where reading stopped."""
         place, end = begin, len(text)
         self.is_held = False
         while place < end and not (self.is_done or self.is_broken or self.is_held):

@@ -74,11 +74,11 @@ class AdapterRecord:
         return list(self._by_name.values())
 
     def named(self) -> list[Adapter]:
-        """Those that new requests may name."""
+        """The adapters that new requests may name."""
         return [adapter for adapter in self._by_name.values() if not adapter.is_leaving]
 
     def paths(self) -> dict[str, str]:
-        """Name and path of those that new requests may name."""
+        """Names and paths of the adapters that new requests may name."""
         return {adapter.name: adapter.path for adapter in self.named()}
 
     def loaded(self) -> list[Adapter]:

@@ -163,7 +163,7 @@ def _empty(lists: list[Any]) -> None:
 
 
 def _all_keys_differ(body: bytes) -> bool:
-    """Whether no key appears twice in valid JSON; false if that is not easy to see.
+    """Whether a quick look shows that no key of valid JSON appears twice.
 
     For a body with few strings, such as a prompt of token ids, this takes a tenth of the time of
     the full check. The full check also refuses invalid UTF-8 in values that the decoder skips.

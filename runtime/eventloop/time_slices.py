@@ -64,7 +64,7 @@ class Slices:
 
 
 async def in_turns(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of `pieces`; each slice yields as many as can be made in its time.
+    """Join `pieces` and yield one result for each time slice, so that other tasks run between.
 
     Args:
         pieces: each must be made in much less time than a slice.

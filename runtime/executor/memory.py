@@ -92,11 +92,11 @@ class Budget:
         return Budget(left, self.available_bytes, arithmetic)
 
     def limited(self, size_bytes: int, available_bytes: int) -> Budget:
-        """Return this budget limited to that of the rank with the least; the log shows the limit.
+        """Return this budget, reduced to the smallest of all ranks; the log shows the reduction.
 
         Args:
-            size_bytes: the least that any rank may take, this one included.
-            available_bytes: the least that is free on any rank's device.
+            size_bytes: the smallest budget of all ranks.
+            available_bytes: the free memory of the device that has the least.
         """
         arithmetic = self.arithmetic
         # A smaller difference is not visible in the log's figures.

@@ -107,7 +107,7 @@ class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         num_tokens: length of the common prefix.
         num_cached: how many of these a request would take from the cache: whole pages.
-        differs: whether the cached prompt continues with another token; else it ends there.
+        differs: whether the cached prompt continues with another token; otherwise it ends there.
     """
 
     num_tokens: int

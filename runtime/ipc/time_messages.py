@@ -1,4 +1,4 @@
-"""What a worker tells about the time of a request, once the request has ended."""
+"""A worker's report of how a request spent its time, sent when the request has ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Wait(IntEnum):
-    """What a request in the queue waits for.
+    """The reason why a request waits in the queue.
 
     Attributes:
         STEP: the end of a step that only decodes.
@@ -58,12 +58,12 @@ class Neighbor(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PrefixBreak(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a prompt leaves the prefix cache, at its admission.
+    """The position at which a prompt leaves the prefix cache, found when it is admitted.
 
     Attributes:
         index: the first position that no cached prompt has. Between prompts that part at many
             different tokens, it is the beginning of a page.
-        differs: whether cached prompts continue with another token there; else they end there.
+        differs: whether cached prompts continue with another token there; otherwise they end.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""The front's side of images: reads them from their source and has a process decode them."""
+"""Loads images in the front: reads each from its source, has the process of images decode it."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class TokenBudget:
 
 
 class StepBudget:
-    """The rest of one step's prompt budget; decides how long a request's next chunk is."""
+    """The prompt tokens that a step has left; decides the length of each request's next chunk."""
 
     def __init__(
         self,

@@ -185,7 +185,7 @@ class Grammars:
     def accept(
         self, table: RequestTable, rows: Int64Array, token_ids: Int32Array
     ) -> dict[int, FinishReason]:
-        """Advance each row's grammar by its token; return by index why rows end with that token."""
+        """Advance each row's grammar by its token; return, by row index, why a row ends with it."""
         ends: dict[int, FinishReason] = {}
         thinks = table.thinks[rows]
         for index in np.flatnonzero(thinks).tolist():

@@ -35,7 +35,7 @@ class _Slow(NamedTuple):
 
 @dataclass(frozen=True)
 class StepNote:
-    """What is known of a step when it is planned.
+    """The facts about a step that are known when it is planned.
 
     Attributes:
         planned_at: `time.monotonic()`.

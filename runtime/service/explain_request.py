@@ -436,7 +436,7 @@ class _Reading:
         return "new prompt text", f"The cached prompts go up to token {told['index']}: {count}."
 
     def _beside_prompts_s(self) -> float:
-        """Seconds that steps with other prompts took longer than usual, or kept it waiting."""
+        """Return the seconds that other prompts cost: longer steps, and steps waited for."""
         worker, trace = self._worker, self._trace
         usual_s = worker.usual_step_s
         if worker.plain_steps:

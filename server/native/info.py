@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Root(TypedDict):
-    """Where to find more."""
+    """The answer at `/`: the model, and the paths of other routes."""
 
     name: str
     version: str
@@ -58,7 +58,7 @@ def create_router(openai: OpenAIContext) -> AccessRouter:
         )
 
     async def root() -> Response:
-        """Where to find more."""
+        """The model, and the paths of other routes."""
         return json_response(
             {
                 "name": "headrace",

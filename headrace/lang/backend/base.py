@@ -174,10 +174,10 @@ class BaseBackend:
     # ---- steps of a program, for back ends with state of their own ----
 
     def begin_program(self, s: Prompt) -> None:
-        """A program begins; must not block."""
+        """Called when a program begins. Must not block."""
 
     def end_program(self, s: Prompt) -> None:
-        """A program's body has returned and everything appended is executed; must not block."""
+        """Called when a program's body has returned and its steps are done. Must not block."""
 
     def fork_program(
         self, src: Prompt, dst: Prompt, position_ids_offset: list[int] | None = None

@@ -1,4 +1,7 @@
-"""Where the parts of a text begin: models need that beside the token ids. Both halves use this."""
+"""The positions where the parts of a text begin, which some models need besides the token ids.
+
+The front writes them and the worker reads them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a traced model is computed by our layers, and which tensors each of these has."""
+"""The parts of a traced model that our layers compute, and the tensors of each part."""
 
 from __future__ import annotations
 
