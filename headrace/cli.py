@@ -1,7 +1,7 @@
 """The `headrace` command: `serve` starts a server, `chat` talks to one, `batch` runs without one.
 
-`doctor` reports what this machine offers and what a model needs, `bench` measures speed, and
-`explain` tells where a request's time went.
+`doctor` reports what this machine offers and what a model needs, `warm` compiles a model's kernels
+ahead, `bench` measures speed, and `explain` tells where a request's time went.
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "doctor",
         help="report what this machine offers, and what a model needs, from its config.json alone",
+        add_help=False,
+    )
+    commands.add_parser(
+        "warm",
+        help="compile a model's kernels into a folder, ahead of its first start",
         add_help=False,
     )
     commands.add_parser(
@@ -112,6 +117,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         from headrace.doctor.command import main as examine
 
         sys.exit(examine(arguments[1:]))
+    if arguments[:1] == ["warm"]:
+        from headrace.warm import main as warm
+
+        sys.exit(warm(arguments[1:], sys.stderr))
     if arguments[:1] == ["experts"]:
         from headrace.experts.print_balance import main as tell_experts
 

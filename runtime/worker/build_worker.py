@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kernels.triton_support.kernel_cache import use_writable_cache
 from runtime.cache.manager import CacheManager
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import WorkerConfig
@@ -292,6 +293,7 @@ def _device(config: WorkerConfig, rank: int) -> torch.device:
     device = torch.device(config.device)
     if device.type != "cuda":
         return device
+    use_writable_cache()
     if config.tp_size > 1:
         wanted = config.num_local_ranks
         if wanted > torch.cuda.device_count():

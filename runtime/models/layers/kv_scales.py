@@ -1,0 +1,93 @@
+"""Scales of keys and values that a checkpoint stores for a cache of 8-bit floats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from runtime.checkpoint.model_spec import WeightSpec
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.parameter import Parameter, WeightHolder, whole
+
+
+class _ScaleParameter(Parameter):
+    """One number; tools store it with a dimension or without."""
+
+    __slots__ = ()
+
+    def problem(self, spec: WeightSpec, tensor: Tensor) -> str:
+        is_one = spec.has_shape(tuple(tensor.shape))
+        return super().problem(spec, tensor.reshape(spec.shape) if is_one else tensor)
+
+
+class KvScales(WeightHolder):
+    """The scales of one layer's keys and values, as factors on what attention takes and gives.
+
+    Queries are multiplied by the scale of the keys, which are divided by it; values are divided by
+    theirs, and what attention makes of them is multiplied by it. So kernels and caches know of no
+    scale. Scales are rounded up to powers of two: then products are exact, and a float of 8 bits
+    has as many bits as with any other scale.
+    """
+
+    def __init__(self, sizes: tuple[int, int, int], has_norms: bool, context: BuildContext) -> None:
+        """Describe the layer.
+
+        Args:
+            sizes: this rank's columns of queries, keys, values.
+            has_norms: whether queries and keys pass norms after their product: then the scale of
+                keys is not applied, as their norm bounds them.
+            context: type and device; scales are used if its cache has floats of 8 bits.
+        """
+        self._sizes, self._has_norms = sizes, has_norms
+        self._is_used = context.kv_cache_dtype.startswith("fp8")
+        self._parameters = {
+            name: _ScaleParameter((1,), whole((1,)), torch.float32, context.device)
+            for name in ("k", "v")
+        }
+        for parameter in self._parameters.values():
+            parameter.allocate().fill_(1.0)
+        # Written in place: CUDA graphs hold their addresses.
+        self._factors = torch.ones(sum(sizes), dtype=context.dtype, device=context.device)
+        self._factor = torch.ones(1, dtype=context.dtype, device=context.device)
+
+    def scale(self, qkv: Tensor) -> Tensor:
+        """Return the result of the fused product as attention takes it; `qkv` is written."""
+        return qkv.mul_(self._factors) if self._is_used else qkv
+
+    def unscale(self, attended: Tensor) -> Tensor:
+        """Return what attention means by its result."""
+        return attended * self._factor if self._is_used else attended
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        yield from self._parameters.items()
+
+    def finalize(self, kept: list[tuple[str, str]]) -> None:  # noqa: ARG002  # filled in place
+        """Compute the factors."""
+        keys, values = (_power(self.plain(name)) for name in ("k", "v"))
+        if self._has_norms:
+            keys = torch.ones_like(keys)
+        columns = zip(self._sizes, (keys, 1 / keys, 1 / values), strict=True)
+        self._factors.copy_(torch.cat([factor.expand(size) for size, factor in columns]))
+        self._factor.copy_(values)
+
+    def discard(self) -> None:
+        """Do nothing: the scales are filled at once."""
+
+    def plain(self, name: str) -> Tensor:
+        return self._parameters[name].allocate()
+
+    def release(self) -> None:
+        """Do nothing: they are small."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self._factors.nbytes + self._factor.nbytes
+
+
+def _power(scale: Tensor) -> Tensor:
+    """The next power of two; 1 for what is no scale, such as the -1 of tools for none."""
+    is_scale = scale.isfinite() & (scale > 0)
+    usual = torch.where(is_scale, scale, 1.0).clamp(2.0**-14, 2.0**14)
+    return torch.exp2(usual.log2().ceil())
