@@ -67,9 +67,12 @@ class Quantization(ABC):
 
     Attributes:
         method: the method's name in the registry.
+        kv_cache_dtype: form of keys and values that the checkpoint was made for, a value of
+            `--kv-cache-dtype`.
     """
 
     method: str
+    kv_cache_dtype: str = "auto"
 
     @abstractmethod
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
@@ -87,6 +90,13 @@ class Quantization(ABC):
             itemsize: bytes of a number of the type that the model is computed in.
             device: `cpu` or `cuda`.
         """
+
+    def kv_scales(self, attention: str) -> Mapping[str, str]:  # noqa: ARG002  # most have none
+        """Return the names of the scales of an attention module's keys (`k`) and values (`v`).
+
+        Empty if the files have none.
+        """
+        return {}
 
     def renamed(self, canonical: Callable[[str], str]) -> Quantization:  # noqa: ARG002  # most know none
         """Return the same quantization with the family's names instead of those in files."""

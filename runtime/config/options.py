@@ -252,7 +252,8 @@ class KernelArgs:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "How keys and values are kept; auto is the model's type. fp8_e4m3, fp8_e5m2 and, on a CPU "
+        "How keys and values are kept; auto is the model's type, or fp8_e4m3 if the checkpoint "
+        "was made for it. fp8_e4m3, fp8_e5m2 and, on a CPU "
         "only, int8 (a scale for each head of a token, the most accurate) take 8 bits.",
         choices=("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from runtime.checkpoint.model_spec import ModelSpec
+from runtime.checkpoint.model_spec import ModelSpec, Quantization
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
 from runtime.launch.hardware import Hardware
@@ -119,8 +119,16 @@ def check_quantization(config: ServerConfig, device: str, dtype: str) -> None:
         )
 
 
-def choose_kv_cache(config: ServerConfig, device: str, dtype: str, attention: str) -> str:
+def choose_kv_cache(
+    config: ServerConfig,
+    device: str,
+    dtype: str,
+    attention: str,
+    stored: Quantization | None = None,
+) -> str:
     """How keys and values are kept: a name in `kernels.kv_forms`.
+
+    `auto` follows the checkpoint, `stored`.
 
     Raises:
         StartupError: the device has no kernels for it.
@@ -129,6 +137,8 @@ def choose_kv_cache(config: ServerConfig, device: str, dtype: str, attention: st
     name = "bf16" if asked == "bfloat16" else asked
     if name == "bf16" and dtype == "bfloat16":
         return "auto"
+    if name == "auto" and stored is not None and attention != "flashinfer":
+        return stored.kv_cache_dtype
     if device == "cpu" or name == "auto":
         return name
     if not name.startswith("fp8"):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kernels.fp8_linear import unavailable
 from kernels.triton_support.kernel_cache import use_writable_cache
 from runtime.cache.manager import CacheManager
 from runtime.checkpoint.model_spec import ModelSpec
@@ -248,7 +249,7 @@ def _build_context(
         device=device,
         max_positions=config.context_len + 1,
         rounds_products=rounds_products(config, device.type),
-        kv_cache_dtype=config.kv_cache_dtype,
+        kv_cache_dtype=_kv_cache_dtype(config, spec, device),
         linear=linear,
         experts=choose_experts(config, device.type) if spec.num_experts else None,
         expert_counts=_expert_counts(config, spec, device),
@@ -286,6 +287,17 @@ def build_rank_weights(
         beat,
         adapters,
     )
+
+
+def _kv_cache_dtype(config: WorkerConfig, spec: ModelSpec, device: torch.device) -> str:
+    """Return the form of the pool; a GPU may lack what the checkpoint was made for."""
+    form, stored = config.kv_cache_dtype, spec.quantization
+    if stored is None or form != stored.kv_cache_dtype or form != "fp8_e4m3":
+        return form
+    why = unavailable() if device.type == "cuda" else ""
+    if why:
+        logger.warning("Keys and values are kept in 16 bits, not in the checkpoint's fp8: %s", why)
+    return "auto" if why else form
 
 
 def _device(config: WorkerConfig, rank: int) -> torch.device:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -136,6 +138,51 @@ def test_ranks_have_their_part_of_the_same_numbers(name: str, ranks: int, tmp_pa
             if weight.kind != "scale":
                 numbers = holders[holder].values(parameter, weight.shard)
                 assert torch.equal(numbers, shard.local_part(values[weight.name])), weight.name
+
+
+@pytest.mark.parametrize("tool", ["compressed-tensors", "modelopt"])
+def test_scales_of_keys_and_values(tool: str, tmp_path: Path) -> None:
+    """Keys and values beyond the range of E4M3 are kept as precisely as small ones."""
+    source, folder = variant("llama", WIDE), tmp_path / "m"
+    name = "modelopt" if tool == "modelopt" else "compressed_weights_only"
+    layout = copy.deepcopy(LAYOUTS[name])
+    if tool == "modelopt":
+        layout.words["quantization"]["kv_cache_quant_algo"] = "FP8"
+    else:
+        layout.words["kv_cache_scheme"] = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    factors = {"q_proj": 1e-3, "k_proj": 1e3, "v_proj": 1e3, "o_proj": 1e-3}
+    shutil.copytree(source, tmp_path / "large")
+    path = tmp_path / "large" / "model.safetensors"
+    tensors = load_file(path)
+    large = {
+        key: each * next((factor for part, factor in factors.items() if part in key), 1.0)
+        for key, each in tensors.items()
+    }
+    save_file(large, path)
+    write_fp8(tmp_path / "large", folder, layout, kept=("self_attn",))
+    stored = load_file(folder / "model.safetensors")
+    plain = Driver(load(folder)).model.spec
+    assert not plain.quantization.kv_scales("model.layers.0.self_attn")
+    tokens = prompt()
+
+    def logits(form: str) -> Tensor:
+        settings = replace(context(), kv_cache_dtype=form)
+        spec = read_model_spec(folder)
+        assert spec.quantization.kv_cache_dtype == "fp8_e4m3"
+        driver = Driver(load_model(folder, spec, settings, lambda share: None), kv_form=form)
+        return driver.prefill(driver.start(tokens), 7)
+
+    exact, clipped = logits("auto"), logits("fp8_e4m3")
+    scales = {
+        f"model.layers.{i}.self_attn.{'' if tool != 'modelopt' else f'{which}_proj.'}{which}_scale":
+        torch.tensor([20.0] if tool != "modelopt" else 20.0)
+        for i in range(plain.num_layers) for which in ("k", "v")
+    }  # fmt: skip
+    save_file(stored | scales, folder / "model.safetensors")
+    assert divergence(exact, logits("auto")) < 1e-6
+    scaled = divergence(exact, logits("fp8_e4m3"))
+    assert scaled < 0.1
+    assert divergence(exact, clipped) > 3 * scaled
 
 
 def test_floats_become_codes_while_they_load(tmp_path: Path) -> None:

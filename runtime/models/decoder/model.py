@@ -24,6 +24,7 @@ from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.delta_net import DeltaNet
 from runtime.models.layers.embedding import Embedding
 from runtime.models.layers.gated_attention import GatedAttention
+from runtime.models.layers.kv_scales import KvScales
 from runtime.models.layers.linear import Linear, column, heads
 from runtime.models.layers.mixer import Mixer
 from runtime.models.layers.mixture import SharedExpert, SparseMLP
@@ -38,7 +39,7 @@ from runtime.models.model import CausalLM
 class DecoderAttention(Mixer):
     """Self-attention of one layer: fused q/k/v product, the back end, output product."""
 
-    __slots__ = ("attention", "k_norm", "q_norm", "qkv_proj", "sinks")
+    __slots__ = ("attention", "k_norm", "kv_scales", "q_norm", "qkv_proj", "sinks")
 
     name = "self_attn"
 
@@ -63,6 +64,11 @@ class DecoderAttention(Mixer):
             first, count = query.start // head_dim, query.length // head_dim
             shard = WeightShard((of_layer.num_heads,), 0, 0, first, count)
             self.sinks = Vector(shard, context)
+        self.kv_scales: KvScales | None = None
+        stored = spec.quantization
+        if stored is not None and stored.kv_scales(f"model.layers.{layer_idx}.self_attn"):
+            sizes = query.length, key.length, value.length
+            self.kv_scales = KvScales(sizes, spec.qk_norm, context)
         rope = of_layer.rope
         self.attention = AttentionLayer(
             layer_idx=layer_idx,
@@ -87,7 +93,11 @@ class DecoderAttention(Mixer):
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
         """Run the back end; see `Mixer`."""
-        return batch.attention.run(self.attention, self.qkv_proj.apply(hidden), batch)
+        qkv = self.qkv_proj.apply(hidden)
+        if self.kv_scales is None:
+            return batch.attention.run(self.attention, qkv, batch)
+        scaled = self.kv_scales.scale(qkv)
+        return self.kv_scales.unscale(batch.attention.run(self.attention, scaled, batch))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""
@@ -99,6 +109,8 @@ class DecoderAttention(Mixer):
             yield f"{prefix}.k_norm", self.k_norm
         if self.sinks is not None:
             yield f"{prefix}.sinks", self.sinks
+        if self.kv_scales is not None:
+            yield f"{prefix}.kv_scales", self.kv_scales
 
 
 def _mixer(spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables) -> Mixer:

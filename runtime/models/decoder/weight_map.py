@@ -89,6 +89,11 @@ def _attention_weights(spec: DecoderSpec, layer_idx: int, prefix: str) -> list[W
         weights.append(
             WeightSpec(f"{attention}.sinks", shape, f"{attention}.sinks.vector", kind="bias")
         )
+    if spec.quantization is not None and not of_layer.has_gate:
+        weights += [
+            WeightSpec(name, (1,), f"{attention}.kv_scales.{which}", kind="scale")
+            for which, name in spec.quantization.kv_scales(attention).items()
+        ]
     if spec.qk_norm:
         weights += [
             norm_weight(f"{attention}.{norm}", head_dim, zero_centered=zero_centered)

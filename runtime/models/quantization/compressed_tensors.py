@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,4 +24,14 @@ def read(path: Path, words: Mapping[str, Any]) -> Quantization:
     formats = [words.get("format")]
     if isinstance(groups, dict):
         formats += [group.get("format") for group in groups.values() if isinstance(group, dict)]
-    return read_groups(path, words) if PACKED in formats else read_fp8(path, words)
+    kept = _kv_cache_dtype(words.get("kv_cache_scheme"))
+    if PACKED in formats:
+        return replace(read_groups(path, words), kv_cache_dtype=kept)
+    return replace(read_fp8(path, words), kv_cache_dtype=kept)
+
+
+def _kv_cache_dtype(scheme: object) -> str:
+    """Return the form of keys and values; others than E4M3 are kept in 16 bits, more precisely."""
+    given = scheme if isinstance(scheme, dict) else {}
+    is_e4m3 = given.get("type") == "float" and given.get("num_bits") == 8
+    return "fp8_e4m3" if is_e4m3 else "auto"

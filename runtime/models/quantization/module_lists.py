@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -108,3 +108,14 @@ def stored_tensors(path: Path) -> dict[str, TensorInfo] | None:
         return read_tensor_infos(path if path.is_dir() else path.parent)
     except (StartupError, OSError):
         return None
+
+
+def find_kv_scales(stored: Container[str], attention: str) -> Mapping[str, str]:
+    """Return the names of an attention module's `k` and `v` scales among stored tensors."""
+    found = {}
+    for which in ("k", "v"):
+        # compressed-tensors', and ModelOpt's.
+        for name in (f"{attention}.{which}_scale", f"{attention}.{which}_proj.{which}_scale"):
+            if name in stored:
+                found[which] = name
+    return found if len(found) == 2 else {}

@@ -18,6 +18,7 @@ from runtime.errors import StartupError
 from runtime.models.quantization.fp8.scheme import Fp8Group, Fp8Scheme
 from runtime.models.quantization.module_lists import (
     Modules,
+    find_kv_scales,
     find_scheme,
     is_matrix,
     is_usual,
@@ -38,6 +39,7 @@ class Fp8Quantization(Quantization):
         ignored: modules that stay in 16 bits.
         stored: by name, whether a matrix is in E4M3; empty if there are no weight files.
         while_loading: whether the files have floats, which become E4M3 while they load.
+        kv_cache_dtype: see `Quantization`.
     """
 
     groups: tuple[Fp8Group, ...]
@@ -45,6 +47,7 @@ class Fp8Quantization(Quantization):
     stored: Mapping[str, bool] | None = None
     while_loading: bool = False
     method: str = "fp8"
+    kv_cache_dtype: str = "auto"
 
     def scheme(self, weight: WeightSpec) -> Fp8Scheme | None:
         """Return how a weight is stored; `None` for plain numbers."""
@@ -94,6 +97,10 @@ class Fp8Quantization(Quantization):
             return count * itemsize
         # On a GPU each row has scales of its own.
         return count + 4 * weight.shape[0] * scheme.scale_shape(weight.shape)[-1]
+
+    def kv_scales(self, attention: str) -> Mapping[str, str]:
+        """See `Quantization`; compressed-tensors and ModelOpt name them differently."""
+        return find_kv_scales(self.stored or {}, attention)
 
     def renamed(self, canonical: Callable[[str], str]) -> Fp8Quantization:
         """See `Quantization`."""
@@ -186,7 +193,9 @@ def _read_modelopt(words: _Words) -> Fp8Quantization:
     algorithm = words.words.get("quant_algo")
     if algorithm != "FP8":
         raise words.refused(f"quant_algo {algorithm!r}")
-    return Fp8Quantization((Fp8Group(Fp8Scheme((0, 0), is_static=True)),), ignored)
+    form = "fp8_e4m3" if words.words.get("kv_cache_quant_algo") == "FP8" else "auto"
+    groups = (Fp8Group(Fp8Scheme((0, 0), is_static=True)),)
+    return Fp8Quantization(groups, ignored, kv_cache_dtype=form)
 
 
 _STRATEGIES = {"tensor": (0, 0), "channel": (1, 0)}

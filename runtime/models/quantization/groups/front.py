@@ -17,6 +17,7 @@ from runtime.errors import StartupError
 from runtime.models.quantization.groups.group_scheme import CodesGroup, GroupScheme, Layout
 from runtime.models.quantization.module_lists import (
     Modules,
+    find_kv_scales,
     find_scheme,
     is_matrix,
     is_usual,
@@ -35,12 +36,14 @@ class GroupQuantization(Quantization):
         groups: schemes, and the modules that they are for.
         ignored: modules in 16 bits.
         stored: names of all tensors; `None` where there are no files.
+        kv_cache_dtype: see `Quantization`.
     """
 
     groups: tuple[CodesGroup, ...]
     ignored: Modules = field(default_factory=Modules)
     stored: frozenset[str] | None = None
     method: str = "groups"
+    kv_cache_dtype: str = "auto"
 
     def scheme(self, weight: WeightSpec) -> GroupScheme | None:
         """How a weight is stored; `None` for plain numbers."""
@@ -96,6 +99,10 @@ class GroupQuantization(Quantization):
         """Whether columns' groups may be in any order; without it GPTQ stores the usual one."""
         found = find_scheme(self.groups, weight.name.removesuffix(".weight"))
         return found is not None and found.has_order
+
+    def kv_scales(self, attention: str) -> Mapping[str, str]:
+        """See `Quantization`."""
+        return find_kv_scales(self.stored or (), attention)
 
     def renamed(self, canonical: Callable[[str], str]) -> GroupQuantization:
         """See `Quantization`."""
