@@ -28,6 +28,7 @@ from runtime.launch.hardware import (
     visible_gpus,
 )
 from runtime.launch.resolve import Folders, preferred_sampling, resolve
+from runtime.models.quantization.fp8.front import Fp8Quantization
 from runtime.models.registry import read_model_spec
 from runtime.processes.engine_processes import config_of_replica
 from tests.support.fake_engine import fake_model_config
@@ -119,6 +120,19 @@ def test_keys_and_values_are_kept_as_asked(asked, stored, kept):
         return
     with pytest.raises(StartupError, match=f"--kv-cache-dtype {asked} runs on a CPU only"):
         choose(GPU, half, kernels=kernels)
+
+
+def test_keys_and_values_follow_the_checkpoint():
+    model = fake_model_config(quantization=Fp8Quantization((), kv_cache_dtype="fp8_e4m3"))
+    for hardware in (CPU, GPU):
+        assert choose(hardware, model).worker.kv_cache_dtype == "fp8_e4m3"
+    asked = KernelArgs(kv_cache_dtype="bf16")
+    half = dataclasses.replace(model, dtype="bfloat16")
+    assert choose(GPU, half, kernels=asked).worker.kv_cache_dtype == "auto"
+    # FlashInfer has no kernels for it.
+    stored = model.quantization
+    found = choose_kv_cache(ServerConfig(), "cuda", "bfloat16", "flashinfer", stored)
+    assert found == "auto"
 
 
 def test_vectors_are_made_of_rounded_products_where_that_pays():
