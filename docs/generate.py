@@ -210,6 +210,7 @@ _WITH_EXPERTS = {
     "deepseek",
     "glm4_moe",
     "gpt_oss",
+    "granite",
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",

@@ -9,6 +9,7 @@ from runtime.checkpoint.json_file import Keys
 
 MAX_POSITIONS = 2**27
 _MAX_FACTOR = 2.0**20
+_PARTIAL = "partial_rotary_factor"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +52,8 @@ def read_rope(
     rope = Keys(f"{config.source}: {key}", _without_layer_types(config, key, layer_type))
     theta = rope.number("rope_theta", 1.0, 1e12, config.number(theta_key, 1.0, 1e12, theta))
     for keys in (config, rope):
-        if keys.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
-            raise keys.error("partial_rotary_factor", "1: partial rotation is not supported")
+        if keys.number(_PARTIAL, 0.0, 1.0, 1.0) != 1.0:
+            raise keys.error(_PARTIAL, "1: partial rotation is not supported")
     # Old files call it `type`.
     kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
     if kind == "default":
@@ -86,6 +87,33 @@ def read_rope(
         "rope_type" if rope.values.get("rope_type") else "type",
         "one of default, linear, dynamic, llama3, yarn",
     )
+
+
+def read_partial_rope(config: Keys, head_dim: int, share: float) -> tuple[RopeConfig, int, int]:
+    """Return what `read_rope` does, and how many first elements of a head rotate.
+
+    Args:
+        config: keys of the model.
+        head_dim: elements of a head.
+        share: of a head that rotates, if the file does not say it.
+
+    Raises:
+        StartupError: see `read_rope`; or a share that is not an even number of elements.
+    """
+    found = config.values.get(_PARTIAL)
+    values = {key: value for key, value in config.values.items() if key != _PARTIAL}
+    for key in ("rope_parameters", "rope_scaling"):
+        numbers = dict(config.mapping(key))
+        if _PARTIAL in numbers:
+            inner = numbers.pop(_PARTIAL)
+            found = inner if found is None else found
+            values[key] = numbers
+    rope, context_len = read_rope(Keys(config.source, values))
+    share = Keys(config.source, {_PARTIAL: found}).number(_PARTIAL, 0.0, 1.0, share)
+    rotary_dim = int(head_dim * share)
+    if not rotary_dim or rotary_dim % 2:
+        raise config.error(_PARTIAL, "a share of a head that is an even number of elements")
+    return rope, context_len, rotary_dim
 
 
 def _without_layer_types(config: Keys, key: str, layer_type: str) -> dict[str, Any]:

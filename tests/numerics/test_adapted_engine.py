@@ -20,12 +20,14 @@ from tests.support.tiny_models import VOCAB_SIZE, changed_weights
 # All layers in one stream; each layer's own code, with scaled logits; caps and windows; learned
 # positions; experts.
 NAMES = ["olmo2", "granite", "gemma2", "gpt2", "glm4_moe"]
+# Some have families by now.
+ADAPTER = {"model_impl": "transformers"}
 NUM_NEW = 12
 PROMPTS = [[(7 * i + 3 * j) % VOCAB_SIZE for j in range(5 + 11 * i)] for i in range(6)]
 
 
 def run(folder: Path, **options: Any) -> InProcessEngine:
-    engine = InProcessEngine(folder, **options)
+    engine = InProcessEngine(folder, model_overrides=ADAPTER, **options)
     for number, prompt in enumerate(PROMPTS, start=1):
         engine.add(number, prompt, NUM_NEW, ignore_eos=True)
     engine.run()

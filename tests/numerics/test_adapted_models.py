@@ -165,7 +165,7 @@ def test_half_precision_is_close_to_float32(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["olmo2", "gpt_neox", "glm4_moe", "gpt2"])
 def test_products_are_quantized_like_those_of_a_family(name: str) -> None:
-    model = load(folder_of(name), overrides={"quantization": "fp8"})
+    model = load(folder_of(name), overrides={**ADAPTER, "quantization": "fp8"})
     names = [weight.name for weight in model.spec.weights if weight.kind == "scale"]
     # Matrices that only the model's own code multiplies stay as they are.
     assert bool(names) == (name != "gpt2")
@@ -189,7 +189,7 @@ def test_the_quick_way_is_that_of_our_family() -> None:
 
 
 def test_states_follow_from_the_models_own_code() -> None:
-    spec = read_model_spec(adapted_model("gemma2"))
+    spec = read_model_spec(adapted_model("gemma2"), ADAPTER)
     assert spec.impl == "transformers"
     assert list(spec.layer_states) == [PagedState(2, 32, window) for window in (8, None, 8)]
     assert [each.softcap for each in spec.described.attention] == [2.0] * 3  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from tests.support.adapted_models import ADAPTED_MODELS
 from tests.support.tiny_models import ENDOFTEXT_ID, TinyModel, write_tiny
 
 _WINDOWS = {
@@ -58,12 +59,51 @@ TINY_FAMILIES: dict[str, TinyModel] = {
         "DeepseekV3ForCausalLM",
         {**_LATENTS, "q_lora_rank": 24, "n_group": 2, "topk_group": 1, "num_mtp_layers": 0},
     ),
+    # Latents with equal sizes of keys and values, one dense layer.
+    "glm4_moe_lite": TinyModel(
+        "Glm4MoeLiteForCausalLM",
+        {
+            **_LATENTS,
+            "q_lora_rank": 24,
+            "n_group": 1,
+            "topk_group": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    # Half of each head rotates after its norm; biases of q, k and v.
+    "glm4_moe_normed": TinyModel(
+        "Glm4MoeForCausalLM",
+        {
+            "head_dim": 16,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 2,
+        },
+    ),
+    # Both products of all experts side by side.
+    "granite_moe": TinyModel(
+        "GraniteMoeForCausalLM",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 2.0,
+        },
+    ),
     # Sinks, windows, biases of experts, a clamped gate, all experts in one tensor.
     "gpt_oss": TinyModel(
         "GptOssForCausalLM",
         {**_WINDOWS, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2},
     ),
 }
+
+# Also served by their own code in `transformers`, in `test_adapted_models`.
+TINY_FAMILIES |= {name: ADAPTED_MODELS[name] for name in ("gemma2", "granite", "smollm3")}
 
 
 @cache

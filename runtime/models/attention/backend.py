@@ -39,8 +39,9 @@ class AttentionLayer:
         num_heads, num_kv_heads: of this rank.
         head_dim: elements of a head of queries and keys, and of its place in the pages.
         scale: multiplies the scores, usually `head_dim ** -0.5`.
-        cos_sin: `[max_positions, head_dim]` float32, cosines then sines, half each; `None` if `run`
-            should not rotate.
+        cos_sin: `[max_positions, rotary_dim]` float32, cosines then sines, half each; `None` if
+            `run` should not rotate. Usually a whole head rotates, else its first `rotary_dim`
+            elements.
         q_norm, k_norm: `[head_dim]` weights of a per-head RMSNorm before rotation, or `None`; only
             `run` applies them.
         eps: of that norm.

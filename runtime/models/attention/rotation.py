@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kernels.latent_attention import latent_attention
@@ -29,8 +30,8 @@ def rotate_and_write(
     kv = batch.kv[layer.layer_idx]
     num_tokens, row = qkv.shape
     q = qkv.as_strided((num_tokens, num_heads, head_dim), (row, head_dim, 1))
-    if layer.cos_sin is None:
-        _norm_and_write(kernels, layer, qkv, batch)
+    if layer.cos_sin is None or layer.cos_sin.shape[1] < head_dim:
+        _turn_and_write(kernels, layer, qkv, batch)
         return q
     kernels.rope_kv_write(
         qkv,
@@ -50,10 +51,10 @@ def rotate_and_write(
     return q
 
 
-def _norm_and_write(
+def _turn_and_write(
     kernels: RopeKernels, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch
 ) -> None:
-    """Do the same without a rotation."""
+    """Do the same where no head rotates, or only the first elements of each."""
     heads = qkv.unflatten(1, (-1, layer.head_dim))
     q, k, v = heads.split([layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
     for each, weight in ((q, layer.q_norm), (k, layer.k_norm)):
@@ -62,7 +63,25 @@ def _norm_and_write(
             flat = each.reshape(-1, layer.head_dim).contiguous()
             normed = rms_norm(flat, weight, layer.eps, layer.zero_centered)
             each.copy_(normed.view(each.shape))
+    if layer.cos_sin is not None:
+        cos_sin = layer.cos_sin.index_select(0, batch.positions).unsqueeze(1)
+        for each in (q, k):
+            turn(each, cos_sin)
     write_heads(kernels, layer, k, v, batch)
+
+
+def turn(part: Tensor, cos_sin: Tensor) -> Tensor:
+    """Rotate the first elements of each head, as many as the table has; in place.
+
+    Args:
+        part: `[num_tokens, heads, head_dim]`.
+        cos_sin: `[num_tokens, 1, rotary_dim]` float32, cosines then sines.
+    """
+    cos, sin = cos_sin.chunk(2, dim=-1)
+    first, second = part[..., : cos_sin.shape[-1]].float().chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    part[..., : cos_sin.shape[-1]] = turned.to(part.dtype)
+    return part
 
 
 def write_heads(

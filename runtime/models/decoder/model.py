@@ -76,7 +76,7 @@ class DecoderAttention(Mixer):
             num_kv_heads=key.length // head_dim,
             head_dim=head_dim,
             scale=of_layer.scale,
-            cos_sin=None if rope is None else ropes.table(rope, head_dim),
+            cos_sin=None if rope is None else ropes.table(rope, of_layer.rotary_dim or head_dim),
             q_norm=None if self.q_norm is None else self.q_norm.weight,
             k_norm=None if self.k_norm is None else self.k_norm.weight,
             eps=spec.rms_norm_eps,
@@ -194,6 +194,7 @@ class DecoderLayer:
         "mlp",
         "mlp_norm",
         "mlp_output_norm",
+        "residual_scale",
         "self_attn",
     )
 
@@ -202,6 +203,7 @@ class DecoderLayer:
     ) -> None:
         self.self_attn = _mixer(spec, context, layer_idx, ropes)
         self.mlp = _mlp(spec, context, layer_idx)
+        self.residual_scale = spec.residual_scale
 
         def norm(place: str) -> RMSNorm | None:
             if place not in spec.norms:
@@ -241,6 +243,8 @@ class DecoderLayer:
         hidden = self.self_attn.o_proj.apply(attended)
         # Frees its memory for the feed-forward block: no caller keeps a reference.
         del attended
+        if self.residual_scale != 1.0:
+            hidden.mul_(self.residual_scale)
         if self.attention_output_norm is not None:
             hidden = self.attention_output_norm.forward(hidden)
         if isinstance(self.mlp, DecoderMLP):
@@ -248,6 +252,8 @@ class DecoderLayer:
             hidden = self.mlp.forward(add_normed(hidden, residual, self.mlp_norm, rounding))
         else:
             hidden = self.mlp.forward(add_normed(hidden, residual, self.mlp_norm))
+        if self.residual_scale != 1.0:
+            hidden.mul_(self.residual_scale)
         return hidden if self.mlp_output_norm is None else self.mlp_output_norm.forward(hidden)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
@@ -372,6 +378,7 @@ class DecoderForCausalLM(CausalLM):
         self.spec = spec
         self.context = context
         self.model = Decoder(spec, context)
+        self._logit_scale, self._logit_softcap = spec.logit_scale, spec.logit_softcap
         self._gather = context.gather_columns if context.splits_head(spec.vocab_size) else None
         self.lm_head: Linear | None = None
         if not spec.tie_word_embeddings:
@@ -389,7 +396,12 @@ class DecoderForCausalLM(CausalLM):
         head = self.model.embed_tokens.head if self.lm_head is None else self.lm_head.apply
         assert head is not None, "the weights are not loaded"
         logits = head(hidden)
-        return logits if self._gather is None else self._gather(logits)
+        if self._gather is not None:
+            logits = self._gather(logits)
+        if self._logit_scale != 1.0:
+            logits = logits.mul_(self._logit_scale)
+        cap = self._logit_softcap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def holders(self) -> Iterator[tuple[str, WeightHolder]]:
         yield from self.model.holders("model")

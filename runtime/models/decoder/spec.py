@@ -71,6 +71,12 @@ class DecoderSpec(ModelSpec):
         activation: activation of the gate in the feed-forward block.
         embedding_scale: multiplies embeddings, rounded to the model's type.
         has_sinks: whether each head has a score without a value.
+        rotary_dim: elements of a head that rotate, the first ones; 0 for all.
+        score_softcap, logit_softcap: caps of attention's scores and of logits, which become
+            `cap * tanh(x / cap)`; 0 leaves them.
+        logit_scale: multiplies logits before that.
+        residual_scale: multiplies what each half of a layer adds to the stream.
+        unrotated_layers: indices of layers whose heads do not rotate.
         query_scale: multiplies attention's scores; `None` for `head_dim ** -0.5`.
         experts: experts that replace the feed-forward block in some or all layers.
         rope_axes: for each of a head's angles, the position of a token that rotates it: time, row
@@ -100,6 +106,12 @@ class DecoderSpec(ModelSpec):
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     has_sinks: bool = False
+    rotary_dim: int = 0
+    score_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    logit_scale: float = 1.0
+    residual_scale: float = 1.0
+    unrotated_layers: frozenset[int] = frozenset()
     query_scale: float | None = None
     experts: ExpertsSpec | None = None
     rope_axes: tuple[int, ...] = ()
@@ -132,6 +144,7 @@ class DecoderSpec(ModelSpec):
         is_windowed = self.windowed_layers is None or layer_idx in self.windowed_layers
         window = self.sliding_window if is_windowed else None
         has_own_rope = self.windowed_rope is not None and window is not None
+        rope = self.windowed_rope if has_own_rope else self.rope
         return AttentionSpec(
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
@@ -139,7 +152,9 @@ class DecoderSpec(ModelSpec):
             scale=self.head_dim**-0.5 if self.query_scale is None else self.query_scale,
             window=window,
             has_sinks=self.has_sinks,
-            rope=self.windowed_rope if has_own_rope else self.rope,
+            softcap=self.score_softcap,
+            rotary_dim=self.rotary_dim,
+            rope=None if layer_idx in self.unrotated_layers else rope,
         )
 
     @property

@@ -11,6 +11,7 @@ from kernels.rounding import Activations, Rounding
 from runtime.checkpoint.attention_spec import AttentionSpec
 from runtime.models.attention.backend import AttentionLayer
 from runtime.models.attention.forward_batch import ForwardBatch
+from runtime.models.attention.rotation import turn
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.linear import Linear, heads
 from runtime.models.layers.mixer import Mixer
@@ -69,8 +70,8 @@ class GatedAttention(Mixer):
         both, key, value = product.split(sizes, dim=1)
         query, gate = both.unflatten(1, (num_heads, 2, head_dim)).unbind(2)
         cos_sin = self._cos_sin.index_select(0, batch.positions).unsqueeze(1)
-        k = _turned(self._normed(key.unflatten(1, (num_kv, head_dim)), self.k_norm), cos_sin)
-        q = _turned(self._normed(query, self.q_norm), cos_sin)
+        k = turn(self._normed(key.unflatten(1, (num_kv, head_dim)), self.k_norm), cos_sin)
+        q = turn(self._normed(query, self.q_norm), cos_sin)
         batch.attention.write(layer, k, value.unflatten(1, (num_kv, head_dim)), batch)
         return batch.attention.attend(layer, q, batch) * torch.sigmoid(gate.flatten(1))
 
@@ -84,17 +85,3 @@ class GatedAttention(Mixer):
         yield f"{prefix}.o_proj", self.o_proj
         yield f"{prefix}.q_norm", self.q_norm
         yield f"{prefix}.k_norm", self.k_norm
-
-
-def _turned(part: Tensor, cos_sin: Tensor) -> Tensor:
-    """Rotate the first elements of each head, as many as the table has; in place.
-
-    Args:
-        part: `[num_tokens, heads, head_dim]`.
-        cos_sin: `[num_tokens, 1, rotary_dim]` float32, cosines then sines.
-    """
-    cos, sin = cos_sin.chunk(2, dim=-1)
-    first, second = part[..., : cos_sin.shape[-1]].float().chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    part[..., : cos_sin.shape[-1]] = turned.to(part.dtype)
-    return part

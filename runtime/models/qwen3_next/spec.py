@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from runtime.checkpoint.attention_spec import AttentionSpec
 from runtime.checkpoint.config_keys import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS
 from runtime.checkpoint.json_file import Keys
-from runtime.checkpoint.rope_json import read_rope
+from runtime.checkpoint.rope_json import read_partial_rope
 from runtime.models.decoder.experts_spec import read_qwen_experts
 from runtime.models.decoder.recurrent_spec import DeltaNetSpec, RecurrentSpec
 from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, decoder_fields
@@ -28,7 +28,6 @@ DEFAULTS = {
     "shared_expert_intermediate_size": 512,
     "norm_topk_prob": True,
 }
-_PARTIAL = "partial_rotary_factor"
 _LINEAR, _FULL = "linear_attention", "full_attention"
 
 
@@ -38,12 +37,10 @@ class Qwen3NextSpec(DecoderSpec):
 
     Attributes:
         delta: the linear attention of the layers in `delta_layers`.
-        rotary_dim: elements of a head that rotate.
     """
 
     delta: DeltaNetSpec
     delta_layers: frozenset[int]
-    rotary_dim: int
 
     def recurrence(self, layer_idx: int) -> RecurrentSpec | None:
         """See `DecoderSpec`."""
@@ -51,8 +48,7 @@ class Qwen3NextSpec(DecoderSpec):
 
     def attention(self, layer_idx: int) -> AttentionSpec:
         """See `DecoderSpec`."""
-        plain = super().attention(layer_idx)
-        return replace(plain, has_gate=True, rotary_dim=self.rotary_dim)
+        return replace(super().attention(layer_idx), has_gate=True)
 
 
 def read(config: Keys, generation: Keys) -> Qwen3NextSpec:
@@ -65,16 +61,7 @@ def read(config: Keys, generation: Keys) -> Qwen3NextSpec:
     if config.values.get("hidden_act", "silu") not in ("silu", "swish", None):
         raise config.error("hidden_act", "'silu'")
     fields = decoder_fields(config, generation, TRAITS)
-    parameters = dict(config.mapping("rope_parameters"))
-    given = parameters.pop(_PARTIAL, None)
-    values = {key: value for key, value in config.values.items() if key != _PARTIAL}
-    if parameters:
-        values["rope_parameters"] = parameters
-    rope, context_len = read_rope(Keys(config.source, values))
-    share = Keys(config.source, {_PARTIAL: config.values.get(_PARTIAL, given)})
-    rotary_dim = int(fields["head_dim"] * share.number(_PARTIAL, 0.0, 1.0, 0.25))
-    if not rotary_dim or rotary_dim % 2:
-        raise config.error(_PARTIAL, "a share of a head that is an even number of elements")
+    rope, context_len, rotary_dim = read_partial_rope(config, fields["head_dim"], 0.25)
     return Qwen3NextSpec(
         **fields,
         rope=rope,

@@ -1,0 +1,34 @@
+"""SmolLM3: Llama whose every fourth layer has no positions. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.checkpoint.config_keys import MAX_LAYERS
+from runtime.checkpoint.json_file import Keys
+from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, read_decoder
+
+TRAITS = DecoderTraits(biases="keyed", has_mlp_bias=True)
+# Defaults of `transformers` for absent keys.
+DEFAULTS = {
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32_768,
+    "rope_theta": 2_000_000.0,
+    "tie_word_embeddings": True,
+}
+
+
+def read(config: Keys, generation: Keys) -> DecoderSpec:
+    """Read the family's `config.json`; see `read_decoder`."""
+    config = Keys(config.source, {**DEFAULTS, **config.values})
+    if config.flag("use_sliding_window", False):
+        raise config.error("use_sliding_window", "false")
+    spec = read_decoder(config, generation, TRAITS)
+    rotates = config.values.get("no_rope_layers")
+    if rotates is None:
+        interval = config.integer("no_rope_layer_interval", MAX_LAYERS, 4)
+        rotates = [int((i + 1) % interval != 0) for i in range(spec.num_layers)]
+    # The key says 1 where a layer does rotate.
+    if not isinstance(rotates, list) or len(rotates) != spec.num_layers:
+        raise config.error("no_rope_layers", f"{spec.num_layers} of 0 or 1")
+    return replace(spec, unrotated_layers=frozenset(i for i, one in enumerate(rotates) if not one))
