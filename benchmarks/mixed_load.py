@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import re
@@ -298,6 +299,7 @@ def processes(lives: list[Life]) -> dict[str, dict[str, Any]]:
             "pss_mb_median": sorted(memory)[len(memory) // 2],
             "pss_mb_most": max(memory),
             "pss_mb_per_hour": slope_per_hour(own, "pss_mb"),
+            "own_mb_per_hour": slope_per_hour(own, "own_mb"),
             "descriptors_most": max(descriptors),
             "descriptors_per_hour": slope_per_hour(own, "descriptors"),
         }
@@ -328,8 +330,9 @@ def draw(result: dict[str, Any]) -> str:
     counts: dict[str, Counter[int]] = defaultdict(Counter)
     for when, outcome in result["outcomes"]:
         counts[_SHORT.get(outcome, outcome)][int(when / 60)] += 1
+    last = math.ceil(result["minutes"])
     lines = [
-        Line(name, [(float(minute), float(count)) for minute, count in sorted(each.items())])
+        Line(name, [(float(minute), float(each[minute])) for minute in range(last)])
         for name, each in counts.items()
     ]
     panels.append(Panel("Requests", below, "requests a minute", lines, marks=marks))

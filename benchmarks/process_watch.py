@@ -101,12 +101,14 @@ class Life:
     Attributes:
         times: seconds from the begin of the run, one for each sample.
         pss_mb: proportional set size: its memory, and its part of what it shares.
+        own_mb: the part of it that is no file, which other processes of the machine cannot change.
         descriptors: open ones.
     """
 
     kind: str
     times: list[float] = field(default_factory=list)
     pss_mb: list[float] = field(default_factory=list)
+    own_mb: list[float] = field(default_factory=list)
     descriptors: list[float] = field(default_factory=list)
 
 
@@ -128,17 +130,17 @@ class Watch:
         now = time.monotonic() - self._begin
         for pid, kind in self._server.processes().items():
             with contextlib.suppress(OSError, IndexError, ValueError):
-                pss_mb = _pss_kb(pid) / 1024
+                memory = Path(f"/proc/{pid}/smaps_rollup").read_text()
                 descriptors = len(os.listdir(f"/proc/{pid}/fd"))
                 life = self.lives.setdefault(pid, Life(kind))
                 life.times.append(now)
-                life.pss_mb.append(pss_mb)
+                life.pss_mb.append(_megabytes(memory, "Pss"))
+                life.own_mb.append(_megabytes(memory, "Pss_Anon"))
                 life.descriptors.append(descriptors)
 
 
-def _pss_kb(pid: int) -> int:
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return int(text.split("\nPss:")[1].split()[0])
+def _megabytes(memory: str, name: str) -> float:
+    return int(memory.split(f"\n{name}:")[1].split()[0]) / 1024
 
 
 def slope_per_hour(lives: Sequence[Life], column: str) -> float | None:

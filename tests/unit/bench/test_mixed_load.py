@@ -17,7 +17,7 @@ from benchmarks.wire_streams import Reading, first_difference, is_beginning
 def grown(per_hour: float, level: float = 100.0, seconds: int = 600) -> Life:
     times = [float(second) for second in range(0, seconds, 5)]
     values = [level + per_hour * when / 3600 for when in times]
-    return Life("front", times, values, values)
+    return Life("front", times, values, values, values)
 
 
 def test_a_slope_is_found_behind_levels_and_settling() -> None:
