@@ -31,6 +31,8 @@ _NOTICE_S = 2.0
 KEPT_RUNNING = ("front", "worker", "detokenizer")
 ANSWERED_400 = "refused with 400, as it must be"
 ANSWERED_503 = "refused with 503 while no worker was ready"
+ANSWERED_BUSY = "refused with 503, as a compiling grammar got no processor"
+_TOO_BUSY = "The machine was too busy to compile"
 FRONT_AWAY = "cut off, or no connection, while the front was away"
 _HOW = ("read",) * 13 + ("slow",) * 2 + ("leave",) * 2 + ("abort",) * 2 + ("bad",)
 _BAD: Sequence[tuple[str, dict[str, Any]]] = (
@@ -161,6 +163,8 @@ class Outcomes:
         beside = [kill for kill in kills if kill.at <= now and begin <= kill.ready_at + _NOTICE_S]
         if reading.is_broken and any(kill.kind == "front" for kill in beside):
             self.note(FRONT_AWAY)
+        elif reading.status == 503 and _TOO_BUSY in reading.error:
+            self.note(ANSWERED_BUSY)
         elif reading.status == 503 and any(kill.kind in KEPT_RUNNING for kill in beside):
             self.note(ANSWERED_503)
         else:
@@ -192,7 +196,11 @@ class Traffic:
         async def one() -> None:
             async with self._client() as client:
                 while left:
-                    await read(client, *left.pop())
+                    stream, reading = left.pop()
+                    await read(client, stream, reading)
+                    if _TOO_BUSY in reading.error:
+                        vars(reading).update(vars(Reading()))
+                        left.insert(0, (stream, reading))
 
         await asyncio.gather(*(one() for _ in range(num_clients)))
         failed = [each.error for each in self._undisturbed if each.error]
