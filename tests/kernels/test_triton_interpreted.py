@@ -24,10 +24,9 @@ MODELS = "(qwen3-triton or mistral_window-triton or gemma3-triton) and not invar
     "files",
     [
         ["test_layer_ops.py", "test_step_ops.py", "triton_linear_cases.py", "triton_fp8_cases.py"],
+        ["triton_group_cases.py", "triton_latent_cases.py"],
         [
-            "triton_group_cases.py",
             "triton_coded_experts_cases.py",
-            "triton_latent_cases.py",
             "../numerics/test_group_weights.py",
             "../numerics/test_mxfp4.py",
         ],

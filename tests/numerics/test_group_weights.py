@@ -63,7 +63,7 @@ def test_experts(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="run by test_triton_interpreted")
 @pytest.mark.parametrize("impl", ["triton"])
-@pytest.mark.parametrize("name", ["gptq_32", "awq", "packed_order"])
+@pytest.mark.parametrize("name", ["gptq_32", "packed_order"])
 def test_experts_of_a_gpu(name: str, impl: str, tmp_path: Path) -> None:
     """Codes are multiplied where kernels have their form; they come back and are replaced."""
     source = variant("qwen2_moe", MIXTURE | {"moe_intermediate_size": 96, "num_experts": 4})

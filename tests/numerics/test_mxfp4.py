@@ -51,7 +51,7 @@ def test_a_cpu_multiplies_by_blocks(made: tuple[Path, dict[str, Tensor]]) -> Non
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="run by test_triton_interpreted")
-@pytest.mark.parametrize("impl", ["triton", "triton_invariant"])
+@pytest.mark.parametrize("impl", ["triton"])
 def test_a_gpu_multiplies_by_blocks(made: tuple[Path, dict[str, Tensor]], impl: str) -> None:
     from kernels.experts.triton_coded import CodedExperts
 
