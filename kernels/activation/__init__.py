@@ -18,6 +18,7 @@ __all__ = [
     "Gate",
     "Unary",
     "act_and_mul",
+    "sigmoid_mul",
     "unary",
 ]
 
@@ -42,6 +43,9 @@ class ActivationKernels(Protocol):
 
     def act_and_mul(self, x: Tensor, activation: Gate) -> Tensor:
         """See `kernels.activation.act_and_mul`."""
+
+    def sigmoid_mul(self, gate: Tensor, x: Tensor) -> Tensor:
+        """See `kernels.activation.sigmoid_mul`."""
 
 
 ACTIVATION: Table[ActivationKernels] = Table(
@@ -84,3 +88,17 @@ def act_and_mul(x: Tensor, activation: Gate) -> Tensor:
         number of roundings may differ from torch's two steps by one, depending on implementation.
     """
     return _kernels(x.device.type).act_and_mul(x, activation)
+
+
+def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """Return `sigmoid(gate) * x`, rounded once or twice.
+
+    Args:
+        gate: `[num_tokens, width]`, or `[num_tokens, 1]` for one gate a token; the dtype of `x`,
+            elements contiguous, tokens at any stride.
+        x: `[num_tokens, width]`, float16, bfloat16 or float32, contiguous.
+
+    Returns:
+        A new `[num_tokens, width]` tensor, the dtype of `x`.
+    """
+    return _kernels(x.device.type).sigmoid_mul(gate, x)

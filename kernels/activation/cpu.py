@@ -7,6 +7,7 @@ from kernels.activation import Gate, reference
 from kernels.cpu.library import DTYPES, library
 
 _act_and_mul = library().hr_act_and_mul
+_sigmoid_mul = library().hr_sigmoid_mul
 
 
 def act_and_mul(x: Tensor, activation: Gate) -> Tensor:
@@ -24,6 +25,30 @@ def act_and_mul(x: Tensor, activation: Gate) -> Tensor:
         out.data_ptr(),
         tokens,
         width // 2,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """Return `sigmoid(gate) * x`; see `kernels.activation.sigmoid_mul`."""
+    if x.dtype not in DTYPES:
+        return reference.sigmoid_mul(gate, x)
+    assert x.is_contiguous()
+    assert gate.dtype is x.dtype
+    assert gate.stride(1) == 1 or gate.shape[1] == 1
+    tokens, width = x.shape
+    assert gate.shape in ((tokens, 1), (tokens, width))
+    out = torch.empty_like(x)
+    _sigmoid_mul(
+        x.dtype is torch.bfloat16,
+        gate.data_ptr(),
+        gate.stride(0),
+        gate.shape[1] == 1,
+        x.data_ptr(),
+        out.data_ptr(),
+        tokens,
+        width,
         torch.get_num_threads(),
     )
     return out

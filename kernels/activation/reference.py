@@ -16,3 +16,8 @@ def act_and_mul(x: Tensor, activation: Gate) -> Tensor:
         gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
         return gate * torch.sigmoid(gate * SWIGLU_ALPHA) * (up + 1)
     return functional.silu(gate) * up
+
+
+def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """Return `sigmoid(gate) * x`; see `kernels.activation.sigmoid_mul`."""
+    return torch.sigmoid(gate) * x

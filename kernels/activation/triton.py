@@ -2,6 +2,7 @@
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -58,6 +59,52 @@ def _act_and_mul_kernel(
     up = tl.load(x_ptr + row * 2 * width + width + columns, mask=inside, other=0.0)
     result = gated(gate, up.to(tl.float32), ACTIVATION)
     tl.store(out_ptr + row * width + columns, result.to(up.dtype), mask=inside)
+
+
+@triton.jit
+def _sigmoid_mul_kernel(
+    gate_ptr,
+    x_ptr,
+    out_ptr,
+    width,
+    gate_stride,
+    IS_SHARED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_inputs(PDL)
+    start_next(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    if IS_SHARED:
+        gate = tl.load(gate_ptr + row * gate_stride).to(tl.float32)
+    else:
+        gate = tl.load(gate_ptr + row * gate_stride + columns, mask=inside, other=0.0)
+        gate = gate.to(tl.float32)
+    x = tl.load(x_ptr + row * width + columns, mask=inside, other=0.0)
+    result = x.to(tl.float32) / (1.0 + tl.exp(-gate))
+    tl.store(out_ptr + row * width + columns, result.to(x.dtype), mask=inside)
+
+
+def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """Return `sigmoid(gate) * x`, rounded once; see `kernels.activation.sigmoid_mul`."""
+    assert x.is_contiguous()
+    num_tokens, width = x.shape
+    out = torch.empty_like(x)
+    if out.numel():
+        _sigmoid_mul_kernel[(num_tokens, triton.cdiv(width, _BLOCK))](
+            gate,
+            x,
+            out,
+            width,
+            gate.stride(0),
+            IS_SHARED=gate.shape[1] == 1,
+            BLOCK=_BLOCK,
+            num_warps=4,
+            **launch_options(x.device),
+        )
+    return out
 
 
 def act_and_mul(x: Tensor, activation: Gate) -> Tensor:

@@ -30,14 +30,17 @@ class CausalConvKernels(Protocol):
 CAUSAL_CONV: Table[CausalConvKernels] = Table(
     "causal convolution",
     {
-        "reference": Entry("kernels.causal_conv.reference", invariant=True),
+        "reference": Entry("kernels.causal_conv.reference"),
+        "cpu": Entry(
+            "kernels.causal_conv.cpu", probe="kernels.cpu.library:unavailable", invariant=True
+        ),
         "triton": Entry(
             "kernels.causal_conv.triton",
             probe="kernels.triton_support.device:unavailable",
             invariant=True,
         ),
     },
-    {"cuda": ("triton",)},
+    {"cpu": ("cpu",), "cuda": ("triton",)},
 )
 
 
@@ -63,7 +66,7 @@ def causal_conv(
     depend on where a sequence was cut into steps.
 
     Args:
-        x: `[num_tokens, channels]`, the new inputs, contiguous.
+        x: `[num_tokens, channels]`, the new inputs; channels contiguous, tokens at any stride.
         weight: `[channels, width]`, the dtype of `x`.
         bias: `[channels]`; `None` for none.
         state: `[num_slots, width - 1, channels]`, the last inputs of sequences, the oldest first;

@@ -42,6 +42,22 @@ void activated_rows(const T *x, T *out, int64_t rows, int64_t n, int64_t threads
     });
 }
 
+// A row has one gate for all elements, or one for each.
+template <class T>
+void gated_by_sigmoid(const T *gates, int64_t gate_stride, bool is_shared, const T *x, T *out,
+                      int64_t rows, int64_t n, int64_t threads) {
+    parallel(rows, threads, rows * n * 4, [=](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) {
+            const T *gate = gates + row * gate_stride, *in = x + row * n;
+            T *to = out + row * n;
+            for (int64_t i = 0; i < n; i++) {
+                const float g = to_float(gate[is_shared ? 0 : i]);
+                from_float(to_float(in[i]) / (1.0f + std::exp(-g)), to + i);
+            }
+        }
+    });
+}
+
 }  // namespace hr
 
 using namespace hr;
@@ -56,4 +72,15 @@ extern "C" void hr_act_and_mul(int64_t is_bf16, int64_t is_gelu_tanh, const void
             activated_rows<A>((const float *)x, (float *)out, rows, n, threads);
     };
     is_gelu_tanh ? run(GeluTanh{}) : run(Silu{});
+}
+
+extern "C" void hr_sigmoid_mul(int64_t is_bf16, const void *gates, int64_t gate_stride,
+                               int64_t is_shared, const void *x, void *out, int64_t rows, int64_t n,
+                               int64_t threads) {
+    if (is_bf16)
+        gated_by_sigmoid((const bf16 *)gates, gate_stride, is_shared, (const bf16 *)x, (bf16 *)out,
+                         rows, n, threads);
+    else
+        gated_by_sigmoid((const float *)gates, gate_stride, is_shared, (const float *)x,
+                         (float *)out, rows, n, threads);
 }

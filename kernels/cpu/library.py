@@ -30,6 +30,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "hr_rms_norm": (_SIZE, *[_POINTER] * 4, _SIZE, _SIZE, _REAL, _SIZE, _SIZE),
     "hr_layer_norm": (_SIZE, *[_POINTER] * 5, _SIZE, _SIZE, _REAL, _SIZE),
     "hr_act_and_mul": (_SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
+    "hr_sigmoid_mul": (_SIZE, _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, *[_SIZE] * 3),
+    "hr_causal_conv": (*(_SIZE, _POINTER, _SIZE, *[_POINTER] * 7, *[_SIZE] * 6),),
     "hr_rope_kv_write": (
         *(_SIZE, _SIZE, _POINTER, *[_SIZE] * 4, *[_POINTER] * 5),
         *(_SIZE, _POINTER, _POINTER, _REAL, _SIZE, _SIZE),

@@ -49,6 +49,17 @@ def activated64(gate, activation):
     return gate / 2 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3)))
 
 
+@pytest.mark.parametrize("name", names(ACTIVATION))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_sigmoid_mul(name, dtype, shape, is_shared):
+    x, gate = torch.randn(shape).to(dtype), torch.randn(shape[0], shape[1] + 2).to(dtype)
+    gate = gate[:, : 1 if is_shared else shape[1]]
+    got = ACTIVATION.load(name).sigmoid_mul(gate, x)
+    close(got, torch.sigmoid(gate.double()) * x.double(), dtype)
+
+
 @pytest.mark.parametrize("name", names(NORM))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from kernels.activation import act_and_mul
 from kernels.causal_conv import causal_conv
 from kernels.gated_delta import DeltaPlaces, DeltaShape, gated_delta
 from kernels.rounding import Activations, Rounding
@@ -94,7 +94,7 @@ class DeltaNet(Mixer):
         gates = product[:, split:]
         out = gated_delta(mixed, gates, decay, self._dt_bias.vector, state, places, shape)
         normed = self._norm.forward(out.view(-1, shape.value_dim)).view(out.shape)
-        return (normed * functional.silu(gate.flatten(1).float())).to(out.dtype)
+        return act_and_mul(torch.cat((gate.flatten(1), normed), dim=1), "silu")
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from kernels.activation import sigmoid_mul
 from kernels.rounding import Activations, Rounding
 from runtime.checkpoint.attention_spec import AttentionSpec
 from runtime.models.attention.backend import AttentionLayer
@@ -73,7 +74,7 @@ class GatedAttention(Mixer):
         k = turn(self._normed(key.unflatten(1, (num_kv, head_dim)), self.k_norm), cos_sin)
         q = turn(self._normed(query, self.q_norm), cos_sin)
         batch.attention.write(layer, k, value.unflatten(1, (num_kv, head_dim)), batch)
-        return batch.attention.attend(layer, q, batch) * torch.sigmoid(gate.flatten(1))
+        return sigmoid_mul(gate.flatten(1), batch.attention.attend(layer, q, batch))
 
     @staticmethod
     def _normed(part: Tensor, norm: RMSNorm) -> Tensor:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import Tensor
 
-from kernels.activation import Activation, Gate
+from kernels.activation import Activation, Gate, sigmoid_mul
 from runtime.models.decoder.experts_spec import ExpertsSpec
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.experts import Experts
@@ -82,7 +81,7 @@ class SharedExpert:
         """Add the block of `hidden` to `out`, both `[num_tokens, hidden_size]`, in place."""
         if self.gate is None:
             return out.add_(self._block(hidden))
-        return out.addcmul_(self._block(hidden), torch.sigmoid(self.gate.apply(hidden)))
+        return out.add_(sigmoid_mul(self.gate.apply(hidden), self._block(hidden)))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""
