@@ -55,10 +55,10 @@ def _delta_kernel(
     has_row, has_column = rows < KEY_DIM, columns < VALUE_DIM
     inside = has_row[:, None] & has_column[None, :]
     cells = rows[:, None] * VALUE_DIM + columns[None, :]
-    decay = tl.load(decay_ptr + head)
-    dt_bias = tl.load(dt_bias_ptr + head)
     start_next(PDL)
     wait_for_inputs(PDL)
+    decay = tl.load(decay_ptr + head)
+    dt_bias = tl.load(dt_bias_ptr + head)
     token = tl.load(bounds_ptr + seq).to(tl.int64)
     read = tl.load(reads_ptr + seq)
     matrix = tl.load(

@@ -93,7 +93,6 @@ MAY_BE_READ = {
     "_rms_norm_kernel": {"weight_ptr"},
     "_layer_norm_kernel": {"weight_ptr"},
     "_norm_kernel": {"weight_ptr"},
-    "_delta_kernel": {"decay_ptr", "dt_bias_ptr"},
     "expand_kernel": {"tiles_ptr"},
     "expand_few_kernel": {"tiles_ptr"},
 }

@@ -323,6 +323,8 @@ def dependent() -> Iterator[Kernel]:
         yield f"gemv, scales: {scales}", gemv.gemv_kernel, constants | kind, 4
     constants = {"WIDTH": 4, "HAS_BIAS": True, "SILU": True, "BLOCK": 1024, "PDL": True}
     yield "convolution", causal_conv._conv_kernel, constants, 4
+    constants = {"IS_SHARED": False, "BLOCK": 1024, "PDL": True}
+    yield "sigmoid", activation._sigmoid_mul_kernel, constants, 4
     constants = {"KEY_HEADS": 16, "RATIO": 2, "KEY_DIM": 128, "VALUE_DIM": 128, "ROWS": 128}
     yield "gated delta", gated_delta._delta_kernel, constants | {"COLUMNS": 32, "PDL": True}, 4
     constants = {"IN_FEATURES": 4096, "FORM": "int4", "GROUP": 32, "SCALES": tl.float16}

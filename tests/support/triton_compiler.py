@@ -20,6 +20,7 @@ HALVES = {
     *("x_ptr", "weight_ptr", "bias_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "cache_ptr"),
     *("residual_ptr", "memory_ptr", "product_ptr", "further_ptr", "qkv_ptr", "k_cache_ptr"),
     *("v_cache_ptr", "q_norm_ptr", "k_norm_ptr", "logits_ptr", "gates_ptr"),
+    "gate_ptr",
 }
 FLOATS = {
     *("partial_ptr", "state_ptr", "lse_ptr", "cos_sin_ptr", "wide_ptr", "values_ptr"),
