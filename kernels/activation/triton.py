@@ -62,7 +62,7 @@ def _act_and_mul_kernel(
 
 
 @triton.jit
-def _sigmoid_mul_kernel(
+def sigmoid_mul_kernel(
     gate_ptr,
     x_ptr,
     out_ptr,
@@ -72,6 +72,7 @@ def _sigmoid_mul_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Multiply a block of a row by the sigmoid of its gates, or of its gate."""
     wait_for_inputs(PDL)
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -93,7 +94,7 @@ def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
     num_tokens, width = x.shape
     out = torch.empty_like(x)
     if out.numel():
-        _sigmoid_mul_kernel[(num_tokens, triton.cdiv(width, _BLOCK))](
+        sigmoid_mul_kernel[(num_tokens, triton.cdiv(width, _BLOCK))](
             gate,
             x,
             out,

@@ -14,7 +14,7 @@ _MAX_BLOCK = 1024
 
 
 @triton.jit
-def _conv_kernel(
+def conv_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
@@ -32,6 +32,7 @@ def _conv_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Convolve a block of channels of a token, or save what precedes one."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < channels
@@ -94,7 +95,7 @@ def causal_conv(
     if not num_tokens:
         return out
     block = min(triton.next_power_of_2(channels), _MAX_BLOCK)
-    _conv_kernel[(len(taps), triton.cdiv(channels, block))](
+    conv_kernel[(len(taps), triton.cdiv(channels, block))](
         x,
         weight,
         weight if bias is None else bias,

@@ -21,7 +21,7 @@ def _unit(part, scale):
 
 
 @triton.jit
-def _delta_kernel(
+def delta_kernel(
     qkv_ptr,
     gates_ptr,
     decay_ptr,
@@ -43,6 +43,7 @@ def _delta_kernel(
     COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Compute the tokens of a sequence for some columns of one head's matrix."""
     HEADS: tl.constexpr = KEY_HEADS * RATIO
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     WIDTH: tl.constexpr = 2 * KEYS + HEADS * VALUE_DIM
@@ -110,7 +111,7 @@ def gated_delta(
     if not len(qkv):
         return out
     columns = min(_COLUMNS, triton.next_power_of_2(value_dim))
-    _delta_kernel[(len(places.reads) * num_heads, triton.cdiv(value_dim, columns))](
+    delta_kernel[(len(places.reads) * num_heads, triton.cdiv(value_dim, columns))](
         qkv,
         gates,
         decay,

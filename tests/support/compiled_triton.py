@@ -322,11 +322,11 @@ def dependent() -> Iterator[Kernel]:
         kind["RANKS"] = 16 if scales == "none" else 0
         yield f"gemv, scales: {scales}", gemv.gemv_kernel, constants | kind, 4
     constants = {"WIDTH": 4, "HAS_BIAS": True, "SILU": True, "BLOCK": 1024, "PDL": True}
-    yield "convolution", causal_conv._conv_kernel, constants, 4
+    yield "convolution", causal_conv.conv_kernel, constants, 4
     constants = {"IS_SHARED": False, "BLOCK": 1024, "PDL": True}
-    yield "sigmoid", activation._sigmoid_mul_kernel, constants, 4
+    yield "sigmoid", activation.sigmoid_mul_kernel, constants, 4
     constants = {"KEY_HEADS": 16, "RATIO": 2, "KEY_DIM": 128, "VALUE_DIM": 128, "ROWS": 128}
-    yield "gated delta", gated_delta._delta_kernel, constants | {"COLUMNS": 32, "PDL": True}, 4
+    yield "gated delta", gated_delta.delta_kernel, constants | {"COLUMNS": 32, "PDL": True}, 4
     constants = {"IN_FEATURES": 4096, "FORM": "int4", "GROUP": 32, "SCALES": tl.float16}
     constants |= {
         "WORDS": 3,
