@@ -6,7 +6,7 @@ from tools.count_test_smells import KINDS, count
 
 # By `python -m tools.count_test_smells`; `--list KIND` names the places. A commit that removes some
 # lowers the number, and none raises it.
-MOST = {"private": 68, "patched": 37, "slept": 26}
+MOST = {"private": 66, "patched": 37, "slept": 26}
 INSTEAD = {
     "private": "drive what is public, or give the seam that is missing a name",
     "patched": "pass what differs as an argument",
