@@ -380,8 +380,15 @@ class CacheManager:
     def flush(self) -> None:
         """Drop every cached prefix that no request holds."""
         self.pool.give_back(self.tree.evict(self.tree.num_pages))
+        if self.tree.events is not None and not self.tree.num_pages:
+            self.tree.events.cleared()
         if self.states is not None:
             self.states.collect()
+
+    def publish_events(self) -> None:
+        """Publish which pages the tree gained and lost since the last call, if anyone wants it."""
+        if self.tree.events is not None:
+            self.tree.events.flush()
 
     def recover(self, block_tables: list[BlockTable]) -> None:
         """Free every page and undo every lock that belongs to none of `block_tables`.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.cache.kv_events import KVEventLog
 from runtime.cache.page_pool import EMPTY_PAGES, Pages
 from runtime.cache.snapshots import Snapshots
 
@@ -31,7 +32,7 @@ class RadixNode:
     """
 
     __slots__ = (
-        *("children", "is_listed", "last_access", "lock_count", "namespace", "num_pins"),
+        *("children", "hashes", "is_listed", "last_access", "lock_count", "namespace", "num_pins"),
         *("pages", "parent", "snapshot", "tokens"),
     )
 
@@ -46,6 +47,8 @@ class RadixNode:
         self.lock_count = 0
         self.last_access = 0
         self.snapshot = self.num_pins = 0
+        # One for each page, by which events name it; empty while no events are published.
+        self.hashes: list[int] = []
         # Whether this node has an entry in the list of leaves that may be evicted.
         self.is_listed = False
 
@@ -79,11 +82,13 @@ class RadixTree:
         num_pages: pages held by all nodes.
         num_locked_pages: pages on the paths of running requests; they cannot be evicted.
         snapshots: snapshots of recurrent states at the ends of nodes.
+        events: told which pages come and go; `None` for no events.
     """
 
     def __init__(self, page_size: int) -> None:
         """Start empty; `page_size` is in tokens."""
         self.page_size = page_size
+        self.events: KVEventLog | None = None
         self.snapshots = Snapshots()
         self.num_pages = 0
         self.num_locked_pages = 0
@@ -175,6 +180,9 @@ class RadixTree:
         node = RadixNode(match.node, rest, pages[num_known:].copy())
         node.last_access = next(self._clock)
         match.node.children[self._key(rest)] = node
+        if self.events is not None:
+            parent = match.node.hashes[-1] if match.node.hashes else None
+            node.hashes = self.events.stored(rest, parent, namespace)
         self.num_pages += len(node.pages)
         self._list(node)
         return PrefixMatch(np.concatenate([match.pages, node.pages]), node)
@@ -232,6 +240,9 @@ class RadixTree:
             freed.append(node.pages[num_kept:])
             self.snapshots.drop(node)
             num_freed += len(freed[-1])
+            if self.events is not None:
+                self.events.removed(node.hashes[num_kept:])
+                node.hashes = node.hashes[:num_kept]
             if num_kept:
                 node.pages = node.pages[:num_kept]
                 node.tokens = node.tokens[: num_kept * self.page_size]
@@ -302,6 +313,7 @@ class RadixTree:
         upper = RadixNode(parent, node.tokens[:cut].copy(), node.pages[:num_pages].copy())
         upper.lock_count = node.lock_count
         upper.last_access = node.last_access
+        upper.hashes, node.hashes = node.hashes[:num_pages], node.hashes[num_pages:]
         parent.children[self._key(upper.tokens)] = upper
         node.tokens = node.tokens[cut:].copy()
         node.pages = node.pages[num_pages:].copy()

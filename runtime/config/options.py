@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from runtime.config.kv_events_config import KVEventsConfig
 from runtime.config.lora_options import LoraArgs, LoraLimits
 from runtime.config.media_options import MediaArgs
 from runtime.config.option_field import option
@@ -237,6 +238,12 @@ class SchedulingArgs:
     )
     page_size: int | None = option(None, "Tokens per page of the KV pool.")
     disable_radix_cache: bool = option(False, "Do not share prefixes between requests.")
+    kv_events_config: str | None = option(
+        None,
+        "JSON object that turns on events about the prefix cache, for routers: publisher (zmq), "
+        "endpoint, replay_endpoint, topic, ... They show the tokens of prompts.",
+        metavar="JSON",
+    )
     disable_overlap_schedule: bool = option(False, "Wait for each step before planning the next.")
 
 
@@ -369,6 +376,7 @@ class WorkerConfig:
         gpu_ids: the visible GPUs, as `CUDA_VISIBLE_DEVICES` names them; empty for all.
         node: how this node reaches the others; `None` if the worker is on one node.
         lora: room for adapters; `None` for none.
+        kv_events: where changes of the prefix cache are published; `None` for nowhere.
     """
 
     run_folder: str
@@ -417,6 +425,7 @@ class WorkerConfig:
     grammar_backend: str = "none"
     image_cache_mb: int = 256
     lora: LoraLimits | None = None
+    kv_events: KVEventsConfig | None = None
     max_mamba_cache_size: int | None = None
 
     @property

@@ -15,6 +15,7 @@ import msgspec
 
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.checkpoint.weight_roots import default_root
+from runtime.config.kv_events_config import KVEventsConfig
 from runtime.config.options import (
     AUTO_PARSER,
     NO_PARSER,
@@ -239,6 +240,7 @@ def resolve(
         expert_recorder_size=config.logging.expert_distribution_recorder_buffer_size,
         image_cache_mb=scheduling.image_cache_mb,
         lora=adapters.limits,
+        kv_events=KVEventsConfig.parse(scheduling.kv_events_config),
         max_mamba_cache_size=scheduling.max_mamba_cache_size,
     )
     detokenizer = DetokenizerConfig(
@@ -331,6 +333,7 @@ def check_options(config: ServerConfig) -> None:
     """
     _check_bounds(config)
     check_nodes(config.parallel, config.lora)
+    KVEventsConfig.parse(config.scheduling.kv_events_config)
     http, scheduling = config.http, config.scheduling
     parsers = {http.reasoning_parser, http.tool_call_parser}
     if config.model.skip_tokenizer_init and not parsers <= {None, AUTO_PARSER, NO_PARSER}:

@@ -95,7 +95,11 @@ class SchedulerStats:
         num_prefix_hits: int,
         adapters: AdapterPlaces,
     ) -> None:
-        """Write everything to shared memory; call it regularly, also without work."""
+        """Write everything to shared memory, and publish the cache's events.
+
+        Call this regularly, also without work.
+        """
+        cache.publish_events()
         self._measure(now, num_generated, has_work)
         shared = self._shared
         page_size = cache.page_size

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import zmq
 
 from kernels.fp8_linear import unavailable
 from kernels.triton_support.kernel_cache import use_writable_cache
+from runtime.cache.kv_events import KVEventLog
 from runtime.cache.manager import CacheManager
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import WorkerConfig
@@ -38,6 +40,7 @@ from runtime.executor.profiler import Profiler
 from runtime.grammar.grammar_backend import GrammarBackend
 from runtime.grammar.libraries import open_libraries
 from runtime.ipc.freed_memory import return_freed_memory
+from runtime.ipc.kv_publisher import KVPublisher
 from runtime.ipc.messages import (
     ControlReply,
     FrontInbound,
@@ -116,16 +119,20 @@ def build_scheduler(
         ranks.started()
     size, spec = executor.size, executor.model.spec
     images = _image_cache(config, spec)
+    cache = CacheManager(
+        size.num_pages,
+        config.page_size,
+        enable_prefix_cache=spec.keeps_state and not config.disable_radix_cache,
+        window=spec.max_window,
+        num_state_slots=size.num_state_slots,
+        max_running=config.max_running_requests,
+    )
+    if config.kv_events is not None:
+        publisher = KVPublisher(zmq.Context.instance(), config.kv_events, config.dp_rank)
+        cache.tree.events = KVEventLog(config.page_size, config.dp_rank, publisher.publish)
     scheduler = Scheduler(
         runner,
-        CacheManager(
-            size.num_pages,
-            config.page_size,
-            enable_prefix_cache=spec.keeps_state and not config.disable_radix_cache,
-            window=spec.max_window,
-            num_state_slots=size.num_state_slots,
-            max_running=config.max_running_requests,
-        ),
+        cache,
         SchedulerStats(shared, config.decode_log_interval, images),
         SchedulerOptions(
             max_running_requests=config.max_running_requests,

@@ -41,6 +41,7 @@ DATED = {
     "openai_api/responses/compaction.py",
     "openai_api/responses/response_run.py",
     "openai_api/template_sandbox.py",
+    "runtime/cache/kv_events.py",
     "runtime/executor/expert_recorder.py",
     "runtime/service/generation.py",
     "runtime/service/profiling.py",

@@ -1,0 +1,110 @@
+"""Publishes events of the prefix cache over ZMQ, with a socket for what subscribers missed.
+
+Each message has three frames: the topic, a number that grows by one (8 bytes, big endian), and the
+batch in msgpack. A subscriber that sees a gap sends the first missing number to the other socket
+and receives every kept batch from there on; the end has the number -1.
+
+Source: vLLM's `ZmqEventPublisher`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from typing import Any
+
+import msgspec
+import zmq
+
+from runtime.config.kv_events_config import KVEventsConfig, of_replica
+from runtime.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+_END = (-1).to_bytes(8, "big", signed=True)
+_REQUEST_FRAMES = 3
+_NUMBER_BYTES = 8
+_encoder = msgspec.msgpack.Encoder()
+
+
+class KVPublisher:
+    """Sends batches from the scheduler's thread; another thread owns the sockets.
+
+    A subscriber that reads slowly loses batches, and never delays a step.
+    """
+
+    def __init__(self, context: zmq.Context[Any], config: KVEventsConfig, dp_rank: int) -> None:
+        """Bind the endpoints.
+
+        Raises:
+            StartupError: one cannot be bound; one line.
+        """
+        self._topic = config.topic.encode()
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        self._publisher = context.socket(zmq.PUB)
+        self._publisher.setsockopt(zmq.SNDHWM, config.hwm)
+        _bind(self._publisher, of_replica(config.endpoint, dp_rank))
+        self._requests = context.socket(zmq.ROUTER)
+        if config.replay_endpoint is not None:
+            _bind(self._requests, of_replica(config.replay_endpoint, dp_rank))
+        # Pages change as fast as steps follow each other; no limit drops a batch between threads.
+        address = f"inproc://kv-events-{id(self)}"
+        self._arrivals, self._send = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+        for socket in (self._arrivals, self._send):
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, 0)
+        self._arrivals.bind(address)
+        self._send.connect(address)
+        self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
+        self._thread.start()
+
+    def publish(self, batch: msgspec.Struct) -> None:
+        """Queue one batch; never blocks."""
+        with contextlib.suppress(zmq.Again):
+            self._send.send(_encoder.encode(batch), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Send what is queued, and close the sockets."""
+        self._send.send(b"")
+        self._thread.join()
+        for socket in (self._send, self._arrivals, self._publisher, self._requests):
+            socket.close(0)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._arrivals, zmq.POLLIN)
+        poller.register(self._requests, zmq.POLLIN)
+        next_number = 0
+        while True:
+            waiting = dict(poller.poll())
+            if self._arrivals in waiting:
+                payload = self._arrivals.recv()
+                if not payload:
+                    return
+                number = next_number.to_bytes(_NUMBER_BYTES, "big")
+                next_number += 1
+                self._kept.append((number, payload))
+                self._publisher.send_multipart((self._topic, number, payload))
+            if self._requests in waiting:
+                self._replay(self._requests.recv_multipart())
+
+    def _replay(self, frames: list[bytes]) -> None:
+        if len(frames) != _REQUEST_FRAMES or len(frames[2]) != _NUMBER_BYTES:
+            logger.warning("Ignored a request for past KV events of %d frames", len(frames))
+            return
+        peer, empty, first = frames
+        for number, payload in [*((n, p) for n, p in self._kept if n >= first), (_END, b"")]:
+            with contextlib.suppress(zmq.Again):
+                self._requests.send_multipart((peer, empty, number, payload), zmq.NOBLOCK)
+
+
+def _bind(socket: Any, endpoint: str) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise StartupError(
+            f"--kv-events-config: {endpoint} cannot be bound: {error.strerror}."
+        ) from None
