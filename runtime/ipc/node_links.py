@@ -9,7 +9,8 @@ import ipaddress
 import socket
 import struct
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
@@ -25,6 +26,7 @@ from runtime.errors import StartupError
 SILENCE_S = 45.0
 BEAT_INTERVAL_S = 1.0
 MAX_PORT = 65535
+_LOOK_UP_PAUSE_S = 0.5
 _SIOCGIFADDR = 0x8915
 _SALT = b"headrace nodes 1"
 
@@ -77,17 +79,29 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def resolve_host(host: str) -> str:
+def resolve_host(
+    host: str,
+    patience_s: float = 0.0,
+    look_up: Callable[..., Sequence[Any]] = socket.getaddrinfo,
+) -> str:
     """Return the first IP address of a name, or the address itself.
+
+    Args:
+        host: name or address.
+        patience_s: how long a name may be unknown: that of a pod is known once the pod has started.
+        look_up: as `socket.getaddrinfo`.
 
     Raises:
         StartupError: the name is unknown.
     """
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise StartupError(f"--dist-init-addr: {host}: {error.strerror}.") from None
-    return str(found[0][4][0])
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return str(look_up(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        except socket.gaierror as error:
+            if time.monotonic() >= deadline:
+                raise StartupError(f"--dist-init-addr: {host}: {error.strerror}.") from None
+        time.sleep(_LOOK_UP_PAUSE_S)
 
 
 def is_private(ip: str) -> bool:

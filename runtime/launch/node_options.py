@@ -17,6 +17,8 @@ from runtime.launch.hardware import Hardware
 
 MAX_NODES = 64
 MIN_KEY_CHARS = 16
+# A node may start long before node 0 has its address.
+NAME_PATIENCE_S = 300.0
 
 
 def check_nodes(parallel: ParallelArgs, lora: LoraArgs) -> None:
@@ -88,7 +90,7 @@ def node_link(parallel: ParallelArgs) -> NodeLink | None:
     if parallel.nnodes == 1 or parallel.dist_init_addr is None:
         return None
     host, port = parse_address(parallel.dist_init_addr)
-    leader = resolve_host(host)
+    leader = resolve_host(host, NAME_PATIENCE_S if parallel.node_rank else 0.0)
     if not is_private(leader) and parallel.dist_key is None:
         raise StartupError(
             f"--dist-init-addr {parallel.dist_init_addr}: {leader} is not a private address. Set "

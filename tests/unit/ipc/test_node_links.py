@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import pytest
 import zmq
 
-from runtime.ipc.node_links import interface_of, link_key, tcp_endpoint
+from runtime.errors import StartupError
+from runtime.ipc.node_links import interface_of, link_key, resolve_host, tcp_endpoint
 from runtime.ipc.node_messages import LeaderBeat, NodeInbound
 from runtime.ipc.transport import Inbox, Outbox
 from tests.support.waiting import until
@@ -53,3 +55,18 @@ def test_a_loopback_address_is_on_lo() -> None:
     assert interface_of("127.0.0.3") == "lo"
     assert interface_of("203.0.113.9") is None
     assert tcp_endpoint("::1", 5) == "tcp://[::1]:5"
+
+
+def test_a_node_waits_until_the_name_of_node_0_is_known() -> None:
+    answers = [socket.gaierror(-2, "Name or service not known"), [(0, 0, 0, "", ("10.1.2.3", 0))]]
+
+    def look_up(*_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    assert resolve_host("leader", 30.0, look_up) == "10.1.2.3"
+    answers.append(socket.gaierror(-2, "Name or service not known"))
+    with pytest.raises(StartupError, match="leader: Name or service not known"):
+        resolve_host("leader", 0.0, look_up)
