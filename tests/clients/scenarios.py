@@ -44,9 +44,9 @@ def need(package: str, client: str) -> Any:
     return pytest.importorskip(package, reason=command)
 
 
-def succeed(command: list[str]) -> None:
-    """Run a benchmark that may look for no tokenizer elsewhere; what it printed if it failed."""
-    offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+def succeed(command: list[str], **variables: str) -> None:
+    """Run a benchmark offline, with more environment variables; show its output if it fails."""
+    offline = os.environ | {"HF_HUB_OFFLINE": "1", **variables}
     done = subprocess.run(
         command, env=offline, capture_output=True, text=True, timeout=280, check=False
     )
