@@ -107,7 +107,7 @@ class Server:
                 overlap=True,
             ),
             send_tokens=self._collect,
-            send_front=print,
+            send_front=lambda _: None,
         )
 
     def _collect(self, message: TokenDeltas) -> None:

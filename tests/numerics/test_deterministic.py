@@ -48,7 +48,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "two threads, pages of 1": {"num_threads": 2, "page_size": 1},
     "three rows": {"max_running_requests": 3},
 }
-MODELS = ["qwen3", "llama_biased", "mistral_window", "qwen2", "gemma3", "lfm2", "qwen3_next"]
+MODELS = ["qwen3", "llama_biased", "mistral_window", "qwen2", "gemma3", "qwen3_next"]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from runtime.ipc.messages import AbortRequests, ContinueGeneration, PauseGeneration
+from runtime.ipc.weight_messages import LoadDummy, ReleaseMemory, ResumeMemory
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import TINY_HYBRIDS, tiny_model
 
@@ -159,3 +160,21 @@ def test_pauses_aborts_and_sampling(name: str, overlap: bool) -> None:
     assert [plain[i] for i in (0, 2)] == [undisturbed(name)[i] for i in (0, 2)]
     for every in (3, 8):
         assert run(every) == plain
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_released_memory_comes_back_and_other_weights_find_no_snapshot(name: str) -> None:
+    engine = InProcessEngine(tiny_model(name))
+    before = engine.generate(PROMPTS[0], NUM_NEW, ignore_eos=True)
+    assert engine.ask(ReleaseMemory(["kv_cache"])).success
+    assert engine.ask(ResumeMemory(["kv_cache"])).success
+    assert engine.generate(PROMPTS[0], NUM_NEW, ignore_eos=True) == before
+    assert engine.cached[2] == 0
+    assert engine.generate(PROMPTS[0], NUM_NEW, ignore_eos=True) == before
+    assert engine.cached[3] == 80
+    assert engine.ask(LoadDummy(1), flush_cache=True).success
+    others = engine.generate(PROMPTS[0], NUM_NEW, ignore_eos=True)
+    assert engine.cached[4] == 0
+    assert others != before
+    assert engine.generate(PROMPTS[0], NUM_NEW, ignore_eos=True) == others
+    assert engine.cached[5] == 80
