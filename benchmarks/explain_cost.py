@@ -25,7 +25,7 @@ from headrace.bench.environment import describe_environment, write_json
 from runtime.cache.manager import CacheManager
 from runtime.client.request_history import RequestHistory, RequestTrace
 from runtime.ipc.messages import BeginTimes, GenerateRequest
-from runtime.ipc.time_messages import Chunk, PrefixBreak, RequestTimes, Wait, WorkerTimes
+from runtime.ipc.time_messages import ChunkTime, PrefixBreak, RequestTimes, Wait, WorkerTimes
 from runtime.requests.arrival import ARRIVAL, Arrival, timed
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
@@ -43,14 +43,22 @@ def _without() -> Iterator[None]:
         del args, options
 
     note = StepNote(0.0)
+
+    # A mock that is called would cost more than what it replaces.
+    def plan(*args: Any) -> StepNote:
+        del args
+        return note
+
+    def look_up(*args: Any) -> tuple[None, bool]:
+        del args
+        return None, False
+
     with contextlib.ExitStack() as stack:
         for name in ("queued", "skipped", "admitted", "chunk", "prompt_done", "ended"):
             stack.enter_context(mock.patch.object(TimeRecord, name, ignore))
         stack.enter_context(mock.patch.object(StepClock, "stepped", ignore))
-        stack.enter_context(mock.patch.object(StepClock, "planned", return_value=note))
-        stack.enter_context(
-            mock.patch.object(CacheManager, "prefix_break", return_value=(None, False))
-        )
+        stack.enter_context(mock.patch.object(StepClock, "planned", plan))
+        stack.enter_context(mock.patch.object(CacheManager, "prefix_break", look_up))
         yield
 
 
@@ -81,7 +89,7 @@ def front(num_requests: int) -> float:
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(RequestTimes)
     prompt, output = b"\0" * 2048, b"\0" * 256
     now = time.monotonic()
-    times = WorkerTimes(0, now, now, now, now, now, [0.0] * len(Wait), [Chunk(0, 512, now)])
+    times = WorkerTimes(0, now, now, now, now, now, [0.0] * len(Wait), [ChunkTime(0, 512, now)])
     times.prefix = PrefixBreak(100, differs=True)
     begin = time.process_time()
     for each in range(num_requests):

@@ -161,7 +161,12 @@ class RadixTree:
         if len(node.children) > _MAX_COMPARED:
             return CommonPrefix(0, differs=True)
         firsts = np.frombuffer(b"".join(node.children), dtype=np.int32)
-        num_tokens = _longest_common(firsts.reshape(-1, self.page_size), rest)
+        firsts = firsts.reshape(-1, self.page_size)
+        if len(rest) < self.page_size:
+            num_tokens = _longest_common(firsts, rest)
+        else:
+            # None is the same page, so each has a first difference.
+            num_tokens = int((firsts != rest[: self.page_size]).argmax(axis=1).max())
         return CommonPrefix(num_tokens, differs=num_tokens < len(rest))
 
     def insert(self, tokens: Tokens, pages: Pages, namespace: str) -> PrefixMatch:

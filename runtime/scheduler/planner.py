@@ -121,13 +121,11 @@ class Planner:
             decode_rows = decode_rows[goes_on]
             new_pages = None if new_pages is None else new_pages[goes_on]
             chunks = [chunk for chunk in chunks if chunk.request.row >= 0]
-        prompts = [
-            (chunk.request.times, chunk.start, chunk.length)
-            for chunk in chunks
-            # Others only catch up with a jump.
-            if chunk.request.request_id in self._unshared
-        ]
-        note = self._clock.planned(prompts, self._wait)
+        # Others only catch up with a jump.
+        prompts = [each for each in chunks if each.request.request_id in self._unshared]
+        note = self._clock.planned(
+            [(each.request.times, each.start, each.length) for each in prompts], self._wait
+        )
         if not len(decode_rows) and not chunks:
             return None
         table, num_decodes = self._table, len(decode_rows)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from runtime.ipc.time_messages import ChunkTime, Neighbor, PrefixBreak, Wait, WorkerTimes
@@ -33,8 +32,7 @@ class _Slow(NamedTuple):
     neighbor: Neighbor
 
 
-@dataclass(frozen=True)
-class StepNote:
+class StepNote(NamedTuple):
     """The facts about a step that are known when it is planned.
 
     Attributes:

@@ -161,6 +161,7 @@ async function answer(conversation, parent) {
 
 function take(node, event, ms) {
   if (event.usage) node.usage = event.usage;
+  node.request = event.id;
   const choice = event.choices?.[0];
   if (!choice) return;
   const { content, reasoning_content: thoughts, tool_calls: calls } = choice.delta;

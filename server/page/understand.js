@@ -1,4 +1,4 @@
-// Understand: a text as tokens, a prompt against the prefix cache, the milliseconds of an answer.
+// Understand: a text as tokens, a prompt against the prefix cache, the milliseconds of a request.
 
 import { post, read } from "./api.js";
 import { button, byId, make } from "./dom.js";
@@ -13,6 +13,12 @@ export function start() {
     showing("tokens", tokens);
   });
   byId("explain").addEventListener("click", () => showing("explained", explain));
+  // Other clients' requests are the operator's to see; the admin key is not kept.
+  byId("request-key").hidden = document.documentElement.dataset.admin !== "apart";
+  byId("explain-request").addEventListener("submit", event => {
+    event.preventDefault();
+    showing("request-explained", explainRequest);
+  });
   document.addEventListener("view", event => event.detail === "understand" && showTimes());
 }
 
@@ -61,6 +67,22 @@ async function explain() {
   return found;
 }
 
+async function explainRequest() {
+  const id = byId("request").value.trim() || lastAnswer()?.request;
+  if (!id) return [make("p", {}, "Give the id of a request: its rid, its answer's id, or its x-request-id.")];
+  const { requests } = await post("explain_request", { id }, byId("request-key").value);
+  return requests.flatMap(request => [
+    make("p", {}, `${request.rid}: ${ms(request.total_ms)}, ${request.cached_tokens} of ${request.prompt_tokens} prompt tokens cached, ${request.completion_tokens} of the answer.`),
+    rows(request.stages.flatMap(({ name, ms: took, parts }) => [
+      [name, ms(took)], ...Object.entries(parts).map(([part, some]) => [`– ${part}`, ms(some)])])),
+    make("ul", {}, ...request.causes.map(({ name, ms: took, text }) => make("li", {}, make("strong", {}, name), `: ${ms(took)}. ${text}`))),
+    ...(request.prefix ? [make("p", {}, `The prompt left the cache at token ${request.prefix.index}.`),
+      make("pre", { class: "break", tabindex: 0 }, make("span", {}, request.prefix.before), make("mark", {}, request.prefix.after))] : []),
+  ]);
+}
+
+const rows = facts => make("table", {}, make("tbody", {}, ...facts.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value)))));
+
 const ms = value => `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
 
 function showTimes() {
@@ -85,7 +107,7 @@ function showTimes() {
     ["Prompt tokens, from the cache", `${answer.usage?.prompt_tokens ?? "–"}, ${answer.usage?.prompt_tokens_details?.cached_tokens ?? "not reported"}`],
   ];
   place.replaceChildren(bar,
-    make("table", {}, make("tbody", {}, ...facts.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value))))),
+    rows(facts),
     plot("Milliseconds between pieces", [["", gaps]], ms),
     button("Refresh", showTimes));
 }

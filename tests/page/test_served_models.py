@@ -47,6 +47,13 @@ def test_watch_and_understand(new_page: Callable[..., Page]) -> None:
     assert "leaves the cache at token" in page.text("#explained")
     assert "ms" in page.text("#times")
 
+    # By itself the latest answer's.
+    page.click("#explain-request button")
+    page.wait("document.querySelector('#request-explained tr')")
+    assert page.text("#request-explained p").startswith("chatcmpl-")
+    stages = page.texts("#request-explained tr th")
+    assert {"front", "queue", "prompt", "decode"} <= set(stages)
+
 
 def test_answers_follow_a_schema(new_page: Callable[..., Page]) -> None:
     page = new_page(running_server("demo", *OPTIONS).url)
