@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from runtime.errors import HeadraceError
 from runtime.eventloop.json_pieces import encode
 from runtime.eventloop.time_slices import in_turns
+from runtime.requests.arrival import ARRIVAL, BLOCKED_S
 from runtime.service.generation import DONE, Chunk
 
 T = TypeVar("T")
@@ -136,14 +137,18 @@ class _SendInTime:
         self._send = send
         self._limit_s = limit_s
         self._since: float | None = None
+        self._arrival = ARRIVAL.get()
         self._limit = asyncio.timeout(None)
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(limit_s, self._check)
 
     async def __call__(self, message: Message) -> None:
-        self._since = self._loop.time()
+        self._since = since = self._loop.time()
         await self._send(message)
         self._since = None
+        # The loop's time stands still while nothing waits.
+        if self._loop.time() - since > BLOCKED_S and self._arrival is not None:
+            self._arrival.blocked_s += self._loop.time() - since
 
     def _check(self) -> None:
         now = self._loop.time()

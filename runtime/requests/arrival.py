@@ -20,7 +20,8 @@ class Arrival:
         began_at: `time.monotonic()`.
         spent_s: seconds by kind of work.
         system: the chat's first system message; empty if there is none.
-        blocked_s: seconds in which the socket took nothing, because the client did not read.
+        blocked_s: seconds in which the socket took nothing of a stream, because the client did not
+            read.
         closed_at: when the response was complete, `time.monotonic()`; 0 before.
     """
 
@@ -34,11 +35,6 @@ class Arrival:
         self.system = ""
         self.blocked_s = 0.0
         self.closed_at = 0.0
-
-    def sent(self, seconds: float) -> None:
-        """Note that a write to the socket took `seconds`."""
-        if seconds > BLOCKED_S:
-            self.blocked_s += seconds
 
 
 # Set by the HTTP entry for each request; `None` for the offline engine and work in the background.

@@ -132,9 +132,7 @@ class Application:
                 reason = " " + _UNPRINTABLE.sub(
                     " ", found[1][:_MAX_REASON].decode("ascii", "replace")
                 )
-            since = time.monotonic()
             await send(message)
-            arrival.sent(time.monotonic() - since)
 
         if self.observer is not None:
             self.observer.on_request()
