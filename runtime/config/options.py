@@ -464,7 +464,7 @@ class GrammarConfig:
 
     Attributes:
         vocab_size: the logits' width.
-        compile_timeout_s: a grammar that takes more processor time is refused.
+        compile_timeout_s: a grammar that takes longer is refused.
         max_parallel: most grammars that compile at a time.
         cache_bytes: most bytes of compiled grammars that the front keeps.
     """

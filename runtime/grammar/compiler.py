@@ -30,7 +30,7 @@ MAX_COMPILED_BYTES = 32 * 2**20
 MAX_MEMORY_BYTES = 2 * 2**30
 # Running streams have priority.
 NICENESS = 10
-# Seconds of wall time to get the processor time of a compilation, on a busy machine.
+# Seconds of wall time for a compilation that a busy machine hardly lets run.
 _PATIENCE_S = 20.0
 _LAST_MESSAGE_MS = 5000
 _MAX_REASON_CHARS = 300

@@ -6,6 +6,7 @@ loaded, so a small piece takes some ten milliseconds. For single-threaded proces
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
@@ -33,8 +34,8 @@ class ForkLimits:
         timeout_s: seconds of wall time.
         cpu_s: seconds of processor time.
         memory_bytes: address space in addition to that of the forking process.
-        patience_s: if this is more than `timeout_s`, a fork has `timeout_s` of processor time, and
-            on a busy machine up to `patience_s` of wall time to get it.
+        patience_s: a fork that got less than a quarter of `timeout_s` in processor time may go on
+            until it has had all of `timeout_s`, for up to this wall time; 0 for no extension.
     """
 
     timeout_s: float
@@ -69,6 +70,8 @@ class _Fork:
         os.close(writer)
         self._limits = limits
         self._began = time.monotonic()
+        # The processor time without which a time-out says nothing about the work.
+        self._due_s = _LEAST_SHARE * limits.timeout_s
         self.deadline = self._began + limits.timeout_s
         self._parts: list[bytes] = []
 
@@ -84,17 +87,12 @@ class _Fork:
         if now < self.deadline:
             return False
         last = self._began + self._limits.patience_s
-        missing_s = self._due_s - _processor_time(self.pid) if now < last else 0
-        if missing_s <= 0:
+        had_s = _processor_time(self.pid) if now < last else math.inf
+        if had_s >= self._due_s:
             return True
-        self.deadline = min(now + max(missing_s, _LEAST_EXTENSION_S), last)
+        self._due_s = self._limits.timeout_s
+        self.deadline = min(now + max(self._due_s - had_s, _LEAST_EXTENSION_S), last)
         return False
-
-    @property
-    def _due_s(self) -> float:
-        """The processor time without which a time-out says nothing about the work."""
-        is_patient = self._limits.patience_s > self._limits.timeout_s
-        return self._limits.timeout_s * (1 if is_patient else _LEAST_SHARE)
 
     def end(self, *, timed_out: bool) -> ForkEnd:
         """Reap the process and return the result."""
