@@ -26,7 +26,6 @@ class Toy:
     Attributes:
         refused: a token that is offered and not taken.
         slow: tokens that take long.
-        busy_starts: how many of the next outputs are slow, because the machine is busy.
     """
 
     allowed: list[list[int]]
@@ -34,7 +33,6 @@ class Toy:
     slow: frozenset[int] = frozenset()
     place: int = 0
     is_terminated: bool = False
-    busy_starts: int = 0
 
     def compile(self, spec: GrammarSpec) -> bytes:
         return b""
@@ -43,10 +41,7 @@ class Toy:
         return self
 
     def start(self, compiled: Toy) -> Toy:
-        is_busy = self.busy_starts > 0
-        self.busy_starts -= is_busy
-        slow = frozenset(range(VOCAB_SIZE)) if is_busy else self.slow
-        return Toy(self.allowed, self.refused, slow)
+        return Toy(self.allowed, self.refused, self.slow)
 
     def fill(self, matchers: Sequence[Toy], words: BitmaskRows) -> None:
         (matcher,) = matchers
@@ -87,10 +82,3 @@ def test_what_lies_behind_places_where_blanks_may_come() -> None:
     probe(Toy([*structure, FREE]), b"", VOCAB_SIZE, [EOS])
     with pytest.raises(GrammarError, match="too ambiguous"):
         probe(Toy([*structure, FREE], slow=frozenset(FREE)), b"", VOCAB_SIZE, [EOS])
-
-
-def test_a_busy_machine_makes_no_grammar_ambiguous() -> None:
-    # It decided, too, which library follows a schema, and so what the same request gave.
-    probe(Toy([FREE], busy_starts=2), b"", VOCAB_SIZE, [EOS])
-    with pytest.raises(GrammarError, match="too ambiguous"):
-        probe(Toy([FREE], busy_starts=3), b"", VOCAB_SIZE, [EOS])
