@@ -18,7 +18,6 @@ from tools.helm import find
 CHART = Path(__file__).resolve().parents[2] / "docker" / "helm" / "headrace"
 HELM = find()
 KEYS = "keys.existingSecret=llm-keys"
-NODE_OPTIONS = ("--nnodes=", "--node-rank=", "--dist-init-addr=")
 # Kinds whose schemas belong to other projects.
 FOREIGN = {"LeaderWorkerSet", "PodMonitor", "ScaledObject"}
 EVERYTHING = (
@@ -134,10 +133,14 @@ def test_the_server_takes_the_arguments(case: str) -> None:
     found = pods(render(CASES[case]))
     servers = [c for pod in found for c in pod["spec"]["containers"] if c["name"] == "server"]
     for container in servers:
-        arguments = [each for each in container["args"] if not each.startswith(NODE_OPTIONS)]
+        arguments = [each.replace("$(LWS_WORKER_INDEX)", "1") for each in container["args"]]
+        arguments = [each.replace("$(LWS_LEADER_ADDRESS)", "llm-0") for each in arguments]
         config = parse_args(arguments).config
         assert config.http.drain_timeout == 60
         assert config.logging.enable_metrics
+        names = {each["name"] for each in container["env"]}
+        is_in_group = config.parallel.nnodes > 1
+        assert ("HEADRACE_DIST_KEY_FILE" in names) == is_in_group
     for pod in found:
         if pod["metadata"]["labels"]["app.kubernetes.io/component"] == "server":
             assert pod["spec"]["terminationGracePeriodSeconds"] == 75

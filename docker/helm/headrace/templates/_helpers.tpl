@@ -71,6 +71,10 @@ env:
     value: /run/secrets/headrace/api-key
   - name: HEADRACE_ADMIN_API_KEY_FILE
     value: /run/secrets/headrace/admin-api-key
+  {{- if .nodeRank }}
+  - name: HEADRACE_DIST_KEY_FILE
+    value: /run/secrets/headrace/dist-key
+  {{- end }}
   {{- end }}
   {{- with $v.env }}
   {{- toYaml . | nindent 2 }}
