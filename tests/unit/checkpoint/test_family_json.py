@@ -1,0 +1,114 @@
+"""Readers of families: what absent keys mean, and one line for what cannot run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.checkpoint.model_spec import LatentState, ModelSpec, PagedState
+from runtime.errors import StartupError
+from runtime.models.registry import read_model_spec
+
+# Keys that every file has.
+SIZES = {
+    "vocab_size": 1000,
+    "hidden_size": 4096,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+}
+FAMILIES = [
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+    "GptOssForCausalLM",
+    "GraniteForCausalLM",
+    "GraniteMoeForCausalLM",
+    "SmolLM3ForCausalLM",
+]
+
+
+def read(folder: Path, architecture: str, values: dict[str, Any]) -> ModelSpec:
+    text = json.dumps({**values, "architectures": [architecture], "model_type": "one"})
+    (folder / "config.json").write_text(text)
+    return read_model_spec(folder)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_absent_keys_mean_what_they_do_in_transformers(tmp_path: Path, architecture: str) -> None:
+    import transformers
+
+    made = getattr(transformers, architecture).config_class(**SIZES)
+    # As a folder is written: with every key, and the number of extra layers under its file's name.
+    full = json.loads(made.to_json_string(use_diff=False))
+    full["dtype"] = "float32"
+    full.pop("num_mtp_layers", None)
+    full.pop("num_nextn_predict_layers", None)
+    ends = {key: full[key] for key in ("eos_token_id", "bos_token_id") if key in full}
+    whole = read(tmp_path, architecture, full)
+    short = read(tmp_path, architecture, {**SIZES, **ends})
+    assert replace(short, raw={}) == replace(whole, raw={})
+    assert short.weights == whole.weights
+
+
+def test_latents_are_whole_on_every_rank(tmp_path: Path) -> None:
+    spec = read(tmp_path, "DeepseekV3ForCausalLM", SIZES)
+    assert set(spec.layer_states) == {LatentState(1, 576, is_whole=True)}
+    assert spec.uneven_parts(32) == []
+    assert spec.uneven_parts(5) == [
+        "32 attention heads",
+        "1024 feed-forward rows",
+        "2048 rows of the shared expert",
+        "2048 rows of an expert",
+    ]
+
+
+def test_every_second_layer_has_a_window(tmp_path: Path) -> None:
+    for architecture, window in (("GptOssForCausalLM", 128), ("Gemma2ForCausalLM", 4096)):
+        states = read(tmp_path, architecture, SIZES).layer_states
+        windows = [state.window for state in states if isinstance(state, PagedState)]
+        assert windows == [window, None] * 3
+
+
+def test_layers_after_the_last_are_not_loaded(tmp_path: Path) -> None:
+    values = {**SIZES, "num_nextn_predict_layers": 1}
+    for architecture in ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"):
+        spec = read(tmp_path, architecture, values)
+        assert spec.is_ignored("model.layers.6.eh_proj.weight")
+        assert not spec.is_ignored("model.layers.5.eh_proj.weight")
+        assert not spec.is_ignored("model.layers.7.eh_proj.weight")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "value"),
+    [
+        ("DeepseekV2ForCausalLM", "topk_method", "noaux_tc"),
+        ("DeepseekV2ForCausalLM", "norm_topk_prob", True),
+        ("DeepseekV2ForCausalLM", "kv_lora_rank", 1024),
+        ("DeepseekV3ForCausalLM", "scoring_func", "softmax"),
+        ("DeepseekV3ForCausalLM", "moe_layer_freq", 2),
+        ("DeepseekV3ForCausalLM", "n_group", 7),
+        ("Gemma2ForCausalLM", "hidden_activation", "gelu"),
+        ("Gemma2ForCausalLM", "use_bidirectional_attention", True),
+        ("Glm4MoeForCausalLM", "hidden_act", "gelu"),
+        ("Glm4MoeForCausalLM", "partial_rotary_factor", 0.01),
+        ("Glm4MoeLiteForCausalLM", "mlp_layer_types", ["sparse"] * 5 + ["dense"]),
+        ("GptOssForCausalLM", "swiglu_limit", 6.0),
+        ("SmolLM3ForCausalLM", "use_sliding_window", True),
+        ("SmolLM3ForCausalLM", "no_rope_layers", [1, 0]),
+    ],
+)
+def test_what_cannot_run_is_one_line(
+    tmp_path: Path, architecture: str, key: str, value: Any
+) -> None:
+    with pytest.raises(StartupError) as caught:
+        read(tmp_path, architecture, {**SIZES, key: value})
+    assert key in caught.value.message
+    assert "\n" not in caught.value.message
