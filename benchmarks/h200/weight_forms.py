@@ -31,10 +31,8 @@ from kernels.group_linear.triton import (
     TritonGroupedLinear,
     multiply_few,
     multiply_many,
-    multiply_one,
     pack,
 )
-from kernels.group_linear.triton_one import Cut
 from kernels.linear import PackedLinear
 from kernels.linear import pack as pack_plain
 
@@ -130,21 +128,13 @@ def tune(
             )
             for t in TILES
         }
-        if num_tokens == 1:
-            calls |= {
-                f"one token, {cut}": (
-                    lambda p, x, c=cut: multiply_one(x, p.weight, None, c)  # type: ignore[misc]
-                )
-                for cut in (Cut(1, 4), Cut(1, 8), Cut(2, 4), Cut(2, 8), Cut(4, 4), Cut(1, 4, 2))
-            }
         if num_tokens > 128:
             calls = {k: v for k, v in calls.items() if "split 1 " in k}
             calls |= {
-                f"16 bits, {size} MiB, {streams} streams": (
-                    lambda p, x, s=size, n=streams: multiply_many(x, p.weight, None, s * 2**20, n)  # type: ignore[misc]
+                f"16 bits, {size} MiB": (
+                    lambda p, x, s=size: multiply_many(x, p.weight, None, s * 2**20)  # type: ignore[misc]
                 )
                 for size in (8, 16, 32, 64, 1024)
-                for streams in (1, 2)
             }
         for label, call in calls.items():
             try:

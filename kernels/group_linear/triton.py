@@ -13,14 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.group_linear import BITS, Form, Grouped, GroupedLinear, triton_codes, triton_one
+from kernels.group_linear import BITS, Form, Grouped, GroupedLinear, triton_codes
 from kernels.group_linear.triton_codes import few_kernel, widen_kernel
-from kernels.group_linear.triton_one import Cut, one_kernel
 from kernels.linear import PackedLinear
 from kernels.triton_support import split_k
 from kernels.triton_support.device import interpreted, multiprocessors, shared_memory
 from kernels.triton_support.launch import launch_options
-from kernels.triton_support.side_stream import forked, join
 
 # More are multiplied as 16 bits.
 MAX_TOKENS = 256
@@ -286,32 +284,6 @@ def multiply_few(
     return out
 
 
-def multiply_one(x: Tensor, weight: PackedCodes, bias: Tensor | None, cut: Cut) -> Tensor:
-    """Like `multiply_few`, of one token with codes of 4 bits."""
-    assert len(x) == 1
-    assert BITS[weight.form] == 4
-    out = x.new_empty(1, weight.rows)
-    one_kernel[(triton.cdiv(weight.rows, cut.groups * triton_one.ROWS.value),)](
-        x,
-        *weight.pointers(),
-        out if bias is None else bias,
-        out,
-        weight.rows,
-        IN_FEATURES=weight.columns,
-        EVEN_K=weight.columns % (STEP * cut.num_warps) == 0,
-        **weight.constants(),
-        HAS_BIAS=bias is not None,
-        GROUPS=cut.groups,
-        WARPS=cut.num_warps,
-        UNROLL=cut.unroll,
-        ASM=not interpreted(),
-        num_warps=cut.num_warps,
-        num_stages=1,
-        **launch_options(x.device),
-    )
-    return out
-
-
 def widen(weight: PackedCodes, first: int, count: int, out: Tensor) -> Tensor:
     """Write rows as numbers into `out`, `[count, columns]`, contiguous, and return it."""
     widen_kernel[(triton.cdiv(count, _WIDENED_ROWS), triton.cdiv(weight.columns, STEP))](
@@ -329,34 +301,18 @@ def widen(weight: PackedCodes, first: int, count: int, out: Tensor) -> Tensor:
 
 
 def multiply_many(
-    x: Tensor,
-    weight: PackedCodes,
-    bias: Tensor | None,
-    slice_bytes: int = SLICE_BYTES,
-    streams: int = 1,
+    x: Tensor, weight: PackedCodes, bias: Tensor | None, slice_bytes: int = SLICE_BYTES
 ) -> Tensor:
-    """Like `multiply_few`, by cuBLAS, with slices of rows in 16 bits of about `slice_bytes`.
-
-    With two streams every second slice is computed beside the one before it.
-    """
+    """Like `multiply_few`, by cuBLAS, with slices of rows in 16 bits of about `slice_bytes`."""
     rows, columns = weight.rows, weight.columns
     count = max(1, round(rows * columns * x.itemsize / slice_bytes))
     of_slice = triton.cdiv(triton.cdiv(rows, count), 128) * 128
-    spaces = x.new_empty(streams, min(of_slice, rows), columns)
+    space = x.new_empty(min(of_slice, rows), columns)
     out = x.new_empty(len(x), rows)
-
-    def multiply(index: int) -> None:
-        for first in range(index * of_slice, rows, streams * of_slice):
-            size = min(of_slice, rows - first)
-            numbers = widen(weight, first, size, spaces[index, :size])
-            torch.mm(x, numbers.t(), out=out[:, first : first + size])
-
-    if streams == 2:
-        with forked(x.device):
-            multiply(1)
-    multiply(0)
-    if streams == 2:
-        join(x.device)
+    for first in range(0, rows, of_slice):
+        size = min(of_slice, rows - first)
+        numbers = widen(weight, first, size, space[:size])
+        torch.mm(x, numbers.t(), out=out[:, first : first + size])
     return out if bias is None else out.add_(bias)
 
 

@@ -381,8 +381,8 @@ def cut_of(in_features: int, num_tokens: int) -> Cut:
     if num_tokens == 1:
         steps = triton.cdiv(in_features, 16 * 256)
         return Cut(256, steps, 32, 1, num_stages=1, expand_warps=1, order="within")
-    steps = triton.cdiv(in_features, 28 * 256)
-    return Cut(256, steps, 64, 4, num_stages=4, shrink_warps=2, expand_warps=2, order="beside")
+    steps = triton.cdiv(in_features, 8 * 512)
+    return Cut(512, steps, 128, 2, num_stages=4, order="beside")
 
 
 def make_bank(

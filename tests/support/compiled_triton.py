@@ -28,7 +28,6 @@ from kernels.greedy import NAN_TOKEN
 from kernels.greedy import triton as greedy
 from kernels.group_linear import triton as group_linear
 from kernels.group_linear import triton_codes
-from kernels.group_linear.triton_one import one_kernel
 from kernels.linear import triton as linear
 from kernels.linear import triton_gemv as gemv
 from kernels.linear import triton_invariant as invariant_linear
@@ -327,16 +326,6 @@ def dependent() -> Iterator[Kernel]:
     yield "sigmoid", activation.sigmoid_mul_kernel, constants, 4
     constants = {"KEY_HEADS": 16, "RATIO": 2, "KEY_DIM": 128, "VALUE_DIM": 128, "ROWS": 128}
     yield "gated delta", gated_delta.delta_kernel, constants | {"COLUMNS": 32, "PDL": True}, 4
-    constants = {"IN_FEATURES": 4096, "FORM": "int4", "GROUP": 32, "SCALES": tl.float16}
-    constants |= {
-        "WORDS": 3,
-        "HAS_ZERO": True,
-        "HAS_BIAS": True,
-        "GROUPS": 2,
-        "WARPS": 4,
-        "UNROLL": 1,
-    }
-    yield "codes of one token", one_kernel, constants | {"ASM": True, "PDL": True}, 4
     constants = {"ACTIVATION": "silu", "BLOCK": 1024, "EARLY": True, "PDL": True}
     yield "activation", activation._act_and_mul_kernel, constants, 4
     constants = {
