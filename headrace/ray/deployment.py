@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import (
@@ -19,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.ray.http_call import HttpCall, HttpHead, prompt_of
+from headrace.ray.http_call import HttpCall, HttpHead, is_for_any_replica, prompt_of
 from headrace.ray.replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ _PREFIX_ROUTER = (
 _MAX_TRIES = 3
 # Engines queue requests themselves, in the order of their policy; Ray should not.
 _MAX_ONGOING = 4096
+# The replicas have their own bound, --max-body-mb; this one bounds the ingress.
+_MAX_BODY_BYTES = 256 * 2**20
 
 
 def build_app(
@@ -50,7 +53,7 @@ def build_app(
     """Return an application that serves all of Headrace's HTTP APIs.
 
     Args:
-        engine: the server's options, as keyword arguments of `Engine`, such as `model_path`.
+        engine: the server's options, `model_path` for `--model-path`.
         num_replicas: a fixed number of replicas; autoscaling if absent.
         min_replicas: lower bound of autoscaling, which follows the requests of each engine; see
             `replicas_wanted`.
@@ -85,7 +88,7 @@ def build_app(
         ray_actor_options={"num_cpus": 0.1},
         logging_config=LoggingConfig(enable_access_log=False),
     )
-    return ingress.bind(replicas.bind(dict(engine)))
+    return ingress.bind(replicas.bind(dict(engine)), num_replicas == 1)
 
 
 def app(arguments: Mapping[str, str]) -> serve.Application:
@@ -140,8 +143,8 @@ def _newest(series: Mapping[Any, Any]) -> list[float]:
 class _Ingress:
     """The deployment that speaks HTTP for the replicas."""
 
-    def __init__(self, replicas: DeploymentHandle) -> None:
-        self._http = _Http(replicas.options(stream=True, method_name="answer"))
+    def __init__(self, replicas: DeploymentHandle, has_one_replica: bool) -> None:
+        self._http = _Http(replicas.options(stream=True, method_name="answer"), has_one_replica)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._http
@@ -150,14 +153,21 @@ class _Ingress:
 class _Http:
     """The ASGI application of the ingress; uvicorn takes no bound method for one."""
 
-    def __init__(self, replicas: DeploymentHandle) -> None:
+    def __init__(self, replicas: DeploymentHandle, has_one_replica: bool) -> None:
         self._replicas = replicas
+        self._has_one_replica = has_one_replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
         call = await _read(scope, receive)
+        if call is None:
+            await _refuse(send, 413, f"The body is larger than {_MAX_BODY_BYTES} bytes.")
+            return
+        if not (self._has_one_replica or is_for_any_replica(call.method, call.path)):
+            await _refuse(send, 404, _ONE_OF_SEVERAL)
+            return
         for attempt in range(1, _MAX_TRIES + 1):
             has_head = False
             pieces = self._replicas.remote(call)
@@ -177,7 +187,7 @@ class _Http:
                     await _end_stream(send)
                     return
                 if attempt == _MAX_TRIES:
-                    await _unavailable(send)
+                    await _refuse(send, 503, _ENDED)
                     return
             finally:
                 # The client has gone, if there is more.
@@ -191,11 +201,14 @@ async def _live(receive: Receive, send: Send) -> None:
     await send({"type": "lifespan.shutdown.complete"})
 
 
-async def _read(scope: Scope, receive: Receive) -> HttpCall:
+async def _read(scope: Scope, receive: Receive) -> HttpCall | None:
+    """Read a request; `None` if its body is too large."""
     body = bytearray()
     while True:
         message = await receive()
         body += message.get("body", b"")
+        if len(body) > _MAX_BODY_BYTES:
+            return None
         if not message.get("more_body"):
             break
     path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
@@ -209,19 +222,26 @@ async def _read(scope: Scope, receive: Receive) -> HttpCall:
     )
 
 
-_ENDED = (
-    b'{"error":{"message":"The replica ended. Please send the request again.",'
-    b'"type":"server_error"}}'
+_ENDED = "The replica ended. Please send the request again."
+_ONE_OF_SEVERAL = (
+    "This route changes or reads one replica, and there may be several. Use num_replicas=1, or "
+    "deploy again with other options."
 )
+
+
+def _error(message: str) -> bytes:
+    return msgspec.json.encode({"error": {"message": message, "type": "server_error"}})
 
 
 async def _end_stream(send: Send) -> None:
     """End an answer that had begun with an event that clients read as an error."""
-    body = b"data: " + _ENDED + b"\n\n"
+    body = b"data: " + _error(_ENDED) + b"\n\n"
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def _unavailable(send: Send) -> None:
-    headers = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": _ENDED, "more_body": False})
+async def _refuse(send: Send, status: int, message: str) -> None:
+    headers = [(b"content-type", b"application/json")]
+    if status == 503:
+        headers.append((b"retry-after", b"1"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": _error(message), "more_body": False})

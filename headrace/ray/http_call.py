@@ -48,6 +48,67 @@ class HttpHead:
     headers: list[tuple[bytes, bytes]]
 
 
+# Routes that leave nothing behind at the replica that answers, so any of several may.
+_POSTED = frozenset(
+    [
+        "/generate",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
+        "/v1/classify",
+        "/v1/rerank",
+        "/rerank",
+        "/v2/rerank",
+        "/v1/score",
+        "/v1/select",
+        "/encode",
+        "/classify",
+        "/pooling",
+        "/tokenize",
+        "/detokenize",
+        "/v1/tokenize",
+        "/v1/detokenize",
+        "/apply_chat_template",
+        "/parse_function_call",
+        "/separate_reasoning",
+        "/api/generate",
+        "/api/chat",
+        "/api/embed",
+        "/api/embeddings",
+        "/api/show",
+    ]
+)
+_CHANGED = frozenset(
+    [
+        "/flush_cache",
+        "/abort_request",
+        "/close_session",
+        "/open_session",
+        "/pause_generation",
+        "/continue_generation",
+    ]
+)
+# Read from one replica, they would be read as if they were of all.
+_OF_ONE = ("/v1/files", "/v1/batches", "/v1/responses/", "/v1/loads", "/get_load", "/last_errors")
+
+
+def is_for_any_replica(method: str, path: str) -> bool:
+    """Whether a request means the same whichever of several replicas answers it.
+
+    Not so for what changes a replica (weights, adapters, its cache, sessions) and for what one of
+    them keeps (files, batches, stored responses).
+    """
+    if method == "POST":
+        return path in _POSTED
+    if method in ("GET", "HEAD", "OPTIONS"):
+        return path not in _CHANGED and not path.startswith(_OF_ONE)
+    return False
+
+
 class _Prompt(msgspec.Struct):
     """The fields of every API that hold the text of a prompt, in the order of the prompt."""
 
@@ -66,7 +127,8 @@ def prompt_of(path: str, body: bytes) -> str:
     """Return the beginning of a prompt's text, or the path if the body has no text."""
     try:
         fields = msgspec.structs.astuple(_decoder.decode(body))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # A replica says what is wrong.
         return path
     found: list[str] = []
     room = MAX_PROMPT_CHARACTERS

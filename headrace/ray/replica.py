@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any
@@ -10,10 +12,12 @@ from typing import Any
 from starlette.types import Message, Scope
 
 from headrace.engine.engine_errors import translated
-from headrace.engine.server_args import read_keywords
 from headrace.ray.http_call import HttpCall, HttpHead
+from runtime.config.options import ServerConfig
+from runtime.errors import StartupError
 from runtime.eventloop.background import Background
 from runtime.launch.assemble import assemble
+from runtime.launch.command_line import parse_args
 from runtime.launch.prepare import prepare_engine
 from runtime.processes.engine_processes import watch
 from server.serving import make_application
@@ -33,18 +37,20 @@ class Replica:
         """Start the engine and wait until it takes requests.
 
         Args:
-            keywords: the server's options, as keyword arguments of `Engine`.
+            keywords: the server's options, `model_path` for `--model-path`.
 
         Raises:
-            TypeError: an unknown option.
-            ValueError: a value of the wrong type or range.
-            EngineStartError: the engine cannot start.
+            ValueError: an unknown option, or a value of the wrong type or range.
+            EngineStartError: the engine cannot start, or no key guards it.
         """
-        arguments, _ = read_keywords({**keywords, "enable_metrics": True})
+        config = read_options(keywords)
         with translated():
-            prepared = await asyncio.to_thread(
-                prepare_engine, arguments.to_config(incremental=False)
-            )
+            if not (config.http.api_key or config.http.allow_open_admin):
+                raise StartupError(
+                    "No key guards the routes that change the server. Set HEADRACE_API_KEY and "
+                    "HEADRACE_ADMIN_API_KEY for Ray's actors, or allow_open_admin=true."
+                )
+            prepared = await asyncio.to_thread(prepare_engine, config)
         self._host, self._context = assemble(prepared)
         self._background = Background(self._host.ended)
         with translated():
@@ -110,3 +116,29 @@ class Replica:
         """End the engine's processes; Ray calls this method once the requests have ended."""
         await self._background.stop()
         await self._host.stop()
+
+
+def read_options(keywords: Mapping[str, Any]) -> ServerConfig:
+    """Read a server's options and its environment, as the command line does.
+
+    Args:
+        keywords: `{"model_path": "demo-toy", "enable_lora": True, "lora_paths": ["a=DIR"]}`.
+
+    Raises:
+        ValueError: the message is that of the command line.
+    """
+    arguments = ["--enable-metrics"]
+    for name, value in keywords.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            arguments.append(option)
+        elif isinstance(value, (list, tuple)):
+            arguments += [option, *map(str, value)]
+        elif value is not None and value is not False:
+            arguments.append(f"{option}={value}")
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return parse_args(arguments, prog="headrace.ray").config
+    except SystemExit:
+        raise ValueError(said.getvalue().strip()) from None

@@ -25,6 +25,7 @@ from tests.support.waiting import until
 ray = need("ray", "ray")
 
 ENGINE = {"model_path": "demo-toy", "num_threads": 1, "max_running_requests": 64}
+SERVER = {**ENGINE, "allow_open_admin": True}
 CHAT = {
     "model": MODEL,
     "temperature": 0,
@@ -56,7 +57,7 @@ def url(cluster: None) -> Iterator[str]:
 
     port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})
-    serve.run(build_app(ENGINE, num_replicas=2), name="headrace", route_prefix="/")
+    serve.run(build_app(SERVER, num_replicas=2), name="headrace", route_prefix="/")
     yield f"http://127.0.0.1:{port}"
     serve.shutdown()
 
@@ -95,6 +96,11 @@ def test_every_api_is_served(url: str) -> None:
     assert refused.status_code == 400
     assert "messages" in refused.json()["error"]["message"]
     assert httpx.get(f"{url}/nothing").status_code == 404
+    assert httpx.post(f"{url}/v1/chat/completions", content=b'{"a\xff').status_code == 400
+    # Several replicas: one of them would lose its cache, or have other weights.
+    flushed = httpx.post(f"{url}/flush_cache")
+    assert flushed.status_code == 404
+    assert "num_replicas=1" in flushed.json()["error"]["message"]
 
 
 def test_32_streams_with_a_replica_killed_and_one_added(url: str) -> None:
@@ -122,7 +128,7 @@ def test_32_streams_with_a_replica_killed_and_one_added(url: str) -> None:
         before = replica_pids()
         assert len(before) == 2
         os.kill(before[0], signal.SIGKILL)
-        serve.run(build_app(ENGINE, num_replicas=3), name="headrace", route_prefix="/")
+        serve.run(build_app(SERVER, num_replicas=3), name="headrace", route_prefix="/")
         for each in streams:
             each.result()
     assert outcomes["wrong"] == 0

@@ -66,6 +66,9 @@ env:
   # The server listens on the pod's address; what lies beside it is on private sockets in /tmp.
   - name: HOME
     value: /home/headrace
+  # Triton's own choice, ~/.triton, lies on the read-only root.
+  - name: TRITON_CACHE_DIR
+    value: /home/headrace/.cache/triton
   {{- if $v.keys.existingSecret }}
   - name: HEADRACE_API_KEY_FILE
     value: /run/secrets/headrace/api-key
@@ -105,8 +108,9 @@ readinessProbe:
 {{- end }}
 lifecycle:
   preStop:
-    # Routers and services forget the pod first; then SIGTERM drains what runs.
-    sleep: {seconds: 5}
+    # Routers and services forget the pod first; then SIGTERM drains what runs. A node above 0 ends at
+    # SIGTERM, so it waits until node 0 has drained.
+    sleep: {seconds: {{ if eq .nodeRank "$(LWS_WORKER_INDEX)" }}{{ add $v.drainSeconds 8 }}{{ else }}5{{ end }}}
 resources:
   requests:
     {{- toYaml $v.resources.requests | nindent 4 }}
