@@ -104,11 +104,13 @@ def get_exception_traceback() -> str:
 
 
 def dump_state_text(filename: str, states: Iterable[Any], mode: str = "w") -> None:
-    """Write the text of each state, or each string, between numbered lines.
+    """Write the text of each state to a file, between two lines of `=`.
+
+    The line before a text contains the index of the state.
 
     Args:
         filename: the file.
-        states: program states, or any objects that `str` accepts.
+        states: program states, whose `text()` is written, or other objects, whose `str` is written.
         mode: the mode in which the file is opened, `w` or `a`.
     """
     with Path(filename).open(mode, encoding="utf-8") as out:

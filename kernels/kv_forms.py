@@ -1,8 +1,9 @@
-"""The forms in which caches keep keys and values: the numbers of the model, or fewer bits.
+"""The forms in which KV caches store keys and values: in the model's dtype, or in fewer bits.
 
-A row is one head of one token. 8-bit floats have no scale: numbers beyond their range become the
-largest. An int8 row has a scale of its own, a float32 in its last four bytes, so it is wider than
-the head. Kernels tell the forms apart by the dtype of the cache.
+A row holds the key or the value of one head of one token. 8-bit floats have no scale: a number
+beyond their range becomes the largest 8-bit float. An int8 row has a scale of its own, a float32 in
+the last four bytes of the row, so the row is wider than the head. Kernels recognise the form by the
+dtype of the cache.
 """
 
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ __all__ = ["FLOATS_OF_8_BITS", "KV_FORMS", "KvForm", "head_elements", "kept", "n
 
 @dataclass(frozen=True)
 class KvForm:
-    """One form.
+    """One form of a KV cache.
 
     Attributes:
-        dtype: of the cache; `None` for the model's.
-        extra: elements of a row after the head's.
+        dtype: dtype of the cache; `None` for the model's dtype.
+        extra: elements of a row after the elements of the head.
     """
 
     dtype: torch.dtype | None
@@ -44,15 +45,15 @@ _LARGEST_CODE = 127
 
 
 def kept(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return rows as a cache of `dtype` keeps them: rounded to nearest, ties to even.
+    """Convert rows to the form that a cache of `dtype` stores: rounded to nearest, ties to even.
 
     Args:
         rows: `[..., head_dim]`, any floating dtype.
-        dtype: of the cache.
+        dtype: dtype of the cache.
 
     Returns:
-        `[..., row_elements]` of `dtype`. A NaN stays a NaN; in int8 it, or an infinity, makes all
-        of its row NaN.
+        `[..., row_elements]` of `dtype`. In a floating dtype a NaN stays a NaN. In int8 a NaN or an
+        infinity makes the whole row NaN.
     """
     if dtype is torch.int8:
         wide = rows.float()
@@ -71,12 +72,12 @@ def kept(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def head_elements(cache: Tensor) -> int:
-    """Return how many elements of a cache's row belong to the head."""
+    """Return how many elements of a row in `cache` belong to the head."""
     return cache.shape[-1] - (_SCALE_BYTES if cache.dtype is torch.int8 else 0)
 
 
 def numbers(rows: Tensor) -> Tensor:
-    """Return the numbers of a cache's rows, float32 `[..., head_dim]`."""
+    """Convert rows of a cache back to numbers, float32 `[..., head_dim]`."""
     if rows.dtype is torch.int8:
         scale = rows[..., -_SCALE_BYTES:].contiguous().view(torch.float32)
         return rows[..., :-_SCALE_BYTES].float() * scale

@@ -32,7 +32,7 @@ class PackagedModel:
     Attributes:
         file: name of the model file.
         packages: the packages. Each holds a part of the file, and the parts are joined in this
-        order.
+            order.
         suffix: how the names of the parts end, as in `data/part01.bin`.
         sha256: digest of the joined file.
     """

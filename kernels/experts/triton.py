@@ -1,13 +1,13 @@
-"""Experts in Triton: four kernels, or five with the choice, whose launches never depend on data.
+"""Mixtures of experts in Triton: a sort by expert, two products and a sum.
 
-The host never waits for the device, and shapes follow from the number of tokens alone, so CUDA
-graphs can hold them: as many programs are launched as any choice could need, and the rest exit
-    immediately.
-Intermediate results are the rows of the gated products, `[num_tokens * num_chosen,
-intermediate_size]`, and those of the second products.
+A fifth kernel chooses the experts. The host never waits for the device, and all shapes follow from
+the number of tokens alone. So CUDA graphs can hold the kernels: each launch has as many programs as
+any choice of experts could need, and programs without work exit immediately. There are two
+intermediate results: the rows of the gated products, `[num_tokens * num_chosen,
+intermediate_size]`, and the rows of the second products.
 
-On an H200 a layer of Qwen1.5-MoE takes 36 microseconds for one token, 258 for 64 and 1,466 for
-8,192, torch's grouped products 105, 463 and 2,298 (`benchmarks.h200.experts`).
+On an H200 a layer of Qwen1.5-MoE takes 36 microseconds for 1 token, 258 for 64 tokens and 1,466 for
+8,192. torch's grouped products take 105, 463 and 2,298 (`benchmarks.h200.experts`).
 """
 
 from abc import abstractmethod
@@ -62,7 +62,7 @@ def stages_of(tile: Tile, dtype: torch.dtype, halves: int, shared: SharedMemory)
 
 
 def most_blocks(num_rows: int, num_experts: int, tokens: int) -> int:
-    """Return an upper bound on the blocks of `tokens` rows, each expert's padded."""
+    """Return the most blocks of `tokens` rows, if each expert's rows are padded to blocks."""
     return (num_rows + min(num_rows, num_experts) * (tokens - 1)) // tokens
 
 
@@ -71,15 +71,15 @@ class SortedProduct:
     """One of the two products of rows that are sorted by expert.
 
     Attributes:
-        order: `[len(block_expert) * tile.tokens]` int32, the rows of `out` in blocks of one expert
-            each; `len(out)` for none.
+        order: `[len(block_expert) * tile.tokens]` int32, the rows of `out`, sorted into blocks of
+            one expert each; padding is `len(out)`.
         block_expert: `[num_blocks]` int32, each block's expert; -1 for an unused block.
         tile: sizes of a program.
-        which: of the weights.
-        x: `[len(out) // rows_of_x, in_features]`.
-        out: `[num_rows, width]`, is written.
+        which: the weight of each expert that is multiplied.
+        x: `[len(out) // rows_of_x, in_features]`, the input.
+        out: `[num_rows, width]`, overwritten by the product.
         rows_of_x: rows of `out` that come from one row of `x`.
-        activation: of the gates; `None` if the weights have none.
+        activation: activation of the gates; `None` if the weights have no gates.
         bias: `[num_experts, rows of the weight]`, or None.
     """
 
@@ -95,11 +95,11 @@ class SortedProduct:
 
     @property
     def halves(self) -> int:
-        """Rows of the weight for each column of `out`: a gate and its factor, or one."""
+        """Rows of the weight for each column of `out`: two (gate and up) or one."""
         return 1 if self.activation is None else 2
 
     def launch(self) -> dict[str, Any]:
-        """Return what every kernel of such a product is given by name."""
+        """Return the keyword arguments that every kernel of this product takes."""
         return {
             # Not read without a bias.
             "bias_ptr": self.out if self.bias is None else self.bias,
@@ -125,10 +125,10 @@ class SortedProduct:
 
 
 class SortedExperts(PackedExperts):
-    """Sorts rows by expert and multiplies twice, however the weights are kept.
+    """Sorts rows by expert and multiplies them twice; a subclass knows how weights are stored.
 
     Attributes:
-        inner_size: rows of the gates.
+        inner_size: width of the gated product, `intermediate_size` on this rank.
     """
 
     inner_size: int
@@ -162,7 +162,7 @@ class SortedExperts(PackedExperts):
         tile: Tile,
         biases: ExpertBiases | None = None,
     ) -> Tensor:
-        """Compute like a call, with `tile`."""
+        """Return what a call returns, computed with `tile`."""
         assert x.is_contiguous()
         num_tokens, num_chosen = expert_ids.shape
         num_rows, hidden = num_tokens * num_chosen, x.shape[1]
@@ -210,7 +210,7 @@ class SortedExperts(PackedExperts):
 
 
 class TritonExperts(SortedExperts, PlainExperts):
-    """The plain weights; `is_invariant` uses one tile for every number of tokens."""
+    """Experts with plain weights; if `is_invariant`, one tile serves every number of tokens."""
 
     def __init__(self, gate_up: Tensor, down: Tensor, *, is_invariant: bool) -> None:
         super().__init__(gate_up, down)
@@ -238,12 +238,12 @@ class TritonExperts(SortedExperts, PlainExperts):
 
 
 def multiply(product: SortedProduct, weight: Tensor, first_expert: int) -> None:
-    """Multiply the rows of some experts.
+    """Multiply the rows of consecutive experts.
 
     Args:
-        product: of all experts.
-        weight: `[num_experts, rows, in_features]`, contiguous, of those from `first_expert` on.
-        first_expert: index of the first.
+        product: the product of all experts.
+        weight: `[num_experts, rows, in_features]`, contiguous, the weights of these experts.
+        first_expert: index of the first of these experts.
     """
     x, tile, named = product.x, product.tile, product.launch()
     if product.bias is not None:

@@ -6,10 +6,14 @@ another product of ours reads the codes once and is limited by memory. More toke
 `torch._scaled_mm` if scales belong to rows, or another kernel of ours if they belong to blocks. If
 a scheme rounds no activations, codes are widened in the product.
 
-Measured on an H100 in CUDA graphs, microseconds of bf16 and of codes with a scale a row:
-28672x4096 with 1 token 75 and 42, with 64 84 and 53, with 2048 669 and 353. 896x896 is too small to
-gain: 2.2 and 4.4, 4.2 and 6.5, 8.2 and 10.4, rounding included. Tiles are the best of those
-tried there.
+Microseconds of one product on an H100 in CUDA graphs, in bf16 and in codes with one scale per row:
+
+    weight      1 token      64 tokens    2048 tokens
+    28672x4096  75 and 42    84 and 53    669 and 353
+    896x896     2.2 and 4.4  4.2 and 6.5  8.2 and 10.4
+
+The times of 896x896 include the rounding of the activations; a matrix of this size is too small to
+gain. The tiles are the best of those that were tried on the H100.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -212,11 +216,13 @@ def multiply_few(
 
     Args:
         x: `[num_tokens, in_features]`, contiguous: bfloat16, which is not rounded, or E4M3.
-        x_scales: of E4M3, `[num_tokens, num_groups]` float32, the transpose of what is contiguous.
+        x_scales: scales of E4M3 activations, `[num_tokens, num_groups]` float32; a view whose
+            transpose is contiguous.
         codes: `[out_features, in_features]` E4M3, contiguous.
-        scales: likewise, `[out_features, num_groups]`: one, or one for every 128 columns.
+        scales: scales of the codes, `[out_features, num_groups]` float32, a view whose transpose is
+            contiguous: one scale for a row, or one for every 128 columns of a row.
         bias: `[out_features]`, or None.
-        tile: `None` for that of the shape; one whose columns are split has few tokens.
+        tile: `None` for the tile that suits the shape; a tile that splits columns needs few tokens.
 
     Returns:
         `[num_tokens, out_features]` bfloat16.
@@ -270,10 +276,10 @@ def multiply_blocks(x: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor) 
 
     Args:
         x: `[num_tokens, in_features]` E4M3 or int8, contiguous.
-        x_scales: `[num_tokens, ceil(in_features / 128)]` float32, transposed in memory; of int8
-            `[num_tokens, 1]`.
+        x_scales: `[num_tokens, ceil(in_features / 128)]` float32, transposed in memory;
+            `[num_tokens, 1]` for int8.
         codes: `[out_features, in_features]` of the type of `x`, contiguous.
-        scales: likewise, of each row.
+        scales: scales of the codes in the same form, with `out_features` rows.
 
     Returns:
         `[num_tokens, out_features]` bfloat16.

@@ -1,18 +1,24 @@
 """Linear layers in Triton for few tokens; more tokens use cuBLAS; the weight is not packed.
 
 A single token uses a separate kernel, `kernels.linear.triton_gemv`, and so does the gated product
-of many, `kernels.linear.triton_gated`. The gated product of few tokens is done here, which for 64
-tokens of the 0.5B shape takes 3% less of a step (8B 0.4%); with one token there is no gain.
+of many, `kernels.linear.triton_gated`. The gated product of few tokens is computed here. For 64
+tokens this makes a step 3% shorter at the 0.5B shape and 0.4% at the 8B shape; one token gains
+nothing.
 
 A product with up to 64 tokens reads the weight once and is limited by memory. Two things matter:
 every multiprocessor must keep enough loads in flight, and the kernel must start while the previous
 one still runs, which cuBLAS's kernels do not. If a weight has too few rows to fill the device,
 several programs share the columns of one block (`kernels.triton_support.split_k`).
 
-`tile_of` holds the tile of each shape, measured on an H200 (`benchmarks/h200/linear.py`) and for
-more than 16 tokens in whole steps, ms by cuBLAS and by this kernel: 8B with 32 tokens 5.05 and
-4.73, with 64 5.30 and 5.15; 0.5B 1.11 and 0.91, 1.11 and 1.04. With 128 tokens there is no gain.
-cuBLAS is not faster for any of these shapes.
+`tile_of` holds the tile of each shape. The tiles were measured on an H200
+(`benchmarks/h200/linear.py`), and those for more than 16 tokens in whole steps. Milliseconds of a
+step with cuBLAS and with this kernel:
+
+    shape  32 tokens      64 tokens
+    8B     5.05 and 4.73  5.30 and 5.15
+    0.5B   1.11 and 0.91  1.11 and 1.04
+
+With 128 tokens there is no gain. cuBLAS is not faster for any of these shapes.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -51,8 +57,9 @@ class Tile:
         num_warps: warps of a program.
         num_stages: blocks in flight, fewer if shared memory is small.
         split_k: programs that share the columns of a block of rows.
-        block_m: tokens of a block; 0 for all tokens in one block, so that the weight is read once.
-            Small weights stay in the L2 cache, and more programs start loading sooner.
+        block_m: tokens of a block. With 0 one block holds all tokens, so that the weight is read
+            once. Smaller blocks suit a small weight: it stays in the L2 cache, where several
+            programs read it again, and with more programs loading starts sooner.
     """
 
     block_n: int
@@ -157,8 +164,8 @@ def run(
 ) -> Tensor:
     """Return `x @ weight.T + bias` for at most `MAX_TOKENS` rows of float16 or bfloat16.
 
-    With `gated` its halves become `gated(gate) * up`; the tile must then not split columns. The
-    result is `out`, if given, which is contiguous.
+    If `gated` is given, the result is `gated(gate) * up` of the product's two halves, and the tile
+    must not split columns. If `out` is given, it is contiguous, and the result is written to it.
     """
     num_tokens, in_features = x.shape
     out_features = weight.shape[0]

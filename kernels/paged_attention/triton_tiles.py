@@ -1,9 +1,11 @@
-"""The tiles of the Triton attention kernels: measured on an H200 in bfloat16, for pages of 16.
+"""The tiles of the Triton attention kernels, measured on an H200 in bfloat16 with pages of 16.
 
-The page table locates the keys; the page numbers are loaded before them and take half of the
-stages. With five stages a block's keys are loaded during the products of the previous block; with
-fewer they are requested after these products and waited for. More stages take memory, which leaves
-room for fewer programs that hide each other's latency (docs/decisions/0020-attention-cuts.md).
+The address of a key comes from the page table. So the pipeline loads page numbers before keys, and
+the page numbers take half of its stages. With five stages, a block's keys are loaded during the
+products of the previous block. With fewer stages, a program requests a block's keys after these
+products and waits for them. More stages take more shared memory, so fewer programs run on a
+multiprocessor; programs that run beside one another hide each other's waits
+(docs/decisions/0020-attention-cuts.md).
 """
 
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ def takes_long_chunks(head_dim: int, load: float) -> bool:
     """Whether decode is faster with half as many programs on longer chunks.
 
     Args:
-        head_dim: of keys.
+        head_dim: elements of a key's head.
         load: decoding sequences times key heads, per multiprocessor. At a high load, splitting
             sequences costs more than it gains (figures: decision 0020).
     """
@@ -44,10 +46,11 @@ def decode_tile(dtype: torch.dtype, block_dim: int, load: float, kept_bytes: int
     """Return the decode tile.
 
     Args:
-        dtype: of queries.
+        dtype: dtype of the queries.
         block_dim: elements of a head, rounded up.
         load: as in `takes_long_chunks`, 0 if chunks are short.
-        kept_bytes: of one number of a key; tiles of one byte were measured on an H100.
+        kept_bytes: bytes of one number of a key in the cache. The tiles for one byte were measured
+            on an H100.
     """
     if dtype is torch.float32 or block_dim > 128:
         return Tile(32, 4, 2)
@@ -72,7 +75,7 @@ def block_rows_of(
     Args:
         load: programs of 128 rows per multiprocessor.
         mean_rows: query rows per sequence.
-        head_dim: of keys.
+        head_dim: elements of a key's head.
         room: bytes of shared memory available to a program.
         short_prompts: whether queries see only the step's own keys, which are usually few.
     """

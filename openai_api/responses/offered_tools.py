@@ -1,4 +1,4 @@
-"""Converts the tools of a Responses request to chat's, and calls back to the client's names."""
+"""Converts the tools of a Responses request to chat's tools, and names in calls back."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ _HOSTED = frozenset(
 
 @dataclass(frozen=True)
 class Origin:
-    """The client's name and kind of a function that has another name in chat.
+    """The tool of the client that a function in chat stands for.
 
     Attributes:
+        name: the client's name of the tool.
+        namespace: the client's namespace of the tool.
         is_custom: the tool takes plain text, which chat passes as the argument `input`.
         is_command: the tool runs in the shell of the client's machine.
     """
@@ -43,11 +45,11 @@ class Origin:
 
 @dataclass
 class OfferedTools:
-    """The functions of a request.
+    """The tools of a request that the model may call, as functions of chat.
 
     Attributes:
-        functions: the functions in chat's form.
-        origins: the client's names, by the name in chat.
+        functions: the functions in the form of a chat completions request.
+        origins: the client's tools, by the name of the function in chat.
     """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
@@ -71,14 +73,14 @@ class OfferedTools:
         return offered
 
     def name_in_chat(self, name: str, namespace: str | None) -> str:
-        """The name in chat of an earlier call's function."""
+        """Return the name that a function of the client has in chat."""
         return f"{namespace}{_JOINT}{name}" if namespace else name
 
     def choice(self, choice: str | dict[str, Any] | None) -> str | NamedToolChoice | None:
-        """`tool_choice` as chat takes it.
+        """Convert the `tool_choice` of a Responses request to the form of chat completions.
 
         Raises:
-            InvalidRequest: `tool_choice` names a tool that is not offered.
+            InvalidRequest: `tool_choice` is malformed, or allows a tool that is not offered.
         """
         if choice is None or isinstance(choice, str):
             return choice

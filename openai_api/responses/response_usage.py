@@ -1,4 +1,4 @@
-"""Token counts of a response, in the form of its wire."""
+"""The token counts of a response, in the form of OpenAI's Responses API."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from openai_api.usage import TokenCount, break_of
 def usage_of_response(
     count: TokenCount, context: OpenAIContext, before: TokenCount | None = None
 ) -> dict[str, Any]:
-    """Make the `usage` of an answer.
+    """Return the `usage` object of a response.
 
     Args:
-        count: the count of the answer.
+        count: the tokens of the answer.
         context: the server's context.
-        before: count of a summary that was made for the answer, which is added.
+        before: the tokens of a summary that was made before the answer; they are added to `count`.
     """
     counts = [count] if before is None else [count, before]
     num_input = sum(each.prompt for each in counts)

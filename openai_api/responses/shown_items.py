@@ -1,8 +1,8 @@
-"""Shows the model what no chat message holds: calls of OpenAI's tools, and their results.
+"""Converts calls of OpenAI's own tools, and the results of these calls, for the chat template.
 
-A call that the client answers becomes a call of a function. What OpenAI's servers did by themselves
-becomes a short text in the assistant's turn. A short note replaces files and images that the model
-cannot read.
+No chat message can hold such items. A call that the client executes becomes a function call. A call
+that OpenAI's servers executed becomes a short text in the assistant's turn. A short note replaces
+each file and each image that the model cannot read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MAX_DEPTH = 8
 
 
 def function_of(item: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return name and arguments of the function for one of `CLIENT_CALLS`."""
+    """Return name and arguments of the function call for an item of `CLIENT_CALLS`."""
     name, fields = _FUNCTIONS[item["type"]]
     given = {field: item[field] for field in fields if item.get(field) is not None}
     only = next(iter(given.values())) if len(given) == 1 else given
@@ -55,7 +55,7 @@ def function_of(item: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def hosted_text(item: Mapping[str, Any]) -> str:
-    """Return the text for one of `HOSTED_ITEMS`, whose other fields are unchecked; never empty."""
+    """Return a text, never empty, for an item of `HOSTED_ITEMS` with unchecked fields."""
     kind = item["type"]
     given = {
         field: _plain(item[field]) for field in _SHOWN[kind] if item.get(field) not in (None, [])
@@ -64,7 +64,7 @@ def hosted_text(item: Mapping[str, Any]) -> str:
 
 
 def output_text(item: Mapping[str, Any]) -> str:
-    """Return the text for one of `CLIENT_OUTPUTS`, whose other fields are unchecked."""
+    """Return the text for an item of `CLIENT_OUTPUTS` with unchecked fields."""
     return "\n".join(_lines({key: item.get(key) for key in _RESULTS})) or _status(item)
 
 
@@ -93,7 +93,7 @@ def _lines(value: Any, depth: int = 0) -> list[str]:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Leave out nulls, data URLs and the schemas of tools, which would fill a prompt."""
+    """Omit nulls, data URLs and schemas of tools, because they would fill a prompt."""
     if depth == _MAX_DEPTH and isinstance(value, dict | list):
         return "..."
     if isinstance(value, dict):

@@ -116,7 +116,8 @@ class PagedState:
         num_kv_heads: key/value heads of all ranks together.
         window: keys that a query sees, including its own; `None` for all. Keys that no later query
             sees need not be kept.
-        form: how numbers are kept, a name of `kernels.kv_forms`: `auto` for the model's type.
+        form: form in which keys and values are stored, a name of `kernels.kv_forms`; `auto` for
+            the model's type.
         is_whole: whether every rank keeps all heads.
     """
 
@@ -135,9 +136,10 @@ class PagedState:
 
 @dataclass(frozen=True)
 class LatentState(PagedState):
-    """One row of every token, of which keys and values are both made, in pages.
+    """A latent row for every token, in pages; keys and values are both computed from the row.
 
-    The row is that of one head, which every rank keeps; its first elements are the values.
+    The row counts as the row of a single head. Every rank keeps the whole row. The first elements
+    of the row are the values.
     """
 
 
@@ -162,9 +164,9 @@ class StatePart:
     """A tensor of a recurrent state.
 
     Attributes:
-        shape: of one sequence over all ranks together.
-        split_dim: dimension that ranks split.
-        dtype: type of its numbers; `auto` for the model's.
+        shape: the tensor's shape for one sequence, before ranks split the tensor.
+        split_dim: index of the dimension that the ranks split.
+        dtype: the tensor's type; `auto` for the model's type.
     """
 
     shape: tuple[int, ...]
@@ -184,10 +186,10 @@ class StatePart:
 
 @dataclass(frozen=True)
 class RecurrentState:
-    """A state of fixed size, which stands after a number of tokens and which each token changes.
+    """A state of fixed size for all tokens so far; each further token changes the state.
 
     Attributes:
-        parts: its tensors.
+        parts: the tensors of the state.
     """
 
     parts: tuple[StatePart, ...]
@@ -261,9 +263,10 @@ class ModelSpec(ABC):
 
     @cached_property
     def weights_in_floats(self) -> Mapping[str, WeightSpec]:
-        """Weights whose codes have another name, by the name that a trainer sends them under.
+        """Weights whose stored codes have another name than the floats that a trainer sends.
 
-        Each fills what its codes fill; `of` is the name of its codes.
+        The keys are the names that a trainer sends. A weight has the target of its codes, and its
+        `of` is the name of the codes.
         """
         if self.quantization is None:
             return {}
@@ -287,13 +290,13 @@ class ModelSpec(ABC):
 
     @property
     def output_size(self) -> int:
-        """Numbers in the output for a text, of a model that gives vectors or scores."""
+        """Elements of the output for one text; for a model that gives vectors or scores."""
         layers = self.pooling.layers
         return layers[-1].out_size if layers else self.hidden_size
 
     @property
     def token_size(self) -> int:
-        """Numbers of a token's vector, of a model that gives vectors."""
+        """Elements of the vector for one token; for a model that gives vectors."""
         return self.output_size if self.pooling.per_token else self.hidden_size
 
     @property
@@ -351,7 +354,7 @@ class ModelSpec(ABC):
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in all weights."""
+        """Elements of all weights together."""
         return sum(math.prod(spec.shape) for spec in self.logical_weights)
 
     def weight_bytes(self, itemsize: int, device: str) -> int:
@@ -368,7 +371,7 @@ class ModelSpec(ABC):
 
     @property
     def num_active_parameters(self) -> int:
-        """Numbers that are read for one token; a mixture of experts reads only a few experts."""
+        """Elements of the weights that one token reads; of experts, one token reads only a few."""
         return self.num_parameters
 
     @property
@@ -382,7 +385,7 @@ class ModelSpec(ABC):
         return any(isinstance(state, RecurrentState) for state in self.layer_states)
 
     def state_slot_bytes(self, tp_size: int, itemsize: int) -> int:
-        """Bytes of a rank's recurrent states after some number of tokens of one sequence.
+        """Bytes of one slot: a rank's recurrent states of one sequence, for one number of tokens.
 
         Args:
             tp_size: ranks that share each layer.

@@ -1,4 +1,4 @@
-"""The ranks that share each layer: sums, gathers and the tokens of rank 0.
+"""Communication of the ranks that share each layer: sums, gathers, broadcasts from rank 0.
 
 GPUs communicate by NCCL, except for small sums. Processes on the CPU use gloo. All operations run
 on the device's current stream, so CUDA graphs capture them.
@@ -35,7 +35,7 @@ _ALIGNMENT = 16
 
 
 class OneShotAllReduce:
-    """Sums of the ranks through shared device memory."""
+    """Sums tensors of all ranks through shared device memory."""
 
     def __init__(self, buffer: Tensor, sum_of: Callable[[Tensor], Tensor]) -> None:
         """Sum the data in `buffer` with `sum_of`."""
@@ -85,7 +85,7 @@ class OneShotAllReduce:
 
 
 def make_one_shot(size: int, device: torch.device) -> OneShotAllReduce | None:
-    """Return the faster sum, or None if it cannot work here; all ranks call this together."""
+    """Return the one-shot sum, or None if it cannot work here; all ranks call this together."""
     if size not in SIZES or device.type != "cuda":
         return None
     # Every rank checks all pairs of ranks, so that all come to the same result.
@@ -122,7 +122,7 @@ class TensorGroup:
     """One rank's view of the group; every rank makes the same calls in the same order.
 
     Attributes:
-        rank: rank 0 decides, the others follow.
+        rank: number of this rank. Rank 0 makes the decisions, and the other ranks follow.
         size: number of ranks.
     """
 
@@ -165,7 +165,7 @@ class TensorGroup:
             self._one_shot = None
 
     def place(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
-        """Return `[num_rows, width]` for the next `all_reduce`; None if any memory will do."""
+        """Return `[num_rows, width]` for the next `all_reduce`; None if any tensor will do."""
         return None if self._one_shot is None else self._one_shot.place((num_rows, width), dtype)
 
     def all_reduce(self, x: Tensor) -> Tensor:

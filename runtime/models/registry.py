@@ -1,7 +1,7 @@
-"""Architectures: the reader of each one's `config.json` and the class that runs it. Front-safe.
+"""The table of architectures: how to read `config.json`, and which class runs the model.
 
-One line for each architecture. The modules are imported on use, so that the front never imports
-torch.
+Front-safe. The table `FAMILIES` has one line for each architecture. A module that it names is
+imported on use, so that the front never imports torch.
 """
 
 from __future__ import annotations
@@ -46,14 +46,16 @@ _IMPL = "model_impl"
 
 @dataclass(frozen=True)
 class Family:
-    """Import paths of an architecture's parts.
+    """Import paths of the functions and classes that serve an architecture.
 
     Attributes:
-        spec: `(config, generation) -> ModelSpec`; front-safe.
-        model: class, made from a spec and a `BuildContext`; needs torch.
-        head: `(spec, config) -> ModelSpec`, for another head after a family's layers; front-safe.
-        texts: class that runs it for vectors of texts; empty if it always gives them, or cannot.
-        images: whether its prompts may hold images.
+        spec: function `(config, generation) -> ModelSpec` that reads `config.json`; front-safe.
+        model: class that runs the model, made from a spec and a `BuildContext`; needs torch.
+        head: function `(spec, config) -> ModelSpec` that changes the spec for an architecture with
+            another head after the family's layers; front-safe. Empty without such a head.
+        texts: class that runs the model for vectors of texts. Empty if `model` always gives
+            vectors or scores, or if the family cannot give vectors.
+        images: whether prompts may hold images.
     """
 
     spec: str
@@ -145,13 +147,13 @@ def read_model_spec(
 
     Args:
         folder: a local folder with `config.json` and perhaps `generation_config.json`; or a file
-    that replaces the first, with the second beside it; or a GGUF file.
+            that replaces the first, with the second beside it; or a GGUF file.
         overrides: top-level keys that replace those of `config.json`.
         is_embedding: whether a model that generates text should give vectors instead.
 
     Raises:
         StartupError: no such file, an unsupported architecture or feature, or a missing or absurd
-    number; one line that names the key.
+            number; one line names the key.
     """
     config, generation = _read_words(folder, overrides)
     family = _find(

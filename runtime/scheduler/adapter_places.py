@@ -1,8 +1,9 @@
-"""Which adapters (LoRA) the device holds: a slot each, for as long as requests run with it.
+"""Decides which adapters (LoRA) are on the device; an adapter there occupies one slot.
 
-A slot whose requests have ended keeps its adapter until another one needs the place: the one unused
-for the longest time goes first. Copies travel with a step's plan, those for waiting requests too,
-so that an adapter is on the device before the step that needs it.
+A slot is in use while requests run with its adapter. An unused slot keeps its adapter until another
+adapter needs a slot; by default the slot that was unused for the longest time is overwritten first.
+A step's plan carries the copies into slots. Adapters of waiting requests are copied ahead, so that
+an adapter is on the device before the step that needs it.
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ AHEAD = 16
 
 
 class AdapterPlaces:
-    """Slots of the device, and the adapters that every rank has in host memory."""
+    """The adapter in each slot of the device, and the adapters in every rank's host memory."""
 
     def __init__(
         self, num_slots: int, evicts_oldest: bool = False, patience_s: float = PATIENCE_S
     ) -> None:
-        """Start with empty slots and without adapters; 0 slots if the server takes none.
+        """Start with empty slots and without adapters.
 
-        If it `evicts_oldest`, the adapter that came first goes first. Others overtake a request
-        without a slot for `patience_s`.
+        Args:
+            num_slots: 0 if the server takes no adapters.
+            evicts_oldest: overwrite the adapter that came to the device first, not the one that
+                was unused for the longest time.
+            patience_s: how long later requests may overtake a request that finds no slot.
         """
         self._patience_s = patience_s
         self._evicts_oldest = evicts_oldest
@@ -50,12 +54,12 @@ class AdapterPlaces:
 
     @property
     def num_slots(self) -> int:
-        """Different adapters of one step, at most."""
+        """The most different adapters that one step may use."""
         return len(self._held)
 
     @property
     def num_used(self) -> int:
-        """Slots whose adapter running requests use."""
+        """Number of slots whose adapters are used by running requests."""
         return sum(count > 0 for count in self._num_running)
 
     def running(self) -> dict[int, int]:
@@ -69,9 +73,9 @@ class AdapterPlaces:
         """Load an adapter into host memory, or forget one; steps may be in flight.
 
         Args:
-            call: its operation is an `AdapterOp`.
-            ranks: what executes it on all ranks.
-            requests: all that run or wait.
+            call: a call whose operation is an `AdapterOp`.
+            ranks: executes the call on all ranks.
+            requests: all requests that run or wait.
         """
         op = call.op
         if isinstance(op, UnloadAdapter):
@@ -95,9 +99,9 @@ class AdapterPlaces:
         return not adapter_id or adapter_id in self._loaded
 
     def admits(self, request: Request) -> bool:
-        """Whether a waiting request may run now, as far as adapters matter.
+        """Whether a slot is available to the adapter of a waiting request.
 
-        A request overtakes those before it whose adapters have no slot, but not for ever.
+        A request may overtake earlier requests that find no slot, but only for a limited time.
         """
         if not request.adapter_id:
             return True
@@ -122,7 +126,7 @@ class AdapterPlaces:
         request.adapter_slot = slot
 
     def leave(self, request: Request) -> None:
-        """Take the slot back from a request that has ended or was retracted."""
+        """Release the slot of a request that has ended or was retracted."""
         slot, request.adapter_slot = request.adapter_slot, -1
         if slot >= 0:
             self._num_running[slot] -= 1
@@ -130,7 +134,7 @@ class AdapterPlaces:
                 self._used_at[slot] = next(self._clock)
 
     def distrust(self) -> None:
-        """Copies may have failed: what slots hold is brought again. No request is running."""
+        """Forget what the slots hold, because copies may have failed; no request may be running."""
         self._held = [0] * self.num_slots
         self._copies.clear()
 
@@ -159,7 +163,7 @@ class AdapterPlaces:
         return self._free_slot()
 
     def _free_slot(self, but: Collection[int] = ()) -> int | None:
-        """Return the slot that makes room first; none of pinned adapters or of those in `but`."""
+        """Return the slot to overwrite first; it holds no pinned adapter and none in `but`."""
         free = [
             slot
             for slot, held in enumerate(self._held)

@@ -1,7 +1,7 @@
-"""Tells where each millisecond of a request went, what it waited for, and where it left the cache.
+"""Explains where a request's time went, what it waited for, and where it left the prefix cache.
 
 Every number is measured, by the front (`RequestTrace`) or by the worker (`WorkerTimes`). A cause is
-named if it took a twentieth of the request's time.
+named if it took at least a twentieth of the request's time.
 """
 
 from __future__ import annotations
@@ -75,9 +75,10 @@ class UnknownRequest(HeadraceError):
 
 
 class Stage(TypedDict):
-    """A part of the request's time; stages follow each other and together are all of it.
+    """A part of the request's time.
 
-    The parts of a stage need not add up to it.
+    Stages follow one another without a gap; the sum of their times is the request's time. The times
+    in `parts` are measured separately, so their sum may differ from `ms`.
     """
 
     name: str
@@ -86,7 +87,7 @@ class Stage(TypedDict):
 
 
 class Cause(TypedDict):
-    """What took time, and how much; causes may overlap."""
+    """A cause of delay, and how much time it took; causes may overlap."""
 
     name: CauseName
     ms: float
@@ -94,7 +95,7 @@ class Cause(TypedDict):
 
 
 class PromptChunk(TypedDict):
-    """A part of the prompt; `at_ms` is when its step was planned, after the request came."""
+    """A part of the prompt; `at_ms` is the time from the request's arrival to the step's plan."""
 
     start: int
     tokens: int
@@ -102,10 +103,11 @@ class PromptChunk(TypedDict):
 
 
 class LeftCache(TypedDict):
-    """Where the prompt left the prefix cache; the texts are its own.
+    """The position where the prompt left the prefix cache.
 
-    `kind` is `differs` if cached prompts continue with another token there, and `new` if they end
-    there or were evicted there.
+    `kind` is `differs` if cached prompts continue with another token at this position, and `new`
+    if cached prompts end here or were evicted from here on. `before` and `after` are the prompt's
+    own text on both sides of the position.
     """
 
     index: int
@@ -118,7 +120,8 @@ class LeftCache(TypedDict):
 class Explained(TypedDict):
     """One request to the engine. `outcome` is empty while it runs.
 
-    `is_complete` is false until the worker has told its part: it does when the request ends.
+    `is_complete` is false until the worker has reported its times, which it does when the request
+    ends.
     """
 
     rid: str
@@ -146,11 +149,11 @@ async def explain_request(context: ServiceContext, name: str) -> list[Explained]
     """Explain a request, or all samples of one; a tenant sees its own requests only.
 
     Args:
-        context: the server's.
+        context: the server's context.
         name: a `rid`, the `rid` of a batch, an answer's id, or the id of an HTTP request.
 
     Raises:
-        UnknownRequest: none of that name runs or is kept.
+        UnknownRequest: no request of that name runs or is kept.
     """
     tenant = TENANT.get() or None
     history = context.client.history

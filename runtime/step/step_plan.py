@@ -40,15 +40,15 @@ class RowImage(_Part):
 
 
 class RowJoin(_Part):
-    """A request takes a row; its data is set there once.
+    """A request takes a row; the request's data is written to the row once.
 
     Attributes:
-        spec: the request's data for its row, made by the service. Every rank takes the same path
-            through a step, so every rank gets it.
+        spec: the request's data for its row, made by the service. Every rank gets the data, because
+            every rank takes the same path through a step.
         output_ids: tokens generated before a retraction, for the penalties.
         has_grammar: whether steps may send masks for the row.
         images: images of the prompt, in order.
-        adapter_slot: slot of its adapter, -1 for none.
+        adapter_slot: slot of the request's adapter; -1 without an adapter.
     """
 
     row: int
@@ -64,7 +64,8 @@ class AdapterCopy(_Part):
     """An adapter that is copied into a slot of the device.
 
     Attributes:
-        adapter_id: of a loaded adapter.
+        slot: index of the slot.
+        adapter_id: id of a loaded adapter.
     """
 
     slot: int
@@ -80,16 +81,18 @@ class PageUpdate(_Part):
 
 
 class StateMoves(_Part):
-    """Where the sequences of a step read their recurrent states, and where they write them.
+    """The slots from which a step reads recurrent states, and the slots to which it saves states.
 
-    A sequence never writes to the slot that it reads, so a step may be computed twice. A sequence
-    may write its states several times: snapshots after some of its new tokens, then the last one.
+    No slot that a sequence reads is written for this sequence, so a step may be computed twice. One
+    step may save a sequence's states several times: after some of the sequence's new tokens, for
+    snapshots, and after the last new token.
 
     Attributes:
-        reads: `[num_seqs]`, slot of the states ahead of the new tokens; slot 0 has zeros.
-        save_seqs: `[num_saves]`, index of a sequence, ascending.
-        save_lens: `[num_saves]`, how many of its new tokens the states have seen then, ascending.
-        save_slots: `[num_saves]`, slots to write.
+        reads: `[num_seqs]`, slot of each sequence's states before its new tokens; slot 0 has zeros.
+        save_seqs: `[num_saves]`, index of the sequence whose states are saved, ascending.
+        save_lens: `[num_saves]`, number of the sequence's new tokens before the save; ascending for
+            each sequence.
+        save_slots: `[num_saves]`, slot that is written.
     """
 
     reads: Int32Array
@@ -98,7 +101,7 @@ class StateMoves(_Part):
     save_slots: Int32Array
 
     def only(self, index: int) -> StateMoves:
-        """Return what belongs to one sequence, with index 0."""
+        """Return the reads and saves of one sequence, which gets index 0."""
         (of_one,) = np.nonzero(self.save_seqs == index)
         zeros = np.zeros(len(of_one), dtype=np.int32)
         one = self.reads[index : index + 1]
@@ -315,8 +318,8 @@ class StepResult:
         failed: row to error text, for sequences that could not be computed; their entries of
             `token_ids` are meaningless.
         nan_rows: rows of `failed` whose logits contained NaN.
-        was_retried: whether the step failed and each sequence was tried alone. Then images that no
-            sequence reads were not computed.
+        was_retried: whether the step failed and each sequence was tried alone. If so, images that
+            no sequence reads were not computed.
         outputs: by row: reports on its new token, for rows with extras.
         inputs: by row and extra: reports on the step's span of the row's prompt.
     """

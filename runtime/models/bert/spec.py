@@ -25,13 +25,13 @@ _UNUSED = re.compile(r"(pooler\.|cls\.|lm_head\.).*|embeddings\.position_ids")
 
 @dataclass(frozen=True, kw_only=True)
 class BertSpec(ModelSpec):
-    """Shape and numbers of a BERT encoder.
+    """Sizes and other settings of a BERT encoder.
 
     Attributes:
-        num_token_types: rows of the token type embedding; with two, the second text of a pair has
-            the second type.
+        num_token_types: rows of the token type embedding. With two rows, the tokens of a pair's
+            second text have the second type.
         first_position: row of the position embedding for a text's first token.
-        prefix: prefix of names in a checkpoint of the model with a head.
+        prefix: what precedes the encoder's names in the checkpoint of a model that has a head.
     """
 
     gives: Gives = "vectors"
@@ -112,13 +112,13 @@ def read_bert(config: Keys, generation: Keys, *, prefix: str, first_position: in
     """Read the `config.json` of BERT or of a descendant.
 
     Args:
-        config: of the model.
-        generation: its `generation_config.json`.
+        config: the model's `config.json`.
+        generation: the model's `generation_config.json`.
         prefix: see `BertSpec`.
         first_position: see `BertSpec`.
 
     Raises:
-        StartupError: a number that is missing or absurd, or something unsupported; one line.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     common = common_fields(config, generation)
     num_heads = config.integer("num_attention_heads", MAX_HEADS)

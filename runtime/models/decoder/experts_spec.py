@@ -190,7 +190,7 @@ def read_qwen_experts(config: Keys, *, has_shared: bool) -> ExpertsSpec:
     """Read the keys of Qwen's mixtures.
 
     Raises:
-        StartupError: a number that is missing or absurd; one line.
+        StartupError: one line says which number is missing or absurd.
     """
     num_layers = config.integer("num_hidden_layers", MAX_LAYERS)
     # transformers 5 writes `num_local_experts` for some families.

@@ -71,7 +71,7 @@ def read_latent_decoder(
         defaults: what absent keys mean.
 
     Raises:
-        StartupError: a number that is missing or absurd, or something unsupported; one line.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     values = {**defaults, **config.values}
     config = Keys(config.source, values)
@@ -107,7 +107,7 @@ def read_shared_experts(config: Keys, router: RouterSpec, num_layers: int) -> Ex
         num_layers: layers of the model.
 
     Raises:
-        StartupError: a number that is missing or absurd; one line.
+        StartupError: one line says which number is missing or absurd.
     """
     if config.values.get("n_routed_experts") is None:
         return None

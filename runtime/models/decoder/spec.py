@@ -1,4 +1,4 @@
-"""A dense decoder's numbers, and how families differ in `config.json`. Front-safe: no torch."""
+"""Settings of decoders, and how families differ in `config.json`. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class DecoderTraits:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec(ModelSpec):
-    """Shape and numbers of a dense decoder.
+    """Sizes and other settings of a decoder.
 
-    `attention` says what each layer's is. A family whose layers differ in more than windows and
-    rotations overrides it; everything else follows.
+    The method `attention` describes the attention of each layer. A family whose layers differ in
+    more than windows and rotations overrides this method; everything else follows from it.
 
     Attributes:
         num_heads, num_kv_heads, head_dim: of layers that do not differ in them.
@@ -74,7 +74,7 @@ class DecoderSpec(ModelSpec):
         rotary_dim: elements of a head that rotate, the first ones; 0 for all.
         score_softcap, logit_softcap: caps of attention's scores and of logits, which become
             `cap * tanh(x / cap)`; 0 leaves them.
-        logit_scale: multiplies logits before that.
+        logit_scale: multiplies logits before the cap.
         residual_scale: multiplies what each half of a layer adds to the stream.
         unrotated_layers: indices of layers whose heads do not rotate.
         query_scale: multiplies attention's scores; `None` for `head_dim ** -0.5`.
@@ -212,7 +212,7 @@ def decoder_fields(config: Keys, generation: Keys, traits: DecoderTraits) -> dic
     """Return the fields of a `DecoderSpec`, as `config.json` sets them.
 
     Raises:
-        StartupError: a number that is missing or absurd, or something unsupported; one line.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     common = common_fields(config, generation)
     hidden_size = common["hidden_size"]
@@ -245,7 +245,7 @@ def read_decoder(config: Keys, generation: Keys, traits: DecoderTraits) -> Decod
     """Read a decoder with one rotary embedding and a gated MLP of SiLU.
 
     Raises:
-        StartupError: a number that is missing or absurd, or something unsupported; one line.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     fields = decoder_fields(config, generation, traits)
     if config.values.get("hidden_act", "silu") not in ("silu", "swish", None):

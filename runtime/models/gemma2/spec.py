@@ -38,7 +38,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the family's `config.json`.
 
     Raises:
-        StartupError: a number that is missing or absurd, or something unsupported; one line.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     if config.values.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):

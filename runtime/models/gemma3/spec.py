@@ -68,7 +68,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: a number that is missing or absurd, or something unsupported; one line.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     if config.flag("use_bidirectional_attention", False):

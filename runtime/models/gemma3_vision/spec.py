@@ -75,7 +75,7 @@ def read(config: Keys, generation: Keys) -> Gemma3VisionSpec:
     """Read the `config.json` of text model and tower, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: a number that is missing or absurd, or something unsupported; one line.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     decoder = read_text(_text_keys(config), generation)
     known = {field.name: getattr(decoder, field.name) for field in fields(decoder)}

@@ -48,7 +48,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the `config.json` of GLM-4.5, 4.6 or 4.7.
 
     Raises:
-        StartupError: a number that is missing or absurd, or something unsupported; one line.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     if config.values.get("hidden_act", "silu") not in ("silu", "swish", None):

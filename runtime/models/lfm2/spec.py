@@ -43,10 +43,11 @@ _CONV, _FULL = "conv", "full_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class Lfm2Spec(DecoderSpec):
-    """Numbers of LFM2.
+    """Sizes and other settings of LFM2.
 
     Attributes:
         conv: the convolution of the layers in `conv_layers`.
+        conv_layers: indices of the layers that have a convolution.
     """
 
     conv: ShortConvSpec
@@ -64,7 +65,7 @@ def read(config: Keys, generation: Keys) -> Lfm2Spec:
     """Read the family's `config.json`, as `transformers` writes it.
 
     Raises:
-        StartupError: a number that is missing or absurd, or something unsupported; one line.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     tied = "tie_embedding" if "tie_embedding" in config.values else "tie_word_embeddings"

@@ -29,13 +29,13 @@ _GLOBAL_THETA, _LOCAL_THETA = 160_000.0, 10_000.0
 
 @dataclass(frozen=True, kw_only=True)
 class ModernBertSpec(ModelSpec):
-    """Shape and numbers of a ModernBERT.
+    """Sizes and other settings of a ModernBERT encoder.
 
     Attributes:
         windowed_layers: indices of the layers whose tokens see only nearby tokens.
         window: tokens that a token sees on each side in these layers.
         rope, windowed_rope: rotation in the other layers, and in the windowed ones.
-        norm_bias, attention_bias, mlp_bias: whether these have biases.
+        norm_bias, attention_bias, mlp_bias: whether norms, attention and MLP have biases.
     """
 
     gives: Gives = "vectors"
@@ -102,7 +102,7 @@ def read(config: Keys, generation: Keys) -> ModernBertSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: a number that is missing or absurd, or something unsupported; one line.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     common = common_fields(config, generation)
     num_heads = config.integer("num_attention_heads", MAX_HEADS)

@@ -75,7 +75,7 @@ def read(config: Keys, generation: Keys) -> Qwen2_5_VLSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: a number that is missing or absurd, or something unsupported; one line.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     text = text_keys(config, DEFAULTS)
     decoder = read_decoder(text, generation, TRAITS)

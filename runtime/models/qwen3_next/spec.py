@@ -33,10 +33,11 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3NextSpec(DecoderSpec):
-    """Numbers of Qwen3-Next.
+    """Sizes and other settings of Qwen3-Next.
 
     Attributes:
         delta: the linear attention of the layers in `delta_layers`.
+        delta_layers: indices of the layers that have linear attention.
     """
 
     delta: DeltaNetSpec
@@ -55,7 +56,7 @@ def read(config: Keys, generation: Keys) -> Qwen3NextSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: a number that is missing or absurd, or something unsupported; one line.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     if config.values.get("hidden_act", "silu") not in ("silu", "swish", None):

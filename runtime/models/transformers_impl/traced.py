@@ -1,7 +1,8 @@
-"""Builds a model of `transformers` without memory, and follows one step through its modules.
+"""Builds a model of `transformers` on the meta device, and follows one step through its modules.
 
-What a layer's attention is cannot be read from `config.json` in general: each model has keys of its
-own. One forward pass on the meta device calls the attention interface with the answer.
+In general `config.json` does not tell what attention a layer computes, because each model has keys
+of its own. The calls of the attention interface during one forward pass tell it. On the meta device
+tensors take no memory.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Rotary:
     """A module that makes cosines and sines.
 
     Attributes:
-        module: its name.
-        options: what it is called with besides the positions, such as a type of layer.
+        module: name of the module.
+        options: arguments of the module besides the positions, such as a type of layer.
         width: elements of the cosines of a token.
     """
 
@@ -49,7 +50,7 @@ class AttentionCall:
 
     Attributes:
         module: name of the calling module.
-        num_heads, num_kv_heads, head_dim, value_dim: of all ranks together.
+        num_heads, num_kv_heads, head_dim, value_dim: sizes over all ranks together.
         window: keys that a query sees, including its own; `None` for all.
         sinks: name of the module's parameter with a score for each head; empty for none.
         rotary: the rotary module whose result the caller got, if it got one.
@@ -69,12 +70,12 @@ class AttentionCall:
 
 @dataclass
 class Traced:
-    """A model without memory, and what one step did.
+    """A model on the meta device, and what one step of the model did.
 
     Attributes:
-        model: with its parameters on the meta device.
-        calls: of the attention interface, in order.
-        layers: names of the modules around these calls, which follow one another in one list.
+        model: the model, with its parameters on the meta device.
+        calls: calls of the attention interface, in order.
+        layers: names of the layers that made these calls, in the same order.
         is_chain: whether each layer's input is the tensor that the layer before returned.
         can_be_one: whether the model's code also runs with a single layer.
         norm: name of the module that got the last layer's output; empty if the model did something
@@ -93,21 +94,21 @@ def trace(architecture: str, values: dict[str, Any]) -> Traced:
     """Build the model and follow a step.
 
     Args:
-        architecture: name of its class.
-        values: of `config.json`.
+        architecture: name of the model's class.
+        values: the content of `config.json`.
 
     Raises:
-        StartupError: `transformers` does not know it, or it has something that cannot be served;
-            one line.
+        StartupError: `transformers` does not know the model, or the model has something that cannot
+            be served; one line says which.
     """
     return _Trace(architecture, build_on_meta(architecture, values)).run()
 
 
 def build_on_meta(architecture: str, values: dict[str, Any]) -> Any:
-    """Build the model of `transformers` without memory.
+    """Build the model of `transformers` on the meta device, where it takes no memory.
 
     Raises:
-        StartupError: it cannot be built.
+        StartupError: the model cannot be built.
     """
     import transformers
 
