@@ -112,7 +112,7 @@ class BatchOutput:
 
         Raises:
             BatchFileError: the answer has the `id` of another request, so the file belongs to
-            another input.
+                another input.
         """
         if line.index not in self.finished:
             return False

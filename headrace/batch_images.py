@@ -28,7 +28,7 @@ def inline_messages(messages: Any, *, sees: bool) -> Any:
     Args:
         messages: as a line holds them, unchecked.
         sees: whether the model takes images. If not, the images stay, and the request is refused
-        later.
+            later.
 
     Raises:
         InvalidRequest: an image cannot be read.

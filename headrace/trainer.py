@@ -204,7 +204,7 @@ def broadcast_weights(named_tensors: NamedTensors, group: Any, *, flattened: boo
     Args:
         named_tensors: the tensors, in the order of the request.
         group: the result of `init_update_group`. Its back end decides on which device the tensors
-        must be.
+            must be.
         flattened: send one broadcast; the request then has `"load_format": "flattened_bucket"`.
     """
     import torch

@@ -29,9 +29,9 @@ class TemplateShape:
 
     Attributes:
         form_of: the form in which the template reads the content of a role. If it reads a text, the
-        texts of parts are joined by a space.
+            texts of parts are joined by a space.
         knows_developer: the template renders the role `developer`. Otherwise `developer` becomes
-        `system`, its predecessor, because many templates silently drop unknown roles.
+            `system`, its predecessor, because many templates silently drop unknown roles.
         sees: the model takes images.
     """
 

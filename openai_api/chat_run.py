@@ -89,7 +89,7 @@ async def open_chat(
         id_prefix: prefix of a generated id.
         prompt: a prompt to use instead of rendering the messages.
         cuts_output: accept a request for more tokens than fit after the prompt; the answer then
-        ends at the context length.
+            ends at the context length.
 
     Raises:
         InvalidRequest: the first error found.

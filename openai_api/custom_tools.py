@@ -26,7 +26,7 @@ def custom_function(
         name: the name of the tool and the function.
         description: for the model to read.
         grammar: a grammar that the text should follow, shown to the model. A regular expression
-        becomes part of the function's schema, so it is enforced wherever schemas are.
+            becomes part of the function's schema, so it is enforced wherever schemas are.
     """
     function: dict[str, Any] = {"name": name}
     parts = [part for part in (description, grammar and grammar.definition) if part]

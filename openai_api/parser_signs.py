@@ -13,8 +13,8 @@ class Signs:
 
     Attributes:
         template: texts that the chat template must all contain as constants. If empty, the parser
-        is not recognised by a template. Of several matching parsers, the one with the most signs is
-        used.
+            is not recognised by a template. Of several matching parsers, the one with the most
+            signs is used.
         response: the parser's field in `response_template` of tokenizer_config.json must have all
             these entries.
     """

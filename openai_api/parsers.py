@@ -95,7 +95,7 @@ class ParserSet:
     Attributes:
         thinking: the tokens that mark reasoning; `None` if tokens cannot show reasoning.
         hidden_markers: a reasoning marker is a special token, so it is hidden like all special
-        tokens.
+            tokens.
         call_form: the form of calls for grammars; `None` without a tool parser that has one.
         special_calls: some markers of calls are special tokens.
     """

@@ -21,7 +21,7 @@ async def read_body(call: Call, decoder: msgspec.json.Decoder[T]) -> T:
 
     Raises:
         InvalidRequest: the body is not JSON, or a field has the wrong type; the message names the
-        field.
+            field.
     """
     try:
         return await read_json(call.body, decoder)

@@ -19,7 +19,7 @@ class TokenCount:
     Attributes:
         thinking: the tokens that mark reasoning; `None` if tokens do not show reasoning.
         by_text: counts reasoning that no single token ends; `None` if one token ends it, or without
-        reasoning.
+            reasoning.
         reasoning: tokens of reasoning so far, including the token that ends it.
         has_reasoned: whether there was any reasoning; otherwise `reasoning` is not reported.
         images: placeholder tokens of the prompt's images.

@@ -43,7 +43,7 @@ class AccessRouter(APIRouter):
             tags: used in the OpenAPI document.
             include_in_schema: whether its routes are in that document.
             dialect: the API whose error format is used. Paths of a native router under `/v1/` use
-            OpenAI's.
+                OpenAI's.
             serves_tenants: keys of `--api-keys-file` may call admin routes too; the handlers let
                 them act on their own requests only.
         """

@@ -60,7 +60,7 @@ async def drive(
         target: receives the requests.
         start: the `time.perf_counter()` that offsets count from; by default now.
         max_concurrency: most requests in flight. Later requests wait, and their time counts from
-        when they are sent.
+            when they are sent.
         on_done: called with each complete record.
     """
     begin = time.perf_counter() if start is None else start

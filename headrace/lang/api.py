@@ -180,15 +180,15 @@ def gen(  # noqa: PLR0913  the reference's order
         top_logprobs_num: number of most likely tokens reported at each position.
         return_text_in_logprobs: add the tokens' texts.
         dtype: int, float, bool or str; the text has the form of that type. If `answer` is what this
-        function returned, `state[answer]` and `state.value(name)` have the type. `state[name]` is
-        text.
+            function returned, `state[answer]` and `state.value(name)` have the type. `state[name]`
+            is text.
         choices: take the most likely of these; everything except `name`, `temperature` and
             `choices_method` is ignored.
         choices_method: see `select`.
         regex: the text matches it.
         json_schema: the text is JSON of this schema: a string, a dictionary or a type.
         schema: a Pydantic model or another type. The text is as with `json_schema`, and the value
-        has the type.
+            has the type.
         others: `repetition_penalty`, `sampling_seed`, `ebnf`, `structural_tag`, `lora_path`,
             `logit_bias`, `no_stop_trim`, `skip_special_tokens`.
 

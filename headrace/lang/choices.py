@@ -42,7 +42,7 @@ class ChoicesSamplingMethod(Protocol):
             input_token_logprobs: for each choice, the entries of its tokens.
             output_token_logprobs: for each choice, the entries of generated tokens; mostly empty.
             unconditional_token_logprobs: for each choice, the entries of its tokens without the
-            prompt.
+                prompt.
         """
 
 

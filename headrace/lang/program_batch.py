@@ -82,7 +82,7 @@ def arguments_of(function: SglFunction[..., Any], index: int, element: Any) -> A
 
     Raises:
         TypeError: the element is not a dictionary, record or sequence, or does not fit the
-        function.
+            function.
     """
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}

@@ -30,7 +30,7 @@ def derive_chat_template(render: Render, name: str, *, bos_token: str = "") -> C
         render: function that renders a conversation with that template.
         name: name of the result.
         bos_token: the token that the server's tokenizer puts before every prompt; it is not part of
-        the markup.
+            the markup.
 
     Returns:
         `None` if prefixes and suffixes cannot reproduce the template's output. The table in

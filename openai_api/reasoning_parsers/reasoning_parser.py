@@ -23,7 +23,7 @@ class ReasoningParser(Protocol):
         close_tag: the text that ends reasoning.
         lead: the text that an answer without reasoning must begin with; may be empty.
         ends_before: texts that end reasoning without its close tag, and belong to the text that
-        follows.
+            follows.
         call_opens: texts that begin calls. If calls are allowed, these texts also end reasoning.
         forced_end: the text that ends reasoning whose budget is used up.
         bridge: the text that must stand between the end of reasoning and an answer; may be empty.
@@ -65,7 +65,7 @@ def implied_ends(kind: type[ReasoningParser], *, may_call: bool) -> tuple[str, .
     Args:
         kind: the model's reasoning parser.
         may_call: whether the model may call tools in its own form. If not, text that looks like a
-        call is a thought.
+            call is a thought.
     """
     return (*kind.ends_before, *(kind.call_opens if may_call else ()))
 

@@ -169,7 +169,7 @@ def check_rid(rid: str | None) -> None:
 
     Raises:
         InvalidRequest: the `rid` is empty, too long, or has characters that are not printable
-        ASCII.
+            ASCII.
     """
     if rid is None:
         return

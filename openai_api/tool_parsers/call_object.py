@@ -36,7 +36,7 @@ class _Arguments:
     Attributes:
         is_done: the arguments, and with them the call, are over.
         is_at_end: the arguments ended at one of `ends`, the texts that follow every call of the
-        family.
+            family.
         is_held: the unread text may be the beginning of one of `ends`.
     """
 

@@ -19,8 +19,8 @@ def departing(words: Mapping[str, str]) -> str:
 
     Args:
         words: maps each word to the expression that may follow it; an empty expression means that a
-        text must not begin with the word. No word begins with another. A backslash never matches,
-        because it could begin an escape that spells a word.
+            text must not begin with the word. No word begins with another. A backslash never
+            matches, because it could begin an escape that spells a word.
     """
     common = _common(list(words))[:_RUN]
     ways = [f"{literal(common[:at])}[^{literal(char)}\\\\]" for at, char in enumerate(common)]

@@ -23,9 +23,9 @@ class JsonCalls:
     Attributes:
         opens: tags, one of which begins a call or a series of calls.
         header: pattern of the text between such a tag and the brace, with groups `name` and perhaps
-        `id`; `None` if the name is always in the object.
+            `id`; `None` if the name is always in the object.
         header_end: text that ends every header, so that other text is recognised early. If empty,
-        only the brace decides.
+            only the brace decides.
         tails: texts that may follow a call, and belong to it.
         separators: texts between a call and a next one without a tag.
         bare: characters that may begin an output with calls, in place of a tag.

@@ -69,9 +69,9 @@ class CallForm:
         closing: the text after the last call of a series; `None` if each call has a trigger.
         stands_alone: an output may consist of calls only.
         no_call: maps the offered functions' names to a regular expression. The expression matches
-        the shortest beginnings which show that an output does not begin with calls without a
-        trigger. If `no_call` is given, an output may begin with such calls, and no text follows
-        calls.
+            the shortest beginnings which show that an output does not begin with calls without a
+            trigger. If `no_call` is given, an output may begin with such calls, and no text follows
+            calls.
         others: other forms that the family's models write and its parser reads.
     """
 

@@ -36,7 +36,7 @@ class PoolingBody(msgspec.Struct, kw_only=True):
     Attributes:
         input: a text, texts, token ids, or lists of token ids.
         task: what is returned for each text: a vector, a vector per token, or the probabilities of
-        its classes. By default the model's own task.
+            its classes. By default the model's own task.
         encoding_format: numbers as lists, or each text's numbers as little-endian float32 in
             base64.
     """

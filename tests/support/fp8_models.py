@@ -44,7 +44,7 @@ class Layout:
         words: the tool's configuration.
         scale: how the scales' names end.
         scale_shape: shape in which one scale is stored, such as `()`; `None` for the scales' own
-        shape.
+            shape.
         activations: `static`, `token`, `group` or `none`.
         file: the file of the configuration; empty for config.json.
         codes: type of the codes.

@@ -42,7 +42,7 @@ class LangServer:
     Attributes:
         requests: the received requests, in order.
         answer: function that returns the answer to a payload: a text, a list of texts, or a tuple
-        of status and body. An exception that it raises breaks the connection.
+            of status and body. An exception that it raises breaks the connection.
         delay_s: seconds of delay before each generation.
         pieces: how many characters a streamed event adds.
     """

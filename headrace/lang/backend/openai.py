@@ -71,12 +71,12 @@ class OpenAI(AsyncBackend):
         Args:
             model_name: the model's name in the API.
             is_chat_model: whether requests carry messages instead of text; by default chosen by the
-            model's name.
+                model's name.
             chat_template: the markup in `state.text()`; defaults to `default`.
             is_azure: whether the client is Azure's.
             *args: passed to OpenAI's client.
             **kwargs: passed to OpenAI's client: `base_url`, `api_key`, `timeout`, `max_retries`,
-            ...
+                ...
 
         Raises:
             ImportError: the package `openai` is missing.

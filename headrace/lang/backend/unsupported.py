@@ -36,7 +36,7 @@ class UnsupportedArguments:
         Args:
             backend: the back end's name, for the warning.
             honoured: fields of `SglSamplingParams` that the back end can pass on, beyond the common
-            ones.
+                ones.
         """
         self._backend = backend
         self._honoured = _COMMON | set(honoured)
