@@ -329,7 +329,7 @@ TENSOR = {"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[64]
         ("/destroy_weights_update_group", {}, "There is no group 'weight_update_group'"),
         ("/update_weights_from_distributed", TENSOR, "There is no group"),
         ("/update_weights_from_distributed", TENSOR | {"dtypes": []}, "must be of one length"),
-        ("/update_weights_from_distributed", TENSOR | {"dtypes": ["int64"]}, "is not one of"),
+        ("/update_weights_from_distributed", TENSOR | {"dtypes": ["complex64"]}, "is not one of"),
         ("/update_weights_from_distributed", TENSOR | {"names": ["x"]}, "1 tensor unknown (x)"),
         ("/update_weights_from_distributed", TENSOR | {"shapes": [[2**40]]}, "wrong shape"),
         ("/update_weights_from_distributed", TENSOR | {"selector": "draft"}, "no draft model"),
