@@ -86,7 +86,13 @@ class PackedCodes:
         mine, theirs = self.tensors(), other.tensors()
         if [(t.shape, t.dtype) for t in mine] != [(t.shape, t.dtype) for t in theirs]:
             return False
-        return (self.group, self.form) == (other.group, other.form)
+        # A step of one group has its zero in the word of its scale: shapes do not show it.
+        return (self.group, self.form, self.has_zeros, self.scales_dtype) == (
+            other.group,
+            other.form,
+            other.has_zeros,
+            other.scales_dtype,
+        )
 
     def take(self, other: "PackedCodes") -> None:
         """Copy another matrix into this one's memory: CUDA graphs hold addresses."""

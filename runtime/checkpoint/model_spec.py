@@ -41,6 +41,7 @@ class WeightSpec:
         dtypes: types in which it may be stored.
         of: for a scale, the codes that it belongs to. If the checkpoint has floats instead of
             codes, the scale is computed. For floats, the codes that they become.
+        is_precise: whether its product is computed in float32 in every model.
     """
 
     name: str
@@ -50,6 +51,7 @@ class WeightSpec:
     kind: WeightKind = "matrix"
     dtypes: tuple[str, ...] = FLOATS
     of: str = ""
+    is_precise: bool = False
 
     def has_shape(self, shape: Sequence[int]) -> bool:
         """Whether a tensor may have this shape; tools may omit scales' dimensions of 1."""

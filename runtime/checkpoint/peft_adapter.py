@@ -84,12 +84,14 @@ def adaptable_weights(model: ModelSpec) -> dict[str, WeightSpec]:
     """Return the matrices that adapters may change, by the names of their modules.
 
     They are the linear layers of the decoder's blocks: neither embeddings nor head, neither the
-    experts of a mixture nor towers for images.
+    experts of a mixture nor towers for images. Routers that compute in float32 are not among them,
+    because an adapter's factors have the model's type.
     """
     return {
         weight.name.removesuffix(".weight"): weight
         for weight in model.logical_weights
         if weight.kind == "matrix"
+        and not weight.is_precise
         and _IN_LAYERS.fullmatch(weight.target)
         and module_kind(weight.target.removesuffix(".weight")) not in _ABSORBED
     }
@@ -294,8 +296,8 @@ def _why_unknown(unknown: list[str], modules: Mapping[str, str], model: ModelSpe
     present = [module for module in unknown if modules[module] in known]
     if present:
         return (
-            "adapters may not change embeddings, head, experts and towers, as this one does: "
-            f"{_few(present)}"
+            "adapters may not change embeddings, head, experts, towers and routers in float32, as "
+            f"this one does: {_few(present)}"
         )
     return f"{model.architecture} has no {_few(unknown)}"
 

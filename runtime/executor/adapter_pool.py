@@ -124,7 +124,8 @@ class AdapterPool:
         """Read this rank's part of an adapter into host memory.
 
         Raises:
-            InvalidRequest: the files have changed since they were checked.
+            InvalidRequest: the files have changed since they were checked, or a number is not
+                finite.
         """
         rows = torch.zeros(
             adapter.rank,
@@ -141,6 +142,13 @@ class AdapterPool:
                     self._put(rows, matrix, a, b)
         except Exception as error:
             raise InvalidRequest(f"{file} cannot be read: {error}") from error
+        if not rows.isfinite().all():
+            # Products take the rows of all slots: zero times such a number reaches other requests.
+            kind = str(rows.dtype).removeprefix("torch.")
+            raise InvalidRequest(
+                f"{file} has numbers that are NaN or infinite in {kind}, after lora_B is scaled; "
+                "adapters must be finite"
+            )
         self._loaded[adapter_id] = rows
 
     def unload(self, adapter_id: int) -> None:

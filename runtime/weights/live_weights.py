@@ -28,6 +28,8 @@ from runtime.weights.weight_files import WeightFiles
 
 # A layer's tensors by parameter name, plain, on the host.
 _Saved = dict[str, Tensor]
+# Ends of names of what decides the form of codes, which a live model keeps.
+_FORM = ("_zero", "_order", "_shape")
 
 
 class LiveWeights:
@@ -203,9 +205,11 @@ class LiveWeights:
     def _part(self, spec: WeightSpec, *, as_numbers: bool = False) -> tuple[Tensor, WeightShard]:
         holder_name, _, parameter_name = spec.target.rpartition(".")
         holder = self._holders[holder_name]
-        shard = dict(holder.parameters())[parameter_name].shards[spec.shard]
-        read = holder.values if as_numbers else holder.part
-        return read(parameter_name, spec.shard), shard
+        parameter = dict(holder.parameters())[parameter_name]
+        if as_numbers:
+            shard = parameter.number_shards[spec.shard]
+            return holder.values(parameter_name, spec.shard), shard
+        return holder.part(parameter_name, spec.shard), parameter.shards[spec.shard]
 
     # ---- a trainer's tests ----
 
@@ -240,7 +244,9 @@ class LiveWeights:
         self._check_present()
         self._source = None
         for holder in self._holders.values():
-            self._put(holder, {name: _noise(t) for name, t in _copies(holder).items()})
+            saved = _copies(holder)
+            noisy = {n: t if n.endswith(_FORM) else _noise(t) for n, t in saved.items()}
+            self._put(holder, noisy)
             self._beat()
 
     # ---- memory ----

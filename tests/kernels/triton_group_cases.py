@@ -104,6 +104,21 @@ def test_another_product_of_the_same_form_is_taken_in_place() -> None:
     assert not one.replace(pack(third, None, torch.bfloat16))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("zeros", [False, True])
+def test_a_product_of_another_form_is_not_taken(zeros: bool, dtype: torch.dtype) -> None:
+    """Groups of a step have a zero in the word of their scale: tensors of both are alike."""
+    one, other = (
+        pack(encode(numbers(64, 256), "int4", 128, of_scales, zeros=has), None, torch.bfloat16)
+        for of_scales, has in ((torch.float16, False), (dtype, zeros))
+    )
+    assert one is not None
+    assert other is not None
+    before = one.unpack()
+    assert one.replace(other) == (not zeros and dtype is torch.float16)
+    assert torch.equal(one.unpack(), before)
+
+
 def test_groups_that_the_kernels_lack() -> None:
     assert pack_codes(encode(numbers(8, 96), "int4", 16, torch.float16, zeros=False)) is None
     assert pack(encode(numbers(8, 64), "int4", 32, torch.float16, zeros=False), None,

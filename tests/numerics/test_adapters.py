@@ -17,10 +17,18 @@ from runtime.config.lora_options import LoraLimits
 from runtime.ipc.weight_messages import LoadAdapter, UnloadAdapter
 from runtime.models.registry import read_model_spec
 from tests.numerics.test_gguf import WIDE, mixed, variant
-from tests.support.adapters import ATTENTION, MLP, make_adapter, merged_model
+from tests.support.adapters import (
+    ATTENTION,
+    MLP,
+    adapter_tensors,
+    make_adapter,
+    merged_model,
+    write_adapter,
+)
 from tests.support.engine import InProcessEngine
 from tests.support.fp8_models import LAYOUTS, is_linear, round_as, write_fp8
 from tests.support.gguf_models import write_gguf
+from tests.support.tiny_families import tiny_family
 from tests.support.tiny_models import tiny_model
 
 RANKS = (4, 8, 64)
@@ -178,6 +186,56 @@ def test_another_adapter_of_the_same_slot_starts_afresh(adapters, expected):
         engine.add(100 + round_, prompts()[0], 4, adapter_id=adapter_id)
         engine.run()
         assert "not loaded" in engine.reasons[100 + round_].message
+
+
+def test_a_router_in_float32_is_not_adapted(tmp_path):
+    """The rest of such a model is adapted in 16 bits."""
+    folder = tiny_family("deepseek_v3")
+    modules = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj")
+    tensors = {
+        name: each
+        for name, each in adapter_tensors(folder, modules, 4, 1).items()
+        if ".experts." not in name
+    }
+    adapter = write_adapter(tmp_path / "adapter", tensors, 4, modules)
+    engine = InProcessEngine(folder, lora=limits(folder), dtype="bfloat16")
+    assert "gate" not in limits(folder).target_modules
+    assert engine.ask(LoadAdapter(1, str(adapter))).success
+    found = last_states(engine, prompts()[3])
+    with torch.inference_mode():
+        tokens = torch.tensor([prompts()[3]])
+        base, merged = (
+            merged_model(folder, each).model(tokens).last_hidden_state[0, -1]
+            for each in (None, adapter)
+        )
+    # Rounding to 16 bits is 1% of what the adapter changes.
+    assert torch.dist(found[1], merged) < 0.2 * torch.dist(base, merged)
+    assert torch.dist(found[0], base) < 0.2 * torch.dist(base, merged)
+
+    wrong = make_adapter(tmp_path / "router", folder, 4, 1, ["gate"])
+    refused = engine.ask(LoadAdapter(2, str(wrong)))
+    assert not refused.success
+    assert "routers in float32" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("side", "value", "dtype"),
+    [
+        ("lora_A", float("nan"), "float32"),
+        ("lora_B", float("-inf"), "float32"),
+        # Finite in the file, but not once it is scaled and cast.
+        ("lora_B", 3e4, "float16"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused(side, value, dtype, tmp_path):
+    folder = tiny_model("llama")
+    tensors = adapter_tensors(folder, ATTENTION, 4, 1)
+    next(each for name, each in tensors.items() if side in name)[0, 0] = value
+    adapter = write_adapter(tmp_path / "adapter", tensors, 4, ATTENTION)
+    engine = InProcessEngine(folder, lora=limits(folder), dtype=dtype)
+    refused = engine.ask(LoadAdapter(1, str(adapter)))
+    assert not refused.success
+    assert f"NaN or infinite in {dtype}" in refused.message
 
 
 def test_a_quantized_base(adapters, tmp_path):

@@ -17,6 +17,7 @@ from runtime.models.registry import read_model_spec
 from runtime.weights.fill import load_weights
 from runtime.weights.load_model import build_model
 from tests.support.engine import DEVICE, InProcessEngine
+from tests.support.tiny_families import tiny_family
 from tests.support.tiny_models import TINY_BERTS, edit_json, tiny_bert
 from tests.support.tiny_text_models import (
     SCORES,
@@ -80,6 +81,22 @@ def test_vectors_of_every_family(name: str) -> None:
     engine = InProcessEngine(folder, is_embedding=variant.is_embedding)
     expected = their_vectors(folder, TEXTS, variant.pooling)
     torch.testing.assert_close(our_vectors(engine), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_vectors_of_latents_do_not_depend_on_what_pages_held() -> None:
+    folder = tiny_family("deepseek_v3")
+    expected = their_vectors(folder, TEXTS, "last")
+    engine = InProcessEngine(folder, is_embedding=True)
+    # New memory, then that of another batch.
+    torch.testing.assert_close(our_vectors(engine), expected, atol=2e-5, rtol=2e-5)
+    for i, text in enumerate(TEXTS):
+        engine.add(100 + i, [*text, 7, 8, 9], 0, extras=[VECTOR])
+    engine.run()
+    for i, text in enumerate(TEXTS):
+        engine.add(200 + i, text, 0, extras=[VECTOR])
+    engine.run()
+    again = torch.stack([numbers_of(engine, 200 + i) for i in range(len(TEXTS))])
+    torch.testing.assert_close(again, expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("name", SCORES)

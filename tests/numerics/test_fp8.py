@@ -140,6 +140,17 @@ def test_ranks_have_their_part_of_the_same_numbers(name: str, ranks: int, tmp_pa
                 assert torch.equal(numbers, shard.local_part(values[weight.name])), weight.name
 
 
+def test_the_lowest_integer_comes_back(tmp_path: Path) -> None:
+    folder, name = tmp_path / "m", "model.layers.0.self_attn.k_proj.weight"
+    write_fp8(variant("llama", WIDE), folder, LAYOUTS["int8_channel_dynamic"])
+    stored = load_file(folder / "model.safetensors")
+    stored[name][3, 5:8] = torch.tensor([-128, -127, 127], dtype=torch.int8)
+    save_file(stored, folder / "model.safetensors")
+    holders = dict(load(folder).holders())
+    part = holders["model.layers.0.self_attn.qkv_proj"].part("weight", "k")
+    assert torch.equal(part, stored[name])
+
+
 @pytest.mark.parametrize("tool", ["compressed-tensors", "modelopt"])
 def test_scales_of_keys_and_values(tool: str, tmp_path: Path) -> None:
     """Keys and values beyond the range of E4M3 are kept as precisely as small ones."""

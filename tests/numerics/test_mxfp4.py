@@ -6,17 +6,22 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from runtime.errors import StartupError
+from runtime.ipc.weight_messages import ReadWeight, WeightPart
 from runtime.models.layers.experts import Experts
 from runtime.models.registry import read_model_spec
 from runtime.weights.live_weights import LiveWeights
 from runtime.weights.load_model import load_model
+from runtime.weights.rank_weights import RankWeights
+from runtime.weights.weight_updates import join_parts
 from tests.numerics.test_fp8 import context
 from tests.support.driver import Driver, load
 from tests.support.mxfp4_models import stored, write_mxfp4
@@ -98,6 +103,28 @@ def test_ranks_have_their_part_of_the_same_numbers(
             holder, _, parameter = weight.target.rpartition(".")
             part = holders[holder].part(parameter, weight.shard)
             assert torch.equal(part, on_disk[weight.name].to(part.dtype)), weight.name
+
+
+@pytest.mark.parametrize("splits_experts", [True, False])
+def test_weights_of_two_ranks_are_joined(
+    made: tuple[Path, dict[str, Tensor]], splits_experts: bool, tmp_path: Path
+) -> None:
+    folder, values = made
+    spec = read_model_spec(folder)
+    ranks = []
+    for rank in range(2):
+        settings = replace(context(rank, 2), splits_experts=splits_experts)
+        model = load_model(folder, spec, settings, lambda share: None)
+        live = LiveWeights(model, None, lambda: None, tmp_path / "spill")
+        memory: Any = None  # reading does not touch it
+        ranks.append(RankWeights(rank, settings.device, live, memory, lambda: None))
+    for name in (GATE_UP, GATE_UP.replace("gate_up", "down")):
+        for num_rows in (2, 100):
+            replies = [each.run(ReadWeight(name, num_rows)) for each in ranks]
+            assert all(reply.success for reply in replies), replies
+            part = msgspec.msgpack.decode(join_parts(replies), type=WeightPart)
+            whole = torch.frombuffer(bytearray(part.data), dtype=torch.float32).view(part.shape)
+            assert torch.equal(whole, values[name][:num_rows]), name
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

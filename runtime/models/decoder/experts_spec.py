@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from runtime.checkpoint.config_keys import MAX_LAYERS, MAX_WIDTH
@@ -123,9 +123,10 @@ class ExpertsSpec:
         names, target = self.names, f"{prefix}.mlp"
         block = f"{prefix}.{names.block}"
         router, logits = f"{target}.router", (self.num_experts, hidden)
-        yield from linear_weights(
+        for weight in linear_weights(
             f"{block}.{names.router}", router, logits, bias=self.router.has_bias
-        )
+        ):
+            yield replace(weight, is_precise=self.router.is_precise)
         if self.router.has_correction:
             name = f"{block}.{names.correction}"
             yield WeightSpec(name, logits[:1], f"{target}.router_correction.vector", kind="bias")

@@ -10,6 +10,7 @@ from runtime.checkpoint.attention_spec import AttentionSpec, LatentAttentionSpec
 from runtime.checkpoint.config_keys import MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.rope_json import RopeConfig
+from runtime.errors import StartupError
 from runtime.models.decoder.experts_spec import MAX_EXPERTS, ExpertNames, ExpertsSpec, RouterSpec
 from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, read_decoder
 
@@ -49,6 +50,15 @@ class LatentDecoderSpec(DecoderSpec):
             rope_dim=self.rope_dim,
             output_dim=self.output_dim,
         )
+
+    def check(self, tp_size: int, *, deterministic: bool) -> None:
+        """See `ModelSpec`: products by heads are the library's."""
+        super().check(tp_size, deterministic=deterministic)
+        if deterministic:
+            raise StartupError(
+                f"--enable-deterministic-inference: {self.architecture} has attention over latents "
+                "(MLA), whose products by heads are not batch-invariant."
+            )
 
 
 def _stretch(rope: RopeConfig) -> float:
@@ -120,6 +130,8 @@ def read_shared_experts(config: Keys, router: RouterSpec, num_layers: int) -> Ex
     chosen_groups = config.integer("topk_group", groups, 1) if groups > 1 else 1
     if num_experts % groups:
         raise config.error("n_group", f"a divisor of {num_experts} experts")
+    if groups > 1 and router.group_score == "best_two" and num_experts < 2 * groups:
+        raise config.error("n_group", f"at most {num_experts // 2}: two experts in each group")
     router = replace(
         router,
         scaling=config.number("routed_scaling_factor", 0.0, 1e6, 1.0),

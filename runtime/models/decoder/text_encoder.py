@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from runtime.checkpoint.model_spec import LayerState, PagedState
+from runtime.checkpoint.model_spec import LatentState, LayerState, PagedState
 from runtime.models.attention.backend import AttentionBackend, AttentionLayer
 from runtime.models.attention.forward_batch import ForwardBatch, KVCache
 from runtime.models.attention.packed import attend_packed
@@ -88,11 +88,16 @@ class _Pages:
     def __init__(self, states: Sequence[LayerState], context: BuildContext) -> None:
         paged = [state for state in states if isinstance(state, PagedState)]
         assert len(paged) == len(states), "a layer without keys of its own"
-        self._shapes = [
-            (state.heads_of_rank(context.tp_size), _PAGE_SIZE, state.head_dim) for state in paged
+        # Keys of `_caches`: whether pages hold latents, and the shape of one.
+        self._forms = [
+            (
+                isinstance(state, LatentState),
+                (state.heads_of_rank(context.tp_size), _PAGE_SIZE, state.head_dim),
+            )
+            for state in paged
         ]
         self._dtype, self._device = context.dtype, context.device
-        self._caches: dict[tuple[int, int, int], KVCache] = {}
+        self._caches: dict[tuple[bool, tuple[int, int, int]], KVCache] = {}
 
     def hold(self, batch: EncoderBatch) -> tuple[list[KVCache], Tensor, Tensor]:
         """Return the layers' pages, their table, and for each token its text's first slot.
@@ -106,13 +111,15 @@ class _Pages:
         # Page 0 is unused.
         firsts = 1 + counts.cumsum(0) - counts
         num_pages = 1 + int(counts.sum())
-        for shape in set(self._shapes):
-            if shape not in self._caches or len(self._caches[shape].k) < num_pages:
+        for form in set(self._forms):
+            if form not in self._caches or len(self._caches[form].k) < num_pages:
+                is_latent, shape = form
                 k, v = (
                     torch.empty(num_pages, *shape, dtype=self._dtype, device=self._device)
                     for _ in range(2)
                 )
-                self._caches[shape] = KVCache(k, v)
+                # Values are the first elements of a latent.
+                self._caches[form] = KVCache(k, k if is_latent else v)
         table = firsts[:, None] + torch.arange(int(counts.max()))
         if batch.shared is not None:
             lent = torch.from_numpy(batch.shared.lengths) // _PAGE_SIZE
@@ -124,7 +131,7 @@ class _Pages:
         slots = (firsts * _PAGE_SIZE).repeat_interleave(lengths)
         # Columns beyond a text's own are not read, but must name existing pages.
         table = table.clamp_(max=num_pages - 1).to(self._device, torch.int32)
-        return [self._caches[shape] for shape in self._shapes], table, slots.to(self._device)
+        return [self._caches[form] for form in self._forms], table, slots.to(self._device)
 
 
 def _whole_texts(

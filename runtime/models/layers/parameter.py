@@ -86,6 +86,11 @@ class Parameter:
         self.device = device
         self.tensor: Tensor | None = None
 
+    @property
+    def number_shards(self) -> Mapping[str, WeightShard]:
+        """The shards of what the holder's `values` returns, whose layout may be another."""
+        return self.shards
+
     def allocate(self) -> Tensor:
         """Return the tensor; new memory is uninitialised."""
         if self.tensor is None:

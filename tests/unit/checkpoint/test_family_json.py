@@ -70,6 +70,16 @@ def test_latents_are_whole_on_every_rank(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("architecture", ["DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"])
+def test_latents_have_no_invariant_products(tmp_path: Path, architecture: str) -> None:
+    spec = read(tmp_path, architecture, SIZES)
+    spec.check(1, deterministic=False)
+    with pytest.raises(StartupError, match=r"deterministic-inference: .*latents") as caught:
+        spec.check(1, deterministic=True)
+    assert "\n" not in caught.value.message
+    read(tmp_path, "Glm4MoeForCausalLM", SIZES).check(1, deterministic=True)
+
+
 def test_every_second_layer_has_a_window(tmp_path: Path) -> None:
     for architecture, window in (("GptOssForCausalLM", 128), ("Gemma2ForCausalLM", 4096)):
         states = read(tmp_path, architecture, SIZES).layer_states
@@ -95,6 +105,8 @@ def test_layers_after_the_last_are_not_loaded(tmp_path: Path) -> None:
         ("DeepseekV3ForCausalLM", "scoring_func", "softmax"),
         ("DeepseekV3ForCausalLM", "moe_layer_freq", 2),
         ("DeepseekV3ForCausalLM", "n_group", 7),
+        # Each group needs two experts for its score.
+        ("DeepseekV3ForCausalLM", "n_group", 256),
         ("Gemma2ForCausalLM", "hidden_activation", "gelu"),
         ("Gemma2ForCausalLM", "use_bidirectional_attention", True),
         ("Glm4MoeForCausalLM", "hidden_act", "gelu"),

@@ -189,7 +189,11 @@ class Codes:
             return numbers.to(self.code.dtype)
         scales = self.code.spread(shard_name, self.scales[shard_name])
         quotients = torch.where(scales == 0, 0.0, numbers.float() / scales)
-        return to_codes(quotients, CODES[scheme.codes])
+        codes = CODES[scheme.codes]
+        if codes is torch.int8:
+            # Checkpoints have -128 too; activations are rounded to codes from -127.
+            return quotients.round().clamp(-128, 127).to(codes)
+        return to_codes(quotients, codes)
 
     def scale_part(self, name: str, shard_name: str) -> Tensor:
         """Return the scales that one stored tensor filled; NaN for scales that were not filled."""

@@ -14,7 +14,7 @@ from kernels.group_linear import Grouped
 from runtime.models.layers.experts import ExpertsStore
 from runtime.models.layers.parameter import Parameter
 from runtime.models.quantization.groups.codes import Codes, Reading
-from runtime.models.quantization.groups.products import Product, joined
+from runtime.models.quantization.groups.products import Product, joined, other_form
 from runtime.models.quantization.method import multiplies_codes
 
 if TYPE_CHECKING:
@@ -84,15 +84,19 @@ class GroupExperts(Reading, ExpertsStore):
             made = pack(gate_up, down, len(self._mine), is_invariant=is_invariant)
         if made is None:
             if self._packed is not None:
-                raise ValueError("experts in codes are replaced by codes of the same form")
+                raise other_form()
             self._keeps = False
             self._tell_widened()
             return self._pack_widened()
         for codes in self._all.values():
             codes.code.filled.clear()
-        if isinstance(self._packed, CodedExperts) and self._packed.replace(made):
-            return self._packed
-        return made
+        if self._packed is None:
+            return made
+        # CUDA graphs hold the addresses of the codes that are in use: an error undoes the update.
+        assert isinstance(self._packed, CodedExperts)
+        if not self._packed.replace(made):
+            raise other_form()
+        return self._packed
 
     def _joined(self, name: str) -> Grouped | None:
         """The filled codes of all experts, one below the other."""

@@ -13,6 +13,7 @@ from kernels.group_linear import MIDDLE, Grouped, GroupedLinear
 from kernels.group_linear import pack as pack_codes_for_products
 from kernels.linear import PackedLinear
 from kernels.linear import pack as pack_plain
+from runtime.errors import InvalidRequest
 from runtime.models.layers.matrix import Matrix
 from runtime.models.layers.parameter import Parameter
 from runtime.models.quantization.groups.codes import Codes, Reading
@@ -55,6 +56,17 @@ def joined(parts: Sequence[Grouped | None]) -> Grouped | None:
     )
 
 
+def other_form() -> InvalidRequest:
+    """Return the error for codes whose form a live model cannot take; it undoes the update.
+
+    CUDA graphs hold the addresses of the codes in use, and kernels are compiled for their form.
+    """
+    return InvalidRequest(
+        "Codes on a GPU are replaced by codes of the same form: bits, groups, type of scales, "
+        "zeros and order of columns."
+    )
+
+
 class Product:
     """The product of matrices one below the other, and the codes that it multiplies by."""
 
@@ -93,6 +105,8 @@ class Product:
                 made = pack_plain(numbers, bias, self._implementation)
         elif isinstance(self.packed, GroupedLinear) and self.packed.replace(made):
             return self.packed
+        if self.packed is not None and self.stored.code.device.type != "cpu":
+            raise other_form()
         self.packed = made
         return made
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -93,6 +95,11 @@ class BlocksParameter(BytesParameter):
     def __init__(self, plain: StackedParameter, scale: BytesParameter) -> None:
         super().__init__(plain, (scale.trailing[0], _BYTES))
         self.plain, self.scale = plain, scale
+
+    @property
+    def number_shards(self) -> Mapping[str, WeightShard]:
+        """See `Parameter`: numbers have the plain layout."""
+        return self.plain.shards
 
     @property
     def has_whole_rows(self) -> bool:
