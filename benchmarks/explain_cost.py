@@ -54,7 +54,7 @@ def _without() -> Iterator[None]:
         return None, False
 
     with contextlib.ExitStack() as stack:
-        for name in ("queued", "skipped", "admitted", "chunk", "prompt_done", "ended"):
+        for name in ("queued", "skipped", "passed", "admitted", "chunk", "prompt_done", "ended"):
             stack.enter_context(mock.patch.object(TimeRecord, name, ignore))
         stack.enter_context(mock.patch.object(StepClock, "stepped", ignore))
         stack.enter_context(mock.patch.object(StepClock, "planned", plan))

@@ -117,6 +117,11 @@ class CacheManager:
             self.states = StatePool(num_state_slots, page_size, max_running, self.tree)
 
     @property
+    def lacks_states(self) -> bool:
+        """Whether no further request can have slots of recurrent states."""
+        return self.states is not None and not self.states.admits
+
+    @property
     def num_available_pages(self) -> int:
         """Pages that are free or could be evicted."""
         return self.pool.num_free + self.tree.num_pages - self.tree.num_locked_pages
@@ -243,7 +248,7 @@ class CacheManager:
         Returns:
             Number of tokens from the cache; `None`, with nothing changed, if pages are missing.
         """
-        if self.states is not None and not self.states.admits:
+        if self.lacks_states:
             return None
         num_cached = self.attach_prefix(block_table, prefix, namespace)
         # One more than the tokens: the first generated token needs a slot.
@@ -366,6 +371,23 @@ class CacheManager:
         block_table.num_pages = block_table.num_shared = block_table.num_dropped = 0
         block_table.version += 1
 
+    def distrust(self, block_table: BlockTable, tokens: Tokens, namespace: str) -> None:
+        """Free the pages of `block_table`, whose numbers may be wrong.
+
+        Chunks of a prompt of a model with recurrent states are in the tree before the prompt's last
+        one is checked. So its path loses its snapshots, and the pages that nothing else uses.
+
+        Args:
+            block_table: a request's.
+            tokens: the request's; only their type matters.
+            namespace: of the request.
+        """
+        node = block_table.node
+        self.release(block_table, tokens[:0], namespace)
+        if node is not None and self.states is not None:
+            self.pool.give_back(self.tree.discard(node))
+            self.states.collect()
+
     def _insert(
         self, block_table: BlockTable, tokens: Tokens, num_full: int, namespace: str
     ) -> PrefixMatch:
@@ -396,14 +418,16 @@ class CacheManager:
         The tree's pages stay. Call this after an exception: it frees what was taken for a request
         that is not in `block_tables`. It checks every page, so it takes milliseconds.
         """
+        if self.states is not None:
+            # This comes first: `lock_only` lists the leaves that may be evicted, and none that is
+            # pinned.
+            holds = [table.state_hold for table in block_tables if table.state_hold >= 0]
+            self.states.recover(holds)
         self.tree.lock_only(
             [block_table.node for block_table in block_tables if block_table.node is not None]
         )
         own = [block_table.own() for block_table in block_tables]
         self.pool.reset(np.concatenate([self.tree.all_pages(), *own]))
-        if self.states is not None:
-            holds = [table.state_hold for table in block_tables if table.state_hold >= 0]
-            self.states.recover(holds)
 
     def check_invariants(self, block_tables: list[BlockTable]) -> None:
         """Assert that every page, and every slot of states, is in exactly one place.

@@ -131,43 +131,43 @@ class RadixTree:
         The length is counted in tokens, so it need not be a whole number of pages. No node is
         split, and no node counts as used.
         """
-        node, num_tokens = self._roots.get(namespace), 0
-        while node is not None and node.children and num_tokens < len(tokens):
-            rest = tokens[num_tokens:]
-            child = node.children.get(self._key(rest))
-            if child is None:
-                firsts = np.frombuffer(b"".join(node.children), dtype=np.int32)
-                num_tokens += _longest_common(firsts.reshape(-1, self.page_size), rest)
-                return CommonPrefix(num_tokens, differs=num_tokens < len(tokens))
-            common = _longest_common(child.tokens[None], rest)
-            num_tokens += common
-            if common < len(child.tokens):
-                return CommonPrefix(num_tokens, differs=num_tokens < len(tokens))
-            node = child
-        return CommonPrefix(num_tokens, differs=False)
+        root = self._roots.get(namespace)
+        if root is None:
+            return CommonPrefix(0, differs=False)
+        return self._common(root, tokens, most_compared=None)
 
     def common_after(self, node: RadixNode, rest: Tokens) -> CommonPrefix:
         """Return how far `rest` agrees with the cached sequences that continue at `node`.
 
-        Of many that continue with different pages, none is looked at: the length is 0 then.
+        Where many continue with different pages, none of these is looked at: the common part ends
+        there.
         """
-        if not node.children or not len(rest):
-            return CommonPrefix(0, differs=False)
-        child = node.children.get(self._key(rest))
-        if child is not None:
-            num_tokens = _longest_common(child.tokens[None], rest)
-            is_whole = num_tokens == min(len(child.tokens), len(rest))
-            return CommonPrefix(num_tokens, differs=not is_whole)
-        if len(node.children) > _MAX_COMPARED:
-            return CommonPrefix(0, differs=True)
-        firsts = np.frombuffer(b"".join(node.children), dtype=np.int32)
-        firsts = firsts.reshape(-1, self.page_size)
+        return self._common(node, rest, most_compared=_MAX_COMPARED)
+
+    def _common(self, node: RadixNode, rest: Tokens, most_compared: int | None) -> CommonPrefix:
+        num_tokens = 0
+        while node.children and num_tokens < len(rest):
+            left = rest[num_tokens:]
+            child = node.children.get(self._key(left))
+            if child is None:
+                if most_compared is not None and len(node.children) > most_compared:
+                    return CommonPrefix(num_tokens, differs=True)
+                firsts = np.frombuffer(b"".join(node.children), dtype=np.int32)
+                num_tokens += self._common_first(firsts.reshape(-1, self.page_size), left)
+                return CommonPrefix(num_tokens, differs=num_tokens < len(rest))
+            common = _longest_common(child.tokens[None], left)
+            num_tokens += common
+            if common < len(child.tokens):
+                return CommonPrefix(num_tokens, differs=num_tokens < len(rest))
+            node = child
+        return CommonPrefix(num_tokens, differs=False)
+
+    def _common_first(self, firsts: Tokens, rest: Tokens) -> int:
+        """Return the most tokens that one of `firsts`, none of which `rest` begins with, shares."""
         if len(rest) < self.page_size:
-            num_tokens = _longest_common(firsts, rest)
-        else:
-            # None is the same page, so each has a first difference.
-            num_tokens = int((firsts != rest[: self.page_size]).argmax(axis=1).max())
-        return CommonPrefix(num_tokens, differs=num_tokens < len(rest))
+            return _longest_common(firsts, rest)
+        # None is the same page, so each has a first difference.
+        return int((firsts != rest[: self.page_size]).argmax(axis=1).max())
 
     def insert(self, tokens: Tokens, pages: Pages, namespace: str) -> PrefixMatch:
         """Add `tokens` (whole pages, stored in `pages`) to the tree.
@@ -256,6 +256,30 @@ class RadixTree:
                 self._remove(node)
         self.num_pages -= num_freed
         return np.concatenate(freed) if freed else EMPTY_PAGES
+
+    def discard(self, node: RadixNode) -> Pages:
+        """Remove the snapshots on the path to `node`, and its end as far as nothing else uses it.
+
+        Snapshots that running requests read stay.
+
+        Returns:
+            The pages of what was removed.
+        """
+        freed = [EMPTY_PAGES]
+        while node.parent is not None:
+            parent = node.parent
+            if not node.num_pins:
+                self.snapshots.drop(node)
+            if _evictable(node):
+                freed.append(node.pages)
+                self.num_pages -= len(node.pages)
+                if self.events is not None:
+                    self.events.removed(node.hashes)
+                self._remove(node)
+                # The list of leaves may still have it; without a parent it counts as in use.
+                node.parent = None
+            node = parent
+        return np.concatenate(freed)
 
     def all_pages(self) -> Pages:
         """Every page the tree holds, for the invariant check."""

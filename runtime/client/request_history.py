@@ -44,13 +44,14 @@ class RequestTrace:
         break_ids: int32 bytes, tokens around the place where the prompt left the cache.
         num_before: how many of them are before that place.
         system: key of its system message in `RequestHistory`; 0 for none.
+        system_text: that message, as long as the prompt's tokens are kept.
     """
 
     __slots__ = (
         *("_held", "_ids", "admitted_at", "arrival", "break_ids", "finished_at", "first_at"),
         *("first_token_at", "held_s", "lost_s", "name", "num_before", "num_images"),
         *("num_output", "num_prompt", "num_resumes", "outcome", "request_id", "sent_at"),
-        *("system", "worker"),
+        *("system", "system_text", "worker"),
     )
 
     def __init__(self, request: GenerateRequest, name: tuple[str, str], num_prompt: int) -> None:
@@ -74,6 +75,8 @@ class RequestTrace:
         self.break_ids = b""
         self.num_before = 0
         self.system = 0
+        # The arrival drops its own once the response is complete.
+        self.system_text = "" if self.arrival is None else self.arrival.system
 
     def hold(self, reason: Hold) -> None:
         """Note that the request waits because of `reason`."""
@@ -110,18 +113,17 @@ class RequestTrace:
         self.finished_at = self.finished_at or time.monotonic()
 
     def tell(self, times: WorkerTimes) -> None:
-        """Join the worker's half; the prompt is not kept any longer."""
+        """Join the worker's half; the prompt is not needed any longer."""
         self.worker = times
         if times.prefix is not None:
             first = max(times.prefix.index - SHOWN_TOKENS, 0)
             end = times.prefix.index + SHOWN_TOKENS
             self.num_before = times.prefix.index - first
             self.break_ids = self._ids[_ID_BYTES * first : _ID_BYTES * end]
-        self.forget_prompt()
 
     def forget_prompt(self) -> None:
-        """Let the prompt's tokens go."""
-        self._ids = b""
+        """Let the prompt's tokens and its system message go."""
+        self._ids, self.system_text = b"", ""
 
 
 class RequestHistory:
@@ -155,7 +157,6 @@ class RequestHistory:
         if len(self._ended) > MAX_KEPT:
             self._ended.popitem(last=False)
         if trace.worker is not None:
-            self._keep_system(trace)
             return
         self._untold.append(trace)
         if len(self._untold) > _MAX_UNTOLD:
@@ -164,19 +165,17 @@ class RequestHistory:
     def on_times(self, ended: Iterable[WorkerTimes]) -> None:
         """Join what a worker tells with the traces it is about."""
         for times in ended:
-            trace = self._running.get(times.request_id)
+            trace = self._running.get(times.request_id) or self._ended.get(times.request_id)
             if trace is not None:
                 trace.tell(times)
-            elif (trace := self._ended.get(times.request_id)) is not None:
-                trace.tell(times)
                 self._keep_system(trace)
+                trace.forget_prompt()
 
     def _keep_system(self, trace: RequestTrace) -> None:
         """Keep the system message of a prompt that may have left the cache in it."""
-        worker, arrival = trace.worker, trace.arrival
-        if worker is None or worker.prefix is None or arrival is None or not arrival.system:
+        worker, text = trace.worker, trace.system_text
+        if worker is None or worker.prefix is None or not text:
             return
-        text = arrival.system
         # A token has at least one character; a template writes a few tokens before the message.
         if not worker.prefix.differs or worker.prefix.index > len(text) + SHOWN_TOKENS:
             return

@@ -18,6 +18,7 @@ class Wait(IntEnum):
         PAUSE: generation is paused.
         ADAPTER: a slot for its adapter.
         SHARED: another request that computes the same prefix.
+        STATES: slots of recurrent states (`--max-mamba-cache-size`).
     """
 
     STEP = 0
@@ -27,6 +28,7 @@ class Wait(IntEnum):
     PAUSE = 4
     ADAPTER = 5
     SHARED = 6
+    STATES = 7
 
 
 class ChunkTime(msgspec.Struct, frozen=True, array_like=True, gc=False):

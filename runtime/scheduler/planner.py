@@ -276,7 +276,8 @@ class Planner:
         # The last known token is an input of the next step, so its key and value may not exist yet.
         num_valid = min(int(table.num_computed[row]), int(table.num_tokens[row]) - 1)
         known = table.known_tokens(row)[: max(num_valid, 0) if keep_cached else 0]
-        self._cache.release(request.block_table, request.keys(known), request.namespace)
+        give_up = self._cache.release if keep_cached else self._cache.distrust
+        give_up(request.block_table, request.keys(known), request.namespace)
         self.forget(request)
 
     def forget(self, request: Request) -> None:
@@ -332,8 +333,9 @@ class Planner:
                 if self._waits_for_prefix(request):
                     request.times.skipped(Wait.SHARED)
                     continue
+                request.times.passed()
                 if not self._admit(request):
-                    self._wait = Wait.PAGES
+                    self._wait = Wait.STATES if self._cache.lacks_states else Wait.PAGES
                     self._held_up = request, self._order_key()
                     break
                 self._add_chunk(request, budget, chunks)
@@ -385,7 +387,10 @@ class Planner:
         return Chunk(request, start, length, is_last, samples, part, spans, embeds, num_embeds)
 
     def _admit(self, request: Request) -> bool:
-        """Give a waiting request a row and pages for its whole prompt; false if pages are short."""
+        """Give a waiting request a row, and pages for its whole prompt.
+
+        Return false if pages or slots of states are short.
+        """
         cache, block_table = self._cache, request.block_table
         for report in request.reports:
             report.planned = report.reported

@@ -27,8 +27,8 @@ def report_prefix(message: MatchPrefix, cache: CacheManager, generation: str) ->
     tokens = cache_keys(np.frombuffer(message.input_ids, dtype=np.int32), message.images)
     found = cache.common_prefix(tokens, generation + message.namespace)
     # The last token is always computed, even if its page is cached.
-    num_whole = max(min(found.num_tokens, len(tokens) - 1), 0) // cache.page_size
-    report = PrefixReport(found.num_tokens, num_whole * cache.page_size, found.differs)
+    num_cached = cache.match_length(tokens[:-1], generation + message.namespace)
+    report = PrefixReport(found.num_tokens, num_cached, found.differs)
     return ControlReply(message.call_id, True, data=msgspec.msgpack.encode(report))
 
 

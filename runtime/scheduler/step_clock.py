@@ -168,7 +168,7 @@ class TimeRecord:
     """
 
     __slots__ = (
-        *("_arrival", "_clock", "_decodes_since", "_own", "_retracted_at"),
+        *("_arrival", "_clock", "_counted_at", "_decodes_since", "_own", "_retracted_at"),
         *("_sums", "_tower_s", "_waits", "told"),
     )
 
@@ -178,8 +178,9 @@ class TimeRecord:
         self.told = WorkerTimes(request_id, time.monotonic())
         self._clock: StepClock | None = None
         self._waits: list[float] = []
-        # What this request alone waits for, and since when.
-        self._own: tuple[Wait, float] | None = None
+        # What this request alone waits for, and since when it was last counted.
+        self._own: Wait | None = None
+        self._counted_at = 0.0
         self._sums: _Sums | None = None
         self._decodes_since = self._retracted_at = self._tower_s = 0.0
 
@@ -191,17 +192,23 @@ class TimeRecord:
             self.told.queued_at = now
             if clock.stepped_at > self._arrival:
                 self.told.read_after = clock.last_prompts
-            self._waits = clock.waits()
+            self.told.waits = [0.0] * len(Wait)
+            self._waits, self._counted_at = clock.waits(), now
         elif not self._retracted_at:
             self._retracted_at = now
             self._close()
 
     def skipped(self, wait: Wait) -> None:
         """Note that requests behind this one may be admitted before it."""
-        told = self.told
-        if self._own is None and self._clock is not None and not told.admitted_at:
-            self._own = wait, time.monotonic()
-            told.waits = self._waited()
+        if self._own is not wait:
+            self._count_waits()
+            self._own = wait
+
+    def passed(self) -> None:
+        """Note that the request waits for nothing of its own any more."""
+        if self._own is not None:
+            self._count_waits()
+            self._own = None
 
     def admitted(self, num_cached: int, prefix: PrefixBreak | None, is_empty: bool) -> None:
         """Note that the request has a row and pages, for the first time or again.
@@ -214,20 +221,23 @@ class TimeRecord:
         told, clock = self.told, self._clock
         if told.admitted_at or clock is None:
             return
+        self._count_waits()
         told.admitted_at = time.monotonic()
         told.cached_tokens, told.prefix, told.is_cache_empty = num_cached, prefix, is_empty
         self._tower_s = clock.tower_s
-        if self._own is None:
-            told.waits = self._waited()
-        else:
-            wait, since = self._own
-            told.waits[wait] += told.admitted_at - since
 
-    def _waited(self) -> list[float]:
-        assert self._clock is not None, "it was queued"
-        return [
-            after - before for before, after in zip(self._waits, self._clock.waits(), strict=True)
-        ]
+    def _count_waits(self) -> None:
+        """Add the time since the last call, if the request waits for its first admission."""
+        told, clock = self.told, self._clock
+        if clock is None or told.admitted_at:
+            return
+        before, since = self._waits, self._counted_at
+        self._waits, self._counted_at = clock.waits(), time.monotonic()
+        if self._own is not None:
+            told.waits[self._own] += self._counted_at - since
+            return
+        for wait, seconds in enumerate(self._waits):
+            told.waits[wait] += seconds - before[wait]
 
     def chunk(self, start: int, num_tokens: int, planned_at: float) -> None:
         """Note a chunk of the prompt, or of tokens that are computed again."""
@@ -274,8 +284,7 @@ class TimeRecord:
         told.ended_at = time.monotonic()
         if self._retracted_at:
             told.retracted_s += told.ended_at - self._retracted_at
-        if not told.admitted_at and self._clock is not None and self._own is None:
-            told.waits = self._waited()
+        self._count_waits()
         told.num_retractions = num_retractions
         told.usual_step_s = clock.usual_step_s()
         clock.add_ended(told)

@@ -38,6 +38,7 @@ CauseName = Literal[
     "pause",
     "adapter slots",
     "shared prefix",
+    "state slots",
 ]
 # A cause is named if it took this share of the request's time, and at least this long.
 _LEAST_SHARE = 0.05
@@ -55,6 +56,7 @@ _WAITS = {
     Wait.PAUSE: "pause",
     Wait.ADAPTER: "adapter slot",
     Wait.SHARED: "shared prefix",
+    Wait.STATES: "slots of recurrent states",
 }
 
 _HOLDS: dict[Hold, str] = {
@@ -176,8 +178,16 @@ def _is_told(trace: RequestTrace) -> bool:
 
 @dataclass(frozen=True)
 class _Left:
+    """Where a prompt left the cache.
+
+    Attributes:
+        is_cold: no cached prompt begins like this one.
+        is_late: computation began before that place, at a snapshot of recurrent states.
+    """
+
     told: LeftCache
     is_cold: bool
+    is_late: bool
 
 
 class _Reading:
@@ -318,7 +328,12 @@ class _Reading:
             "before": self._text(before),
             "after": self._text(after),
         }
-        return _Left(told, is_cold=not worker.cached_tokens and not in_system)
+        page_size = self._context.config.scheduling.page_size or 1
+        is_late = self._context.model.is_recurrent and (
+            prefix.index - worker.cached_tokens >= page_size
+        )
+        is_cold = not worker.cached_tokens and not in_system and not is_late
+        return _Left(told, is_cold, is_late)
 
     def _is_in_system(self, before: list[int], after: list[int]) -> bool:
         """Whether the text around the break, on both sides of it, is of the system message."""
@@ -401,6 +416,11 @@ class _Reading:
             self._waited_s(Wait.SHARED),
             "Another request computed the same prefix, which this one then used.",
         )
+        yield (
+            "state slots",
+            self._waited_s(Wait.STATES),
+            "Running requests had all slots of recurrent states (`--max-mamba-cache-size`).",
+        )
 
     def _at_worker(self, left: _Left | None) -> Iterator[tuple[CauseName, float, str]]:
         trace, worker = self._trace, self._worker
@@ -428,6 +448,8 @@ class _Reading:
         trace, worker, told = self._trace, self._worker, left.told
         computed = trace.num_prompt - worker.cached_tokens
         count = f"{computed} of {trace.num_prompt} prompt tokens were computed"
+        if left.is_late:
+            count += f", from the last snapshot of its states, at token {worker.cached_tokens}"
         if told["in_system"]:
             return "changed system line", (
                 f"The system message differs from the cached one at token {told['index']}: {count}."

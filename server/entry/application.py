@@ -148,7 +148,7 @@ class Application:
             else:
                 access_logger.exception("A response broke off")
         finally:
-            arrival.closed_at = time.monotonic()
+            arrival.closed_at, arrival.system = time.monotonic(), ""
             seconds = arrival.closed_at - arrival.began_at
             self._end(scope, context, status_code, seconds, reason)
 

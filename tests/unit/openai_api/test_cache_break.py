@@ -61,6 +61,18 @@ async def front(tmp_path: Path) -> Front:
     return Front(tmp_path)
 
 
+async def test_a_system_message_is_kept_once(front: Front) -> None:
+    history = front.engine.client.history
+    for minute in (1, 2):
+        body = body_of("/v1/chat/completions", f"{RULES}It is 12:0{minute}. {RULES}")
+        answer = await front.post("/v1/chat/completions", body)
+    (trace,) = history.find(answer.json()["id"], None)
+    assert trace.worker is not None
+    assert trace.arrival is not None
+    assert (trace.arrival.system, trace.system_text) == ("", "")
+    assert history.system_of(trace) == f"{RULES}It is 12:02. {RULES}"
+
+
 @pytest.mark.parametrize("route", ROUTES)
 async def test_an_answer_tells_where_it_broke(front: Front, route: str) -> None:
     first = await front.broken(route, f"{RULES}It is 12:01. {RULES}")

@@ -209,6 +209,24 @@ def test_only_the_faulty_request_fails(folder: Path) -> None:
     assert harness.tokens[1] == expected([1, 2, 3], 8)
 
 
+def test_states_of_a_failed_request_are_not_reused(folder: Path) -> None:
+    harness = Harness(folder, states={"num_state_slots": 12, "max_running": 8})
+    harness.runner.fail_rows_with_token = 666
+    prompt = list(range(1, 40))
+    # Its first chunks are shared before the last one fails.
+    harness.add(1, [*prompt, 666], 8)
+    harness.run()
+    assert harness.reasons[1].status_code == 500
+    states = harness.cache.states
+    assert states is not None
+    assert states.slots.num_free == states.num_slots
+    harness.add(2, [*prompt, 5], 8)
+    harness.run()
+    assert harness.cached[2] == 0
+    assert harness.tokens[2] == expected([*prompt, 5], 8)
+    harness.cache.check_invariants([])
+
+
 def test_flush_is_refused_while_busy(folder: Path) -> None:
     harness = Harness(folder)
     harness.add(1, list(range(1, 20)), 5)

@@ -73,6 +73,44 @@ def test_the_place_where_a_prompt_leaves_the_cache(tmp_path: Path) -> None:
     assert told(harness)[6].prefix is None
 
 
+def test_what_a_request_alone_waits_for_ends() -> None:
+    clock = StepClock()
+    clock.wait_for(Wait.ROWS)
+    passes, stays = TimeRecord(1, 0.0), TimeRecord(2, 0.0)
+    for record in (passes, stays):
+        record.queued(clock)
+        record.skipped(Wait.ADAPTER)
+        record.skipped(Wait.SHARED)
+        record.skipped(Wait.SHARED)
+    passes.passed()
+    before = passes.told.waits.copy()
+    assert before[Wait.ADAPTER] > 0
+    assert before[Wait.SHARED] > 0
+    clock.wait_for(Wait.PAGES)
+    passes.admitted(0, None, is_empty=False)
+    after = passes.told.waits
+    assert after[Wait.PAGES] > 0
+    assert (after[Wait.ADAPTER], after[Wait.SHARED]) == (before[Wait.ADAPTER], before[Wait.SHARED])
+    # Another ends while it still waits.
+    stays.ended(clock, 0)
+    waits = stays.told.waits
+    assert waits[Wait.SHARED] > before[Wait.SHARED]
+    assert not waits[Wait.PAGES]
+    for told in (passes.told, stays.told):
+        end = told.admitted_at or told.ended_at
+        assert sum(told.waits) == pytest.approx(end - told.queued_at, abs=0.05)
+
+
+def test_too_few_slots_of_states_are_told_by_name(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, states={"num_state_slots": 3, "max_running": 8})
+    for request_id in (1, 2):
+        harness.add(request_id, [request_id, 5, 6, 7, 8], 6, ignore_eos=True)
+    harness.run()
+    waits = told(harness)[2].waits
+    assert waits[Wait.STATES] > 0
+    assert not waits[Wait.PAGES]
+
+
 def test_the_slowest_neighbor_is_another_one() -> None:
     clock = StepClock()
     mine, other = TimeRecord(1, 0.0), TimeRecord(2, 0.0)
