@@ -248,6 +248,7 @@ class WeightPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
         whole_len: length of the whole along `shard_dim`, within the requested rows.
         data: float32 bytes.
         num_blocks: see `WeightShard`; if there are several, all rows are returned.
+        spans: see `WeightShard`; if there are any, all rows are returned.
     """
 
     shape: list[int]
@@ -256,6 +257,7 @@ class WeightPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     whole_len: int
     data: bytes
     num_blocks: int = 1
+    spans: list[int] = []
 
 
 class RankCall(_Message, frozen=True):

@@ -183,9 +183,9 @@ class LiveWeights:
         """
         self._check_present()
         tensor, shard = self._part(self._spec(name), as_numbers=True)
-        if shard.num_blocks > 1:
-            # The first rows belong to the first block: they are cut after the ranks' parts are
-            # joined.
+        if shard.num_blocks > 1 or shard.spans:
+            # The first rows belong to the first block or span: they are cut after the ranks' parts
+            # are joined.
             num_rows = shard.num_rows
         elif shard.shard_dim == 0:
             num_rows = max(0, min(num_rows - shard.start, shard.length))

@@ -199,6 +199,7 @@ class RankWeights:
                 whole_len=whole_len,
                 data=part.numpy().tobytes(),
                 num_blocks=shard.num_blocks,
+                spans=list(shard.spans),
             )
         )
 

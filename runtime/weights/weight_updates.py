@@ -131,6 +131,8 @@ def join_parts(replies: list[RankReply]) -> bytes:
     parts = [msgspec.msgpack.decode(reply.data, type=WeightPart) for reply in replies]
     if parts[0].num_blocks > 1:
         return msgspec.msgpack.encode(_join_blocks(parts))
+    if parts[0].spans:
+        return msgspec.msgpack.encode(_join_spans(parts))
     if parts[0].shard_dim is None or len(parts) == 1:
         return replies[0].data
     # A rank has no rows of an expert that is on another rank.
@@ -159,4 +161,13 @@ def _join_blocks(parts: list[WeightPart]) -> WeightPart:
     rows = np.concatenate(blocks, axis=dim + 1).reshape(*before, -1, *after)
     if not dim:
         rows = rows[: parts[0].whole_len]
+    return WeightPart(list(rows.shape), None, 0, 0, rows.tobytes())
+
+
+def _join_spans(parts: list[WeightPart]) -> WeightPart:
+    """Join parts in which every rank has an equal part of each span of rows."""
+    ranks = [np.frombuffer(part.data, dtype=np.float32).reshape(part.shape) for part in parts]
+    ends = np.cumsum([span // len(parts) for span in parts[0].spans])
+    of_spans = zip(*(np.split(rank, ends[:-1]) for rank in ranks), strict=True)
+    rows = np.concatenate([piece for pieces in of_spans for piece in pieces])[: parts[0].whole_len]
     return WeightPart(list(rows.shape), None, 0, 0, rows.tobytes())

@@ -18,7 +18,7 @@ class SpansShard(WeightShard):
     """A tensor of several spans of rows, of each of which a rank takes its part.
 
     Attributes:
-        spans: rows of each span; they may differ, and `start` and `length` do not count.
+        spans: rows of each span; they may differ, and `start` and `length` are not used.
         rank, num_ranks: which part of each span.
     """
 

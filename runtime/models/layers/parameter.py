@@ -57,6 +57,11 @@ class WeightShard:
         )
 
     @property
+    def spans(self) -> tuple[int, ...]:
+        """Rows of each span of the whole of which every rank takes its own part, if it is so."""
+        return ()
+
+    @property
     def num_rows(self) -> int:
         """Rows of the parameter that this shard fills."""
         return self.local_shape[0]
