@@ -340,6 +340,14 @@ class ModelSpec(ABC):
         """
 
     @property
+    def applies_kv_scales(self) -> bool:
+        """Whether attention applies a checkpoint's scales of keys and values.
+
+        Without them numbers of 8 bits are not what the checkpoint was made for.
+        """
+        return True
+
+    @property
     def num_experts(self) -> int:
         """Experts of a layer; 0 if there are none."""
         return 0

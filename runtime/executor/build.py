@@ -212,7 +212,10 @@ def with_states(
             f"No memory is left for recurrent states, {slot * SLOTS_PER_HOLD} bytes a request; "
             "raise --mem-fraction-static or --max-mamba-cache-size, or free memory."
         )
-    return num_slots, budget.without(num_slots * slot, f"{num_slots} slots of recurrent states")
+    taken = num_slots * slot
+    left = budget.without(taken, f"{num_slots} slots of recurrent states")
+    # A pool of the size that the user requested may need more than the budget, but not this memory.
+    return num_slots, replace(left, available_bytes=max(left.available_bytes - taken, 0))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from runtime.checkpoint.model_spec import ModelSpec, Quantization
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
 from runtime.launch.hardware import Hardware
@@ -124,11 +124,12 @@ def choose_kv_cache(
     device: str,
     dtype: str,
     attention: str,
-    stored: Quantization | None = None,
+    model: ModelSpec,
+    choices: Choices,
 ) -> str:
     """How keys and values are kept: a name in `kernels.kv_forms`.
 
-    `auto` follows the checkpoint, `stored`.
+    `auto` follows the checkpoint, if its scales are applied.
 
     Raises:
         StartupError: the device has no kernels for it.
@@ -137,8 +138,12 @@ def choose_kv_cache(
     name = "bf16" if asked == "bfloat16" else asked
     if name == "bf16" and dtype == "bfloat16":
         return "auto"
-    if name == "auto" and stored is not None and attention != "flashinfer":
-        return stored.kv_cache_dtype
+    stored = "auto" if model.quantization is None else model.quantization.kv_cache_dtype
+    if name == "auto" and stored != "auto" and attention != "flashinfer":
+        if model.applies_kv_scales:
+            return stored
+        why = f"this model's attention does not apply the scales of the checkpoint's {stored}"
+        return str(choices.pick("kv_cache_dtype", "auto", why))
     if device == "cpu" or name == "auto":
         return name
     if not name.startswith("fp8"):

@@ -215,7 +215,7 @@ def resolve(
         disable_radix_cache=scheduling.disable_radix_cache,
         overlap=overlap,
         attention_backend=attention,
-        kv_cache_dtype=choose_kv_cache(config, device, dtype, attention, model.quantization),
+        kv_cache_dtype=choose_kv_cache(config, device, dtype, attention, model, choices),
         moe_runner_backend=experts,
         disable_cuda_graph=config.kernels.disable_cuda_graph,
         deterministic=deterministic,

@@ -11,6 +11,8 @@ from kernels.linear import LINEAR
 from kernels.paged_attention import cpu as cpu_attention
 from kernels.sampling import gather_logprobs, sample
 from runtime.errors import StartupError
+from runtime.models.decoder.experts_spec import RouterSpec
+from runtime.models.layers.router import choose
 from tests.support.deterministic import Result, Workload, without_prompts
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
@@ -126,3 +128,14 @@ def test_sampling_does_not_feel_the_batch(threads: int) -> None:
                 assert torch.equal(values[1], found[1][one, :top_k])
     finally:
         torch.set_num_threads(before)
+
+
+def test_sigmoids_of_experts_do_not_feel_the_batch() -> None:
+    """With a number of experts at which torch's sigmoid differs by the place of a row."""
+    spec = RouterSpec(score="sigmoid", sums_to_one=True, num_groups=2, group_score="best_two")
+    logits, correction = torch.randn(37, 26), torch.randn(26)
+    ids, weights = choose(logits, 4, spec, correction)
+    for i in range(len(logits)):
+        one = choose(logits[i : i + 1].clone(), 4, spec, correction)
+        assert torch.equal(one[0], ids[i : i + 1])
+        assert torch.equal(one[1], weights[i : i + 1])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from runtime.checkpoint.attention_spec import AttentionSpec
+from runtime.checkpoint.attention_spec import AttentionSpec, LatentAttentionSpec
 from runtime.checkpoint.config_keys import (
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -187,6 +187,12 @@ class DecoderSpec(ModelSpec):
         return found
 
     @property
+    def applies_kv_scales(self) -> bool:
+        """See `ModelSpec`: latents, and attention with gates, are computed without scales."""
+        layers = [self.attention(i) for i in range(self.num_layers) if self.recurrence(i) is None]
+        return not any(isinstance(layer, LatentAttentionSpec) or layer.has_gate for layer in layers)
+
+    @property
     def num_experts(self) -> int:
         """See `ModelSpec`."""
         return 0 if self.experts is None else self.experts.num_experts
@@ -263,8 +269,10 @@ def read_layer_types(config: Keys, num_layers: int) -> frozenset[int] | None:
     kinds = config.values.get("layer_types")
     if kinds is None:
         return None
-    known = {"full_attention", "sliding_attention"}
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not known.issuperset(kinds):
+    # A tuple: an entry of the file may be a list, which has no hash.
+    known = ("full_attention", "sliding_attention")
+    is_list = isinstance(kinds, list) and len(kinds) == num_layers
+    if not is_list or not all(kind in known for kind in kinds):
         raise config.error("layer_types", f"{num_layers} of full_attention or sliding_attention")
     return frozenset(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
 

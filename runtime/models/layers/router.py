@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kernels.activation import sigmoid_mul
 from runtime.models.decoder.experts_spec import ExpertsSpec, RouterSpec
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.experts import Experts
@@ -77,7 +78,7 @@ def choose(
         correction: `[num_experts]` float32, added to scores for the choice, or `None`.
     """
     wide = logits.float()
-    scores = wide.sigmoid() if spec.score == "sigmoid" else wide.softmax(dim=-1)
+    scores = _sigmoid(wide) if spec.score == "sigmoid" else wide.softmax(dim=-1)
     ranked = scores if correction is None else scores + correction
     if spec.num_groups > 1:
         ranked = _within_best_groups(ranked, spec)
@@ -87,6 +88,13 @@ def choose(
         least = _LEAST_SUM if spec.score == "sigmoid" else 0.0
         weights = weights / (weights.sum(dim=-1, keepdim=True) + least)
     return ids, weights
+
+
+def _sigmoid(wide: Tensor) -> Tensor:
+    if wide.device.type != "cpu":
+        return wide.sigmoid()
+    # Torch's sigmoid depends on an element's place in the whole tensor here, and so on the batch.
+    return sigmoid_mul(wide, torch.ones_like(wide))
 
 
 def _within_best_groups(ranked: Tensor, spec: RouterSpec) -> Tensor:

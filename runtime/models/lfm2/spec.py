@@ -109,7 +109,9 @@ def _conv_layers(config: Keys, num_layers: int) -> frozenset[int]:
         if not isinstance(full, list) or not all(isinstance(one, int) for one in full):
             raise config.error("full_attn_idxs", "a list of layers")
         return frozenset(range(num_layers)).difference(full)
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not {_CONV, _FULL} >= set(kinds):
+    known = (_CONV, _FULL)
+    is_list = isinstance(kinds, list) and len(kinds) == num_layers
+    if not is_list or not all(kind in known for kind in kinds):
         raise config.error("layer_types", f"{num_layers} of {_CONV} or {_FULL}")
     return frozenset(i for i, kind in enumerate(kinds[:MAX_LAYERS]) if kind == _CONV)
 

@@ -95,7 +95,8 @@ def _delta_layers(config: Keys, num_layers: int) -> frozenset[int]:
     if kinds is None:
         interval = config.integer("full_attention_interval", MAX_LAYERS, 4)
         return frozenset(i for i in range(num_layers) if (i + 1) % interval)
-    known = {_LINEAR, _FULL}
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not known.issuperset(kinds):
+    known = (_LINEAR, _FULL)
+    is_list = isinstance(kinds, list) and len(kinds) == num_layers
+    if not is_list or not all(kind in known for kind in kinds):
         raise config.error("layer_types", f"{num_layers} of {_LINEAR} or {_FULL}")
     return frozenset(i for i, kind in enumerate(kinds) if kind == _LINEAR)

@@ -238,6 +238,22 @@ def test_vectors_of_images_make_the_pool_smaller(cache_mb: int, chunk: int, mebi
     assert build.with_images(left, config, spec) is left
 
 
+def test_a_pool_of_the_requested_size_leaves_the_states_their_memory() -> None:
+    config: Any = SimpleNamespace(max_mamba_cache_size=16, max_running_requests=4)
+    spec: Any = SimpleNamespace(state_slot_bytes=lambda *_: GIB // 4)
+    context: Any = SimpleNamespace(tp_size=1, dtype=torch.float32)
+    budget = Budget(4 * GIB, 10 * GIB, "(10.00 free) x 0.4 = 4.00")
+    num_slots, left = build.with_states(config, spec, context, budget)
+    assert (num_slots, left.size_bytes, left.available_bytes) == (16, 0, 6 * GIB)
+    assert pool(left, max_total_tokens=40_000).num_tokens == 40_000
+    with pytest.raises(StartupError, match=r"only 6\.0 GiB are free; lower it\.$"):
+        pool(left, max_total_tokens=60_000)
+    config.max_mamba_cache_size = 100
+    _, left = build.with_states(config, spec, context, budget)
+    with pytest.raises(StartupError, match=r"only 0\.0 GiB are free; lower it\.$"):
+        pool(left, max_total_tokens=64)
+
+
 @pytest.fixture
 def control_group(tmp_path: Path) -> Path:
     """A container with a limit of 1000 bytes, less than any machine has, of which 900 are used."""

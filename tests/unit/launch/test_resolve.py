@@ -19,7 +19,7 @@ from runtime.config.options import (
 )
 from runtime.config.parallel_options import ParallelArgs
 from runtime.errors import StartupError
-from runtime.launch.defaults import choose_kv_cache
+from runtime.launch.defaults import Choices, choose_kv_cache
 from runtime.launch.hardware import (
     Hardware,
     cpu_has_bf16,
@@ -31,6 +31,7 @@ from runtime.launch.resolve import Folders, preferred_sampling, resolve
 from runtime.models.quantization.fp8.front import Fp8Quantization
 from runtime.models.registry import read_model_spec
 from runtime.processes.engine_processes import config_of_replica
+from tests.support.fake_checkpoint import write_config
 from tests.support.fake_engine import fake_model_config
 
 CPU = Hardware(num_gpus=0, torch_has_cuda=False, cpu_has_bf16=False, num_cores=6)
@@ -116,7 +117,9 @@ def test_keys_and_values_are_kept_as_asked(asked, stored, kept):
     if asked.startswith("fp8"):
         assert choose(GPU, half, kernels=kernels).worker.kv_cache_dtype == kept
         with pytest.raises(StartupError, match="does not work with --attention-backend flash"):
-            choose_kv_cache(ServerConfig(kernels=kernels), "cuda", "bfloat16", "flashinfer")
+            choose_kv_cache(
+                ServerConfig(kernels=kernels), "cuda", "bfloat16", "flashinfer", half, Choices()
+            )
         return
     with pytest.raises(StartupError, match=f"--kv-cache-dtype {asked} runs on a CPU only"):
         choose(GPU, half, kernels=kernels)
@@ -130,9 +133,21 @@ def test_keys_and_values_follow_the_checkpoint():
     half = dataclasses.replace(model, dtype="bfloat16")
     assert choose(GPU, half, kernels=asked).worker.kv_cache_dtype == "auto"
     # FlashInfer has no kernels for it.
-    stored = model.quantization
-    found = choose_kv_cache(ServerConfig(), "cuda", "bfloat16", "flashinfer", stored)
+    found = choose_kv_cache(ServerConfig(), "cuda", "bfloat16", "flashinfer", model, Choices())
     assert found == "auto"
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM", "Qwen3NextForCausalLM"])
+def test_attention_without_scales_does_not_follow_the_checkpoint(tmp_path, architecture):
+    config = write_config(tmp_path, architectures=[architecture], num_hidden_layers=4)
+    spec = read_model_spec(config)
+    model = dataclasses.replace(spec, quantization=Fp8Quantization((), kv_cache_dtype="fp8_e4m3"))
+    for hardware in (CPU, GPU):
+        chosen = choose(hardware, model)
+        assert chosen.worker.kv_cache_dtype == "auto"
+        assert any(line.startswith("kv_cache_dtype: auto (this model") for line in chosen.choices)
+    asked = KernelArgs(kv_cache_dtype="fp8_e4m3")
+    assert choose(CPU, model, kernels=asked).worker.kv_cache_dtype == "fp8_e4m3"
 
 
 def test_vectors_are_made_of_rounded_products_where_that_pays():
