@@ -371,19 +371,14 @@ class CacheManager:
         block_table.num_pages = block_table.num_shared = block_table.num_dropped = 0
         block_table.version += 1
 
-    def distrust(self, block_table: BlockTable, tokens: Tokens, namespace: str) -> None:
+    def distrust(self, block_table: BlockTable, namespace: str) -> None:
         """Free the pages of `block_table`, whose numbers may be wrong.
 
         Chunks of a prompt of a model with recurrent states are in the tree before the prompt's last
         one is checked. So its path loses its snapshots, and the pages that nothing else uses.
-
-        Args:
-            block_table: a request's.
-            tokens: the request's; only their type matters.
-            namespace: of the request.
         """
         node = block_table.node
-        self.release(block_table, tokens[:0], namespace)
+        self.release(block_table, np.empty(0, dtype=np.int32), namespace)
         if node is not None and self.states is not None:
             self.pool.give_back(self.tree.discard(node))
             self.states.collect()

@@ -271,13 +271,15 @@ class Planner:
 
     def drop(self, request: Request, *, keep_cached: bool = True) -> None:
         """Take a running request out of its row and free its pages."""
-        row = request.row
-        table = self._table
-        # The last known token is an input of the next step, so its key and value may not exist yet.
-        num_valid = min(int(table.num_computed[row]), int(table.num_tokens[row]) - 1)
-        known = table.known_tokens(row)[: max(num_valid, 0) if keep_cached else 0]
-        give_up = self._cache.release if keep_cached else self._cache.distrust
-        give_up(request.block_table, request.keys(known), request.namespace)
+        row, table, cache = request.row, self._table, self._cache
+        if keep_cached:
+            # The last known token is an input of the next step, so its key and value may not exist
+            # yet.
+            num_valid = min(int(table.num_computed[row]), int(table.num_tokens[row]) - 1)
+            known = table.known_tokens(row)[: max(num_valid, 0)]
+            cache.release(request.block_table, request.keys(known), request.namespace)
+        else:
+            cache.distrust(request.block_table, request.namespace)
         self.forget(request)
 
     def forget(self, request: Request) -> None:

@@ -104,11 +104,11 @@ def test_states_that_are_not_trusted_leave_the_tree() -> None:
     cache.share(table, prompt[:8], "")
     other = begin(cache, tokens(*prompt[:8], 70))
     assert other.num_shared == 2
-    cache.distrust(table, prompt, "")
+    cache.distrust(table, "")
     # Another request reads the snapshot: it stays until that one ends.
     assert cache.match_length(prompt, "") == 8
     cache.check_invariants([other])
-    cache.distrust(other, prompt, "")
+    cache.distrust(other, "")
     assert cache.match_length(prompt, "") == 0
     assert cache.states.slots.num_free == cache.states.num_slots
     assert cache.pool.num_free == NUM_PAGES
@@ -122,7 +122,7 @@ def test_what_others_need_stays_when_a_path_is_not_trusted() -> None:
     table = begin(cache, prompt)
     compute(cache, table, 0, 8, 8)
     cache.share(table, prompt[:8], "")
-    cache.distrust(table, prompt, "")
+    cache.distrust(table, "")
     cache.check_invariants([])
     assert cache.match_length(prompt, "") == 0
     assert cache.match_length(tokens(*prompt[:4], 80, 81, 82, 83, 84), "") == 8
