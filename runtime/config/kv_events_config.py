@@ -10,6 +10,8 @@ import msgspec
 from runtime.errors import StartupError
 
 _ENDPOINT = re.compile(r"(tcp://.+:)(\d+)|ipc://.+")
+_HOST = re.compile(r"tcp://.+:(?=\d+$)")
+_EVERYWHERE = ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:")
 MAX_PORT = 65535
 
 
@@ -38,8 +40,12 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     topic: str = ""
 
     @classmethod
-    def parse(cls, text: str | None) -> KVEventsConfig | None:
+    def parse(cls, text: str | None, dp_size: int = 1) -> KVEventsConfig | None:
         """Read the option's value; `None` if no events are wanted.
+
+        Args:
+            text: the value.
+            dp_size: copies of the model, each of which has endpoints of its own.
 
         Raises:
             StartupError: it is not such a JSON object, or a value is out of bounds.
@@ -50,19 +56,38 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             found = msgspec.json.decode(text.encode(), type=cls)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise StartupError(f"--kv-events-config: {error}.") from None
+        most = MAX_PORT + 1 - dp_size
         for name in ("endpoint", "replay_endpoint"):
             value = getattr(found, name)
             match = None if value is None else _ENDPOINT.fullmatch(value)
-            if value is not None and (match is None or int(match[2] or 1) > MAX_PORT):
+            if value is not None and (match is None or not 0 < int(match[2] or 1) <= most):
+                copies = f" with --dp-size {dp_size}" if dp_size > 1 else ""
                 raise StartupError(
-                    f"--kv-events-config: {name} must be tcp://HOST:PORT (* for all addresses) or "
-                    f"ipc://PATH, got {value!r}."
+                    f"--kv-events-config: {name} must be tcp://HOST:PORT (* for all addresses, "
+                    f"ports in [1, {most}]{copies}) or ipc://PATH, got {value!r}."
                 )
+        found._check_apart(dp_size)
         for name in ("buffer_steps", "hwm"):
             if not 1 <= getattr(found, name) <= 10**7:
                 raise StartupError(f"--kv-events-config: {name} must be in [1, 10000000].")
         is_on = found.publisher == "zmq" and found.enable_kv_cache_events
         return found if is_on else None
+
+    def _check_apart(self, dp_size: int) -> None:
+        """Refuse an endpoint of one copy that is the replay endpoint of one."""
+        if self.replay_endpoint is None:
+            return
+        pair = (self.endpoint, self.replay_endpoint)
+        if any(each.startswith(_EVERYWHERE) for each in pair):
+            # All addresses of the machine share the port.
+            pair = (_HOST.sub("tcp://*:", pair[0]), _HOST.sub("tcp://*:", pair[1]))
+        copies = range(dp_size)
+        events, replays = ({of_replica(each, rank) for rank in copies} for each in pair)
+        if both := events & replays:
+            hint = f": with --dp-size {dp_size} copy N adds N to the port" if copies[1:] else ""
+            raise StartupError(
+                f"--kv-events-config: endpoint and replay_endpoint share {min(both)}{hint}."
+            )
 
 
 def of_replica(endpoint: str, dp_rank: int) -> str:

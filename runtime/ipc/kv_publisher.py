@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from typing import Any
 
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 _END = (-1).to_bytes(8, "big", signed=True)
 _REQUEST_FRAMES = 3
 _NUMBER_BYTES = 8
+# Subscribers of a worker before this one connect again within this time of the binding. The
+# first batch, which says that the cache is empty, would be lost if it were sent before.
+_HOLD_S = 1.0
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -47,6 +51,9 @@ class KVPublisher:
         self._publisher.setsockopt(zmq.SNDHWM, config.hwm)
         _bind(self._publisher, of_replica(config.endpoint, dp_rank))
         self._requests = context.socket(zmq.ROUTER)
+        # A ROUTER drops in silence what exceeds the limit. ZMQ learns what has been read in steps
+        # of half the limit, so two answers must fit for a second one to be whole.
+        self._requests.setsockopt(zmq.SNDHWM, 2 * (config.buffer_steps + 1))
         if config.replay_endpoint is not None:
             _bind(self._requests, of_replica(config.replay_endpoint, dp_rank))
         # Pages change as fast as steps follow each other; no limit drops a batch between threads.
@@ -77,16 +84,29 @@ class KVPublisher:
         poller.register(self._arrivals, zmq.POLLIN)
         poller.register(self._requests, zmq.POLLIN)
         next_number = 0
+        held: list[tuple[bytes, bytes]] | None = []
+        until = time.monotonic() + _HOLD_S
         while True:
-            waiting = dict(poller.poll())
+            left_s = max(0.0, until - time.monotonic())
+            waiting = dict(poller.poll(None if held is None else 1 + int(left_s * 1000)))
+            ends = False
             if self._arrivals in waiting:
                 payload = self._arrivals.recv()
-                if not payload:
-                    return
-                number = next_number.to_bytes(_NUMBER_BYTES, "big")
-                next_number += 1
-                self._kept.append((number, payload))
-                self._publisher.send_multipart((self._topic, number, payload))
+                ends = not payload
+                if not ends:
+                    number = next_number.to_bytes(_NUMBER_BYTES, "big")
+                    next_number += 1
+                    self._kept.append((number, payload))
+                    if held is None:
+                        self._publisher.send_multipart((self._topic, number, payload))
+                    else:
+                        held.append((number, payload))
+            if held is not None and (ends or time.monotonic() >= until):
+                for batch in held:
+                    self._publisher.send_multipart((self._topic, *batch))
+                held = None
+            if ends:
+                return
             if self._requests in waiting:
                 self._replay(self._requests.recv_multipart())
 

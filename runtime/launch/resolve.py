@@ -333,7 +333,7 @@ def check_options(config: ServerConfig) -> None:
     """
     _check_bounds(config)
     check_nodes(config.parallel, config.lora)
-    KVEventsConfig.parse(config.scheduling.kv_events_config)
+    KVEventsConfig.parse(config.scheduling.kv_events_config, config.parallel.dp_size)
     http, scheduling = config.http, config.scheduling
     parsers = {http.reasoning_parser, http.tool_call_parser}
     if config.model.skip_tokenizer_init and not parsers <= {None, AUTO_PARSER, NO_PARSER}:
