@@ -88,8 +88,14 @@ def main(argv: Sequence[str], out: TextIO) -> int:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the variables with which processes compile into `folder`, and find it there."""
-    return {"TRITON_CACHE_DIR": str(folder / "triton"), "XDG_CACHE_HOME": str(folder)}
+    """Return the variables with which processes compile into `folder`, and find it there.
+
+    They move no models: neither the hub's cache nor those that were fetched.
+    """
+    return {
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "HEADRACE_CACHE_DIR": str(folder / "headrace"),
+    }
 
 
 def _answer(engine: Engine) -> None:

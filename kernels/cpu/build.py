@@ -31,8 +31,14 @@ class BuildError(RuntimeError):
     """The library could not be built; the message says why."""
 
 
+def library_dir() -> Path:
+    """Return the folder of built libraries: `$HEADRACE_CACHE_DIR`, or the cache folder."""
+    given = os.environ.get("HEADRACE_CACHE_DIR", "")
+    return Path(given) if given else cache_dir()
+
+
 def cache_dir() -> Path:
-    """Return the folder of built libraries: `$XDG_CACHE_HOME/headrace` or `~/.cache/headrace`."""
+    """Return the user's cache folder: `$XDG_CACHE_HOME/headrace` or `~/.cache/headrace`."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(root) if root else Path.home() / ".cache") / "headrace"
 
@@ -54,7 +60,7 @@ def build(folder: Path = _SOURCE_DIR) -> Path:
     if compiler is None:
         raise BuildError("no C++ compiler (g++) on the path")
     sources = sorted(folder.glob("*.cpp"))
-    target = cache_dir() / f"cpu_kernels-{_key(compiler, folder)}.so"
+    target = library_dir() / f"cpu_kernels-{_key(compiler, folder)}.so"
     if target.exists():
         return target
     try:

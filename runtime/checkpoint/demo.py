@@ -30,7 +30,7 @@ _FETCH = "`python -m headrace.demo.fetch` fetches it"
 
 
 def fetched_models() -> Path:
-    """The folder of fetched models: `models` in the cache folder of the kernels."""
+    """The folder of fetched models: `models` in the user's cache folder."""
     return cache_dir() / "models"
 
 
