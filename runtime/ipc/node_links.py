@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import ipaddress
+import logging
 import socket
 import struct
 import threading
@@ -21,10 +22,16 @@ from zmq.utils.monitor import recv_monitor_message
 
 from runtime.errors import StartupError
 
+logger = logging.getLogger(__name__)
+
 # A host whose messages fail to come for this long has died, or its network has. A network that
 # stops for 10 s is heard again after 13 s, as TCP doubles its pauses.
 SILENCE_S = 45.0
 BEAT_INTERVAL_S = 1.0
+# A quiet connection is probed, and ends after as long a silence.
+_KEEPALIVE_PROBES = 6
+_KEEPALIVE_INTERVAL_S = 5
+_KEEPALIVE_IDLE_S = int(SILENCE_S) - _KEEPALIVE_PROBES * _KEEPALIVE_INTERVAL_S
 MAX_PORT = 65535
 _LOOK_UP_PAUSE_S = 0.5
 _SIOCGIFADDR = 0x8915
@@ -64,6 +71,14 @@ def link_key(key: str) -> LinkKey | None:
     return LinkKey.derive(key) if key else None
 
 
+def keep_alive(socket: Any) -> None:
+    """Let `socket`, not yet bound or connected, notice that a peer's host has gone in silence."""
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_IDLE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_INTERVAL_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _KEEPALIVE_PROBES)
+
+
 def parse_address(text: str) -> tuple[str, int]:
     """Split `HOST:PORT` or `[IPV6]:PORT`.
 
@@ -95,18 +110,31 @@ def resolve_host(
         StartupError: the name is unknown.
     """
     deadline = time.monotonic() + patience_s
+    is_said = False
     while True:
         try:
             return str(look_up(host, None, type=socket.SOCK_STREAM)[0][4][0])
         except socket.gaierror as error:
             if time.monotonic() >= deadline:
                 raise StartupError(f"--dist-init-addr: {host}: {error.strerror}.") from None
+            if not is_said:
+                is_said = True
+                logger.warning(
+                    "--dist-init-addr: %s: %s; trying for %g s", host, error.strerror, patience_s
+                )
         time.sleep(_LOOK_UP_PAUSE_S)
 
 
 def is_private(ip: str) -> bool:
     """Whether `ip` is of a kind that the Internet does not carry to other networks."""
     return ipaddress.ip_address(ip).is_private
+
+
+def is_unspecified(ip: str) -> bool:
+    """Whether `ip` stands for every address of a machine, as `0.0.0.0` and `::` do."""
+    address = ipaddress.ip_address(ip)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_unspecified
 
 
 def is_local(ip: str) -> bool:

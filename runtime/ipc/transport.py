@@ -22,7 +22,7 @@ import msgspec
 import zmq
 
 from runtime.errors import StartupError
-from runtime.ipc.node_links import Connection, LinkKey
+from runtime.ipc.node_links import Connection, LinkKey, keep_alive
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +136,8 @@ def front_address(run_folder: Path) -> str:
 def _socket(context: zmq.Context[Any], kind: int, address: str, key: LinkKey | None) -> Any:
     socket = context.socket(kind)
     socket.setsockopt(zmq.IPV6, "[" in address)
+    if address.startswith("tcp://"):
+        keep_alive(socket)
     if key is not None:
         key.protect(socket, listens=kind == zmq.PULL)
     # Admission bounds the work in flight, so queues need no second bound that silently drops.
@@ -162,7 +164,7 @@ class Outbox:
         only_connected: bool = False,
         watched: bool = False,
     ) -> None:
-        """Connect to `address`, which may not exist yet.
+        """Connect to `address`, which may not exist yet; ZMQError if it is not an address.
 
         Args:
             context: for the socket.
@@ -175,8 +177,12 @@ class Outbox:
         self._socket = _socket(context, zmq.PUSH, address, key)
         self._socket.setsockopt(zmq.IMMEDIATE, only_connected)
         self.connection = Connection(self._socket) if watched else None
-        self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder(enc_hook=enc_hook)
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError:
+            self.close()
+            raise
 
     def send(self, message: msgspec.Struct) -> None:
         """Queue one message."""

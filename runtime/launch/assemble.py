@@ -11,6 +11,7 @@ from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
 from runtime.errors import StartupError
 from runtime.ipc.transport import remove_run_folder
+from runtime.launch.node_options import node_link
 from runtime.launch.prepare import PreparedEngine
 from runtime.media.image_loader import ImageLoader
 from runtime.processes.engine_processes import EngineProcesses
@@ -98,10 +99,12 @@ def run_node(prepared: PreparedEngine) -> int:
     Args:
         prepared: of a node above 0.
     """
-    worker, node_rank = prepared.resolved.worker, prepared.resolved.config.parallel.node_rank
+    worker, parallel = prepared.resolved.worker, prepared.resolved.config.parallel
     assert worker.node is not None, "--node-rank is below --nnodes"
     try:
-        return NodeHost(worker, worker.node, node_rank).run()
+        return NodeHost(
+            worker, worker.node, parallel.node_rank, lambda: node_link(parallel, patience_s=0.0)
+        ).run()
     finally:
         remove_run_folder(prepared.folders.run)
 

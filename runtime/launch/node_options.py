@@ -10,6 +10,7 @@ from runtime.ipc.node_links import (
     address_toward,
     is_local,
     is_private,
+    is_unspecified,
     parse_address,
     resolve_host,
 )
@@ -17,7 +18,7 @@ from runtime.launch.hardware import Hardware
 
 MAX_NODES = 64
 MIN_KEY_CHARS = 16
-# A node may start long before node 0 has its address.
+# The record of a pod's name may come long after the pod, also for node 0's own name.
 NAME_PATIENCE_S = 300.0
 
 
@@ -81,8 +82,12 @@ def check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware:
         raise StartupError(f"--tp-size {tp_size}: the model's {what} cannot be shared evenly.")
 
 
-def node_link(parallel: ParallelArgs) -> NodeLink | None:
+def node_link(parallel: ParallelArgs, patience_s: float = NAME_PATIENCE_S) -> NodeLink | None:
     """Return how this node reaches the others; `None` on a single node.
+
+    Args:
+        parallel: the options of nodes.
+        patience_s: how long the name of node 0 may be unknown.
 
     Raises:
         StartupError: the address is unknown, not node 0's own, or needs a key; one line.
@@ -90,7 +95,12 @@ def node_link(parallel: ParallelArgs) -> NodeLink | None:
     if parallel.nnodes == 1 or parallel.dist_init_addr is None:
         return None
     host, port = parse_address(parallel.dist_init_addr)
-    leader = resolve_host(host, NAME_PATIENCE_S if parallel.node_rank else 0.0)
+    leader = resolve_host(host, patience_s)
+    if is_unspecified(leader):
+        raise StartupError(
+            f"--dist-init-addr {parallel.dist_init_addr}: {leader} stands for every address. Give "
+            "the one of node 0 on the nodes' network."
+        )
     if not is_private(leader) and parallel.dist_key is None:
         raise StartupError(
             f"--dist-init-addr {parallel.dist_init_addr}: {leader} is not a private address. Set "

@@ -6,6 +6,7 @@ the next one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import queue
@@ -32,7 +33,7 @@ from runtime.ipc.node_messages import (
     RankEnded,
     StartRanks,
 )
-from runtime.ipc.process import Child, compute_environment, why_ended
+from runtime.ipc.process import Child, compute_environment, failure_file, why_ended
 from runtime.ipc.transport import Inbox, Outbox
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.1
 # How often the log says that node 0 does not answer.
 _WAITING_LINE_S = 15.0
+# How often a node that waits looks up node 0: a pod that is started again has another address.
+_LOOK_UP_INTERVAL_S = 2.0
 
 
 class NodeHost:
@@ -50,6 +53,7 @@ class NodeHost:
         worker: WorkerConfig,
         link: NodeLink,
         node_rank: int,
+        find_link: Callable[[], NodeLink | None],
         start_child: Callable[..., Child] = Child,
     ) -> None:
         """Open the sockets.
@@ -59,10 +63,22 @@ class NodeHost:
                 rank 0.
             link: how the node reaches rank 0.
             node_rank: at least 1.
+            find_link: looks up once more how the node reaches rank 0; StartupError if it does not
+                find out.
             start_child: starts a process as `Child` does.
         """
-        self._own, self._link, self._node_rank = worker, link, node_rank
-        self._start_child = start_child
+        self._own, self._node_rank = worker, node_rank
+        self._find_link, self._start_child = find_link, start_child
+        self._incarnation = secrets.randbits(62)
+        self._config: WorkerConfig | None = None
+        self._ranks: dict[int, tuple[int, Child]] = {}
+        self._ended: queue.SimpleQueue[tuple[Child, int]] = queue.SimpleQueue()
+        self._heard_at = 0.0
+        self._stopping = threading.Event()
+        self._open(link)
+
+    def _open(self, link: NodeLink) -> None:
+        self._link = link
         key = link_key(link.key)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inbox: Inbox[NodeInbound] = Inbox(
@@ -77,13 +93,12 @@ class NodeHost:
             watched=True,
         )
         self._hello = NodeHello(
-            node_rank, self._inbox.endpoint, secrets.randbits(62), traits_of(worker)
+            self._node_rank, self._inbox.endpoint, self._incarnation, traits_of(self._own)
         )
-        self._config: WorkerConfig | None = None
-        self._ranks: dict[int, tuple[int, Child]] = {}
-        self._ended: queue.SimpleQueue[tuple[Child, int]] = queue.SimpleQueue()
-        self._heard_at = 0.0
-        self._stopping = threading.Event()
+
+    def _close(self) -> None:
+        self._outbox.close()
+        self._context.destroy(linger=0)
 
     def stop(self) -> None:
         """Make `run` return soon."""
@@ -105,6 +120,7 @@ class NodeHost:
             self._link.port,
         )
         said_at, line_at = 0.0, time.monotonic()
+        looked_up_at = line_at
         try:
             while not self._stopping.is_set():
                 self._inbox.wait(_POLL_S)
@@ -112,15 +128,20 @@ class NodeHost:
                     if isinstance(message, NodeRefused):
                         raise StartupError(f"Node 0 refuses this node: {message.why}")
                     self._receive(message)
-                self._report_ended()
+                # Ranks also end because rank 0 has gone.
                 self._notice_the_leaders_end()
+                self._report_ended()
                 now = time.monotonic()
                 if now - said_at >= BEAT_INTERVAL_S:
                     said_at = now
                     self._outbox.send(self._beat())
                 if self._config is not None:
                     line_at = now
-                elif now - line_at > _WAITING_LINE_S:
+                    continue
+                if now - looked_up_at > _LOOK_UP_INTERVAL_S:
+                    self._follow_the_name()
+                    looked_up_at = time.monotonic()
+                if now - line_at > _WAITING_LINE_S:
                     line_at = now
                     logger.warning(
                         "Node 0 does not answer at %s, port %d. Is it started, with the same "
@@ -131,8 +152,16 @@ class NodeHost:
             return 0
         finally:
             self._end_ranks()
-            self._outbox.close()
-            self._context.destroy(linger=0)
+            self._close()
+
+    def _follow_the_name(self) -> None:
+        """Connect to where node 0 is now; an address that would be refused at start is ignored."""
+        with contextlib.suppress(StartupError):
+            found = self._find_link()
+            if found is not None and found != self._link:
+                logger.info("Node 0 is now at %s, port %d", found.leader, found.port)
+                self._close()
+                self._open(found)
 
     def _beat(self) -> NodeBeat | NodeHello:
         if self._config is None or self._config.node is None:
@@ -147,7 +176,9 @@ class NodeHost:
     def _start(self, leader: WorkerConfig) -> None:
         own = self._own
         assert leader.node is not None, "rank 0 has several nodes"
-        link = dataclasses.replace(leader.node, host=self._link.host, key=self._link.key)
+        link = dataclasses.replace(
+            leader.node, leader=self._link.leader, host=self._link.host, key=self._link.key
+        )
         self._config = config = dataclasses.replace(
             leader,
             node=link,
@@ -166,6 +197,8 @@ class NodeHost:
         ranks = range(first, first + config.num_local_ranks)
         logger.info("Node 0 is there: starting rank(s) %s", ", ".join(map(str, ranks)))
         for rank in ranks:
+            # Generations of node 0 begin again at 0 with its server; this folder stays.
+            failure_file(config, rank).unlink(missing_ok=True)
             child = self._start_child(
                 "rank",
                 RankConfig(worker=config, rank=rank),
@@ -180,8 +213,7 @@ class NodeHost:
             if child.pid not in self._ranks or self._config is None:
                 continue  # of an earlier start
             rank, _ = self._ranks.pop(child.pid)
-            if code == 0:
-                continue  # it has noticed rank 0's end
+            # With code 0 too: its own connection closed, of which rank 0 may not know.
             why = why_ended(self._config, rank, code)
             logger.error("%s", why)
             if self._config.node is not None:

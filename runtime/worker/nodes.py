@@ -169,7 +169,11 @@ class Nodes:
         if known is not None and known.hello.incarnation == hello.incarnation:
             return
         why = self._refusal(hello, known)
-        outbox = Outbox(self._context, hello.address, key=self._key, watched=not why)
+        try:
+            outbox = Outbox(self._context, hello.address, key=self._key, watched=not why)
+        except zmq.ZMQError as error:
+            logger.warning("A node at %.200r was refused: %s", hello.address, error.strerror)
+            return
         if why:
             logger.warning("A node at %s was refused: %s", hello.address, why)
             outbox.send(NodeRefused(why))

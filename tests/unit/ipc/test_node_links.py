@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import zmq
@@ -49,6 +50,24 @@ def test_the_sender_notices_that_the_receiver_has_closed() -> None:
     until(lambda: connection.is_closed, 30)
     outbox.close()
     ours.destroy(linger=0)
+
+
+def test_connections_of_nodes_are_probed(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """A quiet connection whose other host has gone would stay open for ever."""
+    inbox: Inbox[NodeInbound] = Inbox(context, tcp_endpoint("127.0.0.1"), NodeInbound)
+    outbox = Outbox(context, inbox.endpoint)
+    outbox.send(LeaderBeat(1))
+    assert inbox.wait(30)
+    port = f":{int(inbox.endpoint.rpartition(':')[2]):04X}"
+
+    def are_probed() -> bool:
+        # Fields of proc(5): addresses, state (01 is established), timer (02 is keepalive).
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        ours = [row for row in rows if port in row[1] + row[2] and row[3] == "01"]
+        return len(ours) == 2 and all(row[5].startswith("02:") for row in ours)
+
+    until(are_probed)
+    outbox.close()
 
 
 def test_a_loopback_address_is_on_lo() -> None:

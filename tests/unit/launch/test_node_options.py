@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from runtime.config.lora_options import LoraArgs
 from runtime.config.parallel_options import ParallelArgs
 from runtime.errors import StartupError
-from runtime.launch.node_options import check_nodes, node_link
+from runtime.launch.node_options import NAME_PATIENCE_S, check_nodes, node_link
 
 TWO: dict[str, Any] = {"nnodes": 2, "tp_size": 2, "dist_init_addr": "127.0.0.2:5000"}
 
@@ -51,9 +52,24 @@ def test_a_node_uses_the_address_that_leads_to_node_0() -> None:
     ("address", "why"),
     [
         ("8.8.8.8:5000", "not a private address"),
+        ("0.0.0.0:5000", "stands for every address"),
+        ("0:5000", "stands for every address"),
+        ("[::]:5000", "stands for every address"),
+        ("[::ffff:0.0.0.0]:5000", "stands for every address"),
         ("10.255.255.254:5000", "not an address of this machine"),
     ],
 )
 def test_node_0_listens_on_an_own_private_address(address: str, why: str) -> None:
     with pytest.raises(StartupError, match=why):
         node_link(ParallelArgs(**{**TWO, "dist_init_addr": address}))
+
+
+def test_node_0_has_patience_for_its_own_name_too(caplog: pytest.LogCaptureFixture) -> None:
+    """The record of a pod's name may come after the pod has started."""
+    # No name server is asked for such a name.
+    late = ParallelArgs(**{**TWO, "dist_init_addr": "[fe80::1%none]:5000"})
+    with pytest.raises(StartupError, match="fe80::1%none"):
+        node_link(late, patience_s=0.1)
+    assert "trying for 0.1 s" in caplog.text
+    signature = inspect.signature(node_link)
+    assert signature.parameters["patience_s"].default == NAME_PATIENCE_S
