@@ -21,7 +21,7 @@ class Names(Generic[EntryT]):
 
     Attributes:
         kind: what the names stand for, used in messages.
-        entries: by name.
+        entries: the entries by name.
         error: the type that an unknown name raises.
     """
 

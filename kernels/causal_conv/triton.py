@@ -1,4 +1,4 @@
-"""Causal convolution in Triton: a program for each token, and for each save, of a few channels."""
+"""Causal convolution in Triton: a program computes some channels of one token or of one save."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: PLR0913 a kernel's parameters

@@ -15,7 +15,7 @@ _MAX_HEAD_DIM = 256
 
 
 def unavailable() -> str | None:
-    """Return why this build of torch cannot run it, or None if it can."""
+    """Return why this build of torch cannot run this attention, or None if it can."""
     if not torch.backends.cuda.is_flash_attention_available():
         return "this build of torch has no flash attention"
     return None

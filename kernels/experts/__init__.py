@@ -13,7 +13,7 @@ __all__ = ["EXPERTS", "ExpertBiases", "ExpertsKernels", "PackedExperts", "pack_e
 
 
 class ExpertBiases(NamedTuple):
-    """What the products of this rank's experts add.
+    """The biases that the products of this rank's experts add.
 
     Attributes:
         gate_up: `[num_experts, 2 * intermediate_size]`, gate first, the dtype of the experts.
@@ -44,7 +44,8 @@ class PackedExperts(ABC):
             sums_to_one: whether a token's weights are scaled to a sum of one.
 
         Returns:
-            `[num_tokens, num_chosen]` int64, and float32.
+            The experts' ids, `[num_tokens, num_chosen]` int64, and their weights, float32 of the
+            same shape.
         """
         weights, expert_ids = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(
             num_chosen, dim=-1
@@ -70,7 +71,7 @@ class PackedExperts(ABC):
                 another rank.
             weights: `[num_tokens, num_chosen]` float32, the experts' factors in the sum.
             activation: activation of the gates.
-            biases: of the products; `None` for none.
+            biases: biases of the products; `None` for none.
 
         Returns:
             A new `[num_tokens, hidden_size]`, the dtype of `x`; summed in float32.

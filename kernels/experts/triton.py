@@ -6,8 +6,11 @@ any choice of experts could need, and programs without work exit immediately. Th
 intermediate results: the rows of the gated products, `[num_tokens * num_chosen,
 intermediate_size]`, and the rows of the second products.
 
-On an H200 a layer of Qwen1.5-MoE takes 36 microseconds for 1 token, 258 for 64 tokens and 1,466 for
-8,192. torch's grouped products take 105, 463 and 2,298 (`benchmarks.h200.experts`).
+Microseconds of a layer of Qwen1.5-MoE on an H200 (`benchmarks.h200.experts`):
+
+    kernels                   1 token  64 tokens  8192 tokens
+    these kernels                  36        258         1466
+    torch's grouped products      105        463         2298
 """
 
 from abc import abstractmethod

@@ -1,11 +1,14 @@
-"""Experts in codes of 4 or 8 bits on a GPU: widened inside the two grouped products.
+"""Experts in 4-bit or 8-bit codes on a GPU, which are widened inside the two grouped products.
 
-The rows of all experts are one matrix in the layout of `kernels.group_linear.triton`, so an
-expert's weight begins at a row of it, and its products are those of a linear layer in codes. If
+The rows of all experts form one matrix in the layout of `kernels.group_linear.triton`. An expert's
+weight begins at a row of this matrix, and its products are those of a linear layer in codes. If
 experts have many tokens, some experts at a time are widened to 16 bits instead.
 
-On an H200 a layer of Qwen3-30B-A3B with 4-bit codes takes 28 microseconds for one token, 122 for 64
-and 328 for 1024; in bf16 40, 314 and 601 (`benchmarks.h200.experts --forms w4a16`).
+Microseconds of a layer of Qwen3-30B-A3B on an H200 (`benchmarks.h200.experts --forms w4a16`):
+
+    weights      1 token  64 tokens  1024 tokens
+    4-bit codes       28        122          328
+    bf16              40        314          601
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -185,7 +188,7 @@ class CodedExperts(SortedExperts):
     """Codes of all experts, replaced in place: CUDA graphs hold their addresses.
 
     Attributes:
-        slice_bytes: of the experts that are widened at a time.
+        slice_bytes: bytes of the experts that are widened at a time.
     """
 
     slice_bytes = 128 * 1024 * 1024
@@ -193,7 +196,7 @@ class CodedExperts(SortedExperts):
     def __init__(
         self, gate_up: PackedCodes, down: PackedCodes, num_experts: int, *, is_invariant: bool
     ) -> None:
-        """Keep them; arguments as of `pack`."""
+        """Keep the codes; the arguments are those of `pack`."""
         self.num_experts = num_experts
         self.inner_size = down.columns
         self._weights = {"gate_up": gate_up, "down": down}
@@ -266,7 +269,7 @@ class CodedExperts(SortedExperts):
         return torch.stack([gate_up for gate_up, _ in found]), torch.stack([d for _, d in found])
 
     def repack(self, gate_up: Tensor, down: Tensor) -> None:  # noqa: ARG002
-        """Refuse: codes are replaced by codes.
+        """Refuse floats: only codes can replace codes.
 
         Raises:
             ValueError: always; see `replace`.
@@ -274,7 +277,7 @@ class CodedExperts(SortedExperts):
         raise ValueError("experts in codes are packed anew")
 
     def replace(self, other: CodedExperts) -> bool:
-        """Take other experts' numbers into our memory; false where they are of another form."""
+        """Copy other experts' codes into our memory; return false if their form differs."""
         if not all(self._weights[each].fits(other._weights[each]) for each in self._weights):
             return False
         for each, weight in self._weights.items():
@@ -289,13 +292,13 @@ class CodedExperts(SortedExperts):
 def pack(
     gate_up: Grouped, down: Grouped, num_experts: int, *, is_invariant: bool
 ) -> CodedExperts | None:
-    """Lay out the codes of all experts; `None` for groups that the kernels do not have.
+    """Lay out the codes of all experts; `None` if the kernels do not support the groups.
 
     Args:
-        gate_up: `[num_experts * 2 * intermediate_size, hidden_size]`, of each expert the gates'
-            rows first; its columns in the matrix's order.
+        gate_up: `[num_experts * 2 * intermediate_size, hidden_size]`, the rows of each expert's
+            gate before those of its up; columns must have the order of the matrix.
         down: `[num_experts * hidden_size, intermediate_size]`, likewise.
-        num_experts: on this rank.
+        num_experts: number of experts on this rank.
         is_invariant: whether a row has the same bits in every batch.
     """
     if gate_up.order is not None or down.order is not None:

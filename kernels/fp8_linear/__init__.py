@@ -55,7 +55,7 @@ class Blocks:
             scales: `[num_blocks_of_rows, num_blocks_of_columns]` float32, of the whole matrix.
             rows: indices of the part in the matrix, int64.
             columns: likewise.
-            shape: of the matrix.
+            shape: shape of the matrix.
         """
         high, wide = self.rows or shape[0], self.columns or shape[1]
         return scales[rows // high][:, columns // wide]

@@ -324,7 +324,7 @@ class Fp8Linear(PackedLinear):
         Args:
             codes: `[out_features, in_features]` E4M3 or int8, contiguous.
             scales: `[out_features, num_groups]` float32: one, or one for every 128 columns.
-            rounding: of activations; `None` for none.
+            rounding: how activations are rounded; `None` if they are not.
             bias: `[out_features]` bfloat16, or None.
         """
         super().__init__(codes.shape[1], codes.shape[0])

@@ -15,7 +15,8 @@ class DeltaShape(NamedTuple):
 
     Attributes:
         num_key_heads: heads of queries, and of keys.
-        num_value_heads: heads of values, a multiple; consecutive ones share a key head.
+        num_value_heads: heads of values, a multiple of `num_key_heads`; consecutive value heads
+            share a key head.
         key_dim, value_dim: elements of a head.
     """
 
@@ -31,7 +32,7 @@ class DeltaShape(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Numbers of a token's queries, keys and values."""
+        """Elements of a token's queries, keys and values."""
         keys = 2 * self.num_key_heads * self.key_dim
         return keys + self.num_value_heads * self.value_dim
 

@@ -65,9 +65,9 @@ def split_heads(qkv: Tensor, shape: DeltaShape) -> tuple[Tensor, Tensor, Tensor]
 def token_gates(
     gates: Tensor, decay: Tensor, dt_bias: Tensor, shape: DeltaShape
 ) -> tuple[Tensor, Tensor]:
-    """Return what each token multiplies the matrix by, and how much of its change it makes.
+    """Return each token's decay, a factor of the matrix, and its rate, a factor of the change.
 
-    Both are `[num_tokens, num_value_heads]` float32.
+    Both factors are `[num_tokens, num_value_heads]` float32.
     """
     of_heads = gates.float().unflatten(1, (shape.num_key_heads, 2, shape.ratio))
     strength = torch.sigmoid(of_heads[:, :, 0]).flatten(1)

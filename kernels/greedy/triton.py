@@ -1,7 +1,7 @@
 """Greedy tokens in Triton: programs share the vocabulary, and the last one to finish decides.
 
-As separate launches the copy, the maximum and the check for NaN took 50 microseconds for one row of
-128,256 logits on an H200, 85 for 64 rows.
+As separate launches, the copy, the maximum and the check for NaN took 50 microseconds on an H200
+for one row of 128,256 logits, and 85 microseconds for 64 rows.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

@@ -1,8 +1,8 @@
-"""Matrix products with weights of 4 or 8 bits that share a scale in groups of a row's columns.
+"""Matrix products with weights in codes; groups of a row's columns share a scale.
 
-A number is `(code - zero) * scale`, with a code of 4 or 8 bits; or a float of 4 bits (E2M1) times a
-power of two (MXFP4). Activations keep their 16 or 32 bits. Weights stay in their codes: a GPU's
-kernels widen them inside the product, a CPU's multiply by stored blocks.
+A number is `(code - zero) * scale`, with a code of 4 or 8 bits; or a 4-bit float (E2M1) times a
+power of two (MXFP4). Activations keep their 16 or 32 bits. Weights stay in codes: GPU kernels widen
+them inside the product, CPU kernels multiply by stored blocks.
 
     codes = Grouped("int4", codes, scales, zeros, group=128)
     product = pack([codes], bias)       # a PackedLinear; several matrices lie one below the other
@@ -46,16 +46,17 @@ _E8M0_BIAS = 127
 
 @dataclass(frozen=True)
 class Grouped:
-    """A matrix of codes, or several one below the other.
+    """A matrix of codes, or several matrices one below the other.
 
     Attributes:
         form: how a code becomes a number.
         codes: `[rows, columns]` uint8, one code a byte.
-        scales: `[rows, num_groups]` of a floating type; of `mxfp4` uint8, exponents plus 127.
-        zeros: `[rows, num_groups]` uint8, the codes of zero; `None` for `MIDDLE`.
+        scales: `[rows, num_groups]` of a floating type; for `mxfp4` uint8, exponents plus 127.
+        zeros: `[rows, num_groups]` uint8, the code that stands for zero in each group; `None` if
+            this is `MIDDLE` for all.
         group: columns that share a scale; the last group may be short.
-        order: `[columns]` int64; column `i` here is column `order[i]` of the matrix. `None` where
-            the columns have the matrix's order.
+        order: `[columns]` int64; column `i` here is column `order[i]` of the matrix. `None` if the
+            columns have the matrix's order.
     """
 
     form: Form
@@ -76,13 +77,13 @@ class Grouped:
         return self.codes.shape[1]
 
     def factors(self) -> Tensor:
-        """The scales as float32 `[rows, num_groups]`."""
+        """Return the scales as float32 `[rows, num_groups]`."""
         if self.form == "mxfp4":
             return torch.exp2(self.scales.float() - _E8M0_BIAS)
         return self.scales.float()
 
     def numbers(self) -> Tensor:
-        """What the codes stand for, float32 `[rows, columns]`, in the matrix's order of columns."""
+        """Return the decoded matrix, `[rows, columns]` float32, in its own order of columns."""
         place = torch.arange(self.columns, device=self.codes.device) // self.group
         if self.form == "mxfp4":
             found = decode_e2m1(self.codes)
@@ -98,7 +99,7 @@ class Grouped:
         return torch.empty_like(found).index_copy_(1, self.order, found)
 
     def with_groups_of(self, group: int) -> "Grouped":
-        """The same numbers in smaller groups, of which `self.group` is a multiple."""
+        """Return the same matrix in groups of `group` columns, a divisor of `self.group`."""
         if group == self.group:
             return self
         times = self.group // group
@@ -112,13 +113,13 @@ class Grouped:
 
 
 def decode_e2m1(codes: Tensor) -> Tensor:
-    """The floats of codes of 4 bits: a sign, two bits of exponent, one of mantissa; float32."""
+    """Decode 4-bit floats (a sign bit, two bits of exponent, one of mantissa) to float32."""
     table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=codes.device)
     return table[codes.long()]
 
 
 def code_e2m1(numbers: Tensor) -> Tensor:
-    """The codes of the nearest floats of 4 bits, uint8; between two the even code."""
+    """Return the uint8 codes of the nearest 4-bit floats; ties go to the even code."""
     table = torch.tensor(_E2M1, device=numbers.device)
     middle = (table[1:] + table[:-1]) / 2
     above = torch.bucketize(numbers.abs(), middle, right=False)
@@ -127,13 +128,13 @@ def code_e2m1(numbers: Tensor) -> Tensor:
 
 
 def encode(matrix: Tensor, form: Form, group: int, dtype: torch.dtype, *, zeros: bool) -> Grouped:
-    """Round a matrix to codes, each group by its extremes.
+    """Round a matrix to codes; the scale of a group follows from its extremes.
 
     Args:
         matrix: `[rows, columns]` of a floating type.
-        form: of the codes.
+        form: form of the codes.
         group: columns that share a scale.
-        dtype: of the scales.
+        dtype: type of the scales.
         zeros: whether each group has a code of zero of its own.
     """
     rows, columns = matrix.shape
@@ -173,7 +174,7 @@ def encode(matrix: Tensor, form: Form, group: int, dtype: torch.dtype, *, zeros:
 
 
 class GroupedLinear(PackedLinear):
-    """A product with codes, in the layout that an implementation likes."""
+    """A product with codes, in the layout of an implementation."""
 
     @abstractmethod
     def codes(self) -> Tensor:
@@ -181,13 +182,13 @@ class GroupedLinear(PackedLinear):
 
     @abstractmethod
     def replace(self, other: PackedLinear) -> bool:
-        """Take another product's numbers into our memory; false where it is of another form.
+        """Copy another product's codes into our memory; return false if its form differs.
 
-        CUDA graphs hold addresses.
+        The memory stays the same because CUDA graphs hold its addresses.
         """
 
     def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:  # noqa: ARG002
-        """Refuse: codes are replaced by codes.
+        """Refuse floats: only codes can replace codes.
 
         Raises:
             ValueError: always; see `replace`.
@@ -218,12 +219,12 @@ GROUP_LINEAR: Table[GroupLinearKernels] = Table(
 
 
 def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> GroupedLinear | None:
-    """Lay codes out for products; `None` where no kernel of the device has their form.
+    """Lay codes out for products; `None` if no kernel of the device supports their form.
 
     Args:
-        weight: drop it afterwards, or both stay in memory.
+        weight: the matrix of codes; drop it afterwards, or both layouts stay in memory.
         bias: `[rows]`, or None.
-        dtype: of activations.
+        dtype: type of the activations.
     """
     device_type = weight.codes.device.type
     made = GROUP_LINEAR.choose(device_type).kernels.pack(weight, bias, dtype)

@@ -1,8 +1,8 @@
 """Products with codes by the CPU's kernels for stored blocks of 32 numbers.
 
-The blocks are GGUF's: `q4_0` has a scale and codes about 8, `q4_1` a scale and a least number,
-`q8_0` and `mxfp4` likewise. Scales are float16 there. A product rounds each row of activations to 8
-bits in blocks of 32, as `kernels.quantized_linear` says.
+The blocks have GGUF's types: `q4_0` has a scale and codes around 8, `q4_1` a scale and a least
+number, `q8_0` and `mxfp4` a scale. Scales other than those of `mxfp4` are float16. A product rounds
+each row of activations to 8 bits in blocks of 32, as `kernels.quantized_linear` says.
 """
 
 import torch
@@ -18,9 +18,10 @@ _BLOCK = 32
 
 
 def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> "BlocksLinear | None":
-    """See `kernels.group_linear.pack`; `None` where blocks cannot hold the numbers exactly.
+    """See `kernels.group_linear.pack`; `None` if blocks cannot hold the numbers exactly.
 
-    A least number is rounded to float16, by less than a 200th of the distance of two codes.
+    Only least numbers are rounded, to float16: the error is less than a 200th of the distance
+    between two codes.
     """
     if dtype not in (torch.float32, torch.bfloat16) or unavailable() is not None:
         return None
@@ -55,7 +56,7 @@ def _blocks(weight: Grouped) -> StoredMatrix | None:
 
 
 class BlocksLinear(GroupedLinear):
-    """A product with stored blocks, of columns that may be in another order."""
+    """A product with stored blocks, whose columns may have another order than the input's."""
 
     implementation = "cpu"
 

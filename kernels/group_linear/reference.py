@@ -1,4 +1,4 @@
-"""Products with the numbers that codes stand for, in float32, 4 bytes a number beside the codes."""
+"""Products with decoded numbers in float32, which take 4 bytes a number beside the codes."""
 
 import torch
 from torch import Tensor

@@ -1,8 +1,8 @@
 """Products with codes on a GPU.
 
-Up to `MAX_TOKENS` a kernel of ours reads the codes once for every 64 tokens and widens them in
-registers. For more tokens slices of rows are widened to 16 bits, which stay in the second-level
-cache until cuBLAS has multiplied by them.
+For up to `MAX_TOKENS` tokens, a kernel of ours reads the codes once for every 64 tokens and widens
+them in registers. For more tokens, slices of rows are widened to 16 bits. A slice stays in the L2
+cache until cuBLAS has multiplied by it.
 """
 
 from dataclasses import dataclass, replace
@@ -20,10 +20,10 @@ from kernels.triton_support import split_k
 from kernels.triton_support.device import interpreted, multiprocessors, shared_memory
 from kernels.triton_support.launch import launch_options
 
-# More are multiplied as 16 bits.
+# Most tokens for the product with codes; for more, codes are widened to 16 bits.
 MAX_TOKENS = 256
 TOKEN_BLOCKS = (16, 32, 64)
-# Of a slice of rows in 16 bits.
+# Bytes of a slice of rows in 16 bits.
 SLICE_BYTES = 32 * 1024 * 1024
 _WIDENED_ROWS = 64
 STEP: int = triton_codes.STEP.value
@@ -35,7 +35,7 @@ _MOST_SPLIT = 8
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows of a block, programs that share its columns, warps of a program, steps in flight."""
+    """A product's tile: rows of a block, programs per block, warps per program, steps in flight."""
 
     rows: int
     split: int
@@ -49,15 +49,17 @@ class PackedCodes:
 
     Attributes:
         form: how a code becomes a number.
-        group: columns that share a scale; 0 for all.
-        codes: `[num_blocks, rows, 32]` int16, of 128 columns a block, or 64 of codes of 8 bits.
-        words: `[num_words, rows]` int32, as the kernels' module says; of no group `[0, rows]`.
-        row_scales: `[rows]`, in the type of the scales, of no group.
-        row_zeros: `[rows]` uint8, likewise, or None.
+        group: columns that share a scale; 0 if all columns of a row do.
+        codes: `[num_blocks, rows, 32]` int16; a block has 128 columns of 4-bit codes, or 64 columns
+            of 8-bit codes.
+        words: `[num_words, rows]` int32, scales and codes of zero as in
+            `kernels.group_linear.triton_codes`; `[0, rows]` if `group` is 0.
+        row_scales: `[rows]` in the type of the scales, used if `group` is 0.
+        row_zeros: `[rows]` uint8, codes of zero, used if `group` is 0; `None` without them.
         has_zeros: whether there are codes of zero.
         scales_dtype: type of the scales; uint8 for exponents.
-        columns: of the matrix.
-        order: as in `Grouped`.
+        columns: number of the matrix's columns.
+        order: order of the columns, as in `Grouped`.
     """
 
     form: Form
@@ -77,7 +79,7 @@ class PackedCodes:
         return self.codes.shape[1]
 
     def tensors(self) -> list[Tensor]:
-        """All that a product reads."""
+        """Return all tensors that a product reads."""
         found = (self.codes, self.words, self.row_scales, self.row_zeros, self.order)
         return [tensor for tensor in found if tensor is not None]
 
@@ -95,12 +97,12 @@ class PackedCodes:
         )
 
     def take(self, other: "PackedCodes") -> None:
-        """Copy another matrix into this one's memory: CUDA graphs hold addresses."""
+        """Copy another matrix into this one's memory, whose addresses CUDA graphs hold."""
         for to, tensor in zip(self.tensors(), other.tensors(), strict=True):
             to.copy_(tensor)
 
     def constants(self) -> dict[str, Any]:
-        """What kernels are compiled for."""
+        """Return the compile-time arguments of the kernels."""
         return {
             "FORM": self.form,
             "GROUP": self.group,
@@ -110,12 +112,12 @@ class PackedCodes:
         }
 
     def pointers(self) -> tuple[Tensor, ...]:
-        """The kernels' arguments from `plane_ptr` on."""
+        """Return the kernels' arguments from `plane_ptr` on."""
         zeros = self.row_scales if self.row_zeros is None else self.row_zeros
         return self.codes, self.words, self.row_scales, zeros
 
     def grouped(self) -> Grouped:
-        """The codes as they were packed; scales that were of 32 bits are of 16."""
+        """Return the codes as they were packed; scales of 32 bits have become scales of 16 bits."""
         bits = BITS[self.form]
         fields = [(self.codes >> shift) & (2**bits - 1) for shift in range(0, 16, bits)]
         codes = torch.cat(fields, -1).to(torch.uint8)
@@ -129,7 +131,7 @@ class PackedCodes:
 
 
 def pack_codes(weight: Grouped) -> PackedCodes | None:
-    """Lay codes out in planes; `None` for groups that the kernels do not have."""
+    """Lay codes out in planes; `None` if the kernels do not support the groups."""
     if 64 < weight.group < weight.columns and weight.group % STEP and weight.group % 64 == 0:
         weight = weight.with_groups_of(64)
     group = 0 if weight.group >= weight.columns and weight.form != "mxfp4" else weight.group
@@ -204,8 +206,8 @@ def _from_words(weight: PackedCodes) -> tuple[Tensor, Tensor | None]:
 def tile_of(rows: int, num_steps: int, num_tokens: int, num_processors: int) -> Tile:
     """Return the tile of a product.
 
-    The programs of few tokens should all run at once, as many as fit. Chosen on an H100 at the 8B
-    shape with `benchmarks.h200.weight_forms --tune`.
+    With few tokens, all programs should run at once, and there should be as many as fit. The tiles
+    were chosen on an H100 at the 8B shape with `benchmarks.h200.weight_forms --tune`.
     """
     if num_tokens > TOKEN_BLOCKS[-1]:
         return Tile(128, 1, 8, 4)
@@ -243,9 +245,9 @@ def multiply_few(
 
     Args:
         x: `[num_tokens, in_features]` bfloat16 or float16, contiguous, in the weight's order.
-        weight: of as many columns.
+        weight: codes of a matrix with `in_features` columns.
         bias: `[out_features]`, or None.
-        tile: `None` for that of the shape; one whose columns are split has few tokens.
+        tile: `None` for the tile that suits the shape; a tile that splits columns needs few tokens.
 
     Returns:
         `[num_tokens, out_features]`, the dtype of `x`.
@@ -291,7 +293,7 @@ def multiply_few(
 
 
 def widen(weight: PackedCodes, first: int, count: int, out: Tensor) -> Tensor:
-    """Write rows as numbers into `out`, `[count, columns]`, contiguous, and return it."""
+    """Decode `count` rows into `out`, `[count, columns]`, contiguous, and return `out`."""
     widen_kernel[(triton.cdiv(count, _WIDENED_ROWS), triton.cdiv(weight.columns, STEP))](
         *weight.pointers(),
         out,
@@ -309,7 +311,7 @@ def widen(weight: PackedCodes, first: int, count: int, out: Tensor) -> Tensor:
 def multiply_many(
     x: Tensor, weight: PackedCodes, bias: Tensor | None, slice_bytes: int = SLICE_BYTES
 ) -> Tensor:
-    """Like `multiply_few`, by cuBLAS, with slices of rows in 16 bits of about `slice_bytes`."""
+    """Like `multiply_few`, by cuBLAS; rows are widened in slices of about `slice_bytes`."""
     rows, columns = weight.rows, weight.columns
     count = max(1, round(rows * columns * x.itemsize / slice_bytes))
     of_slice = triton.cdiv(triton.cdiv(rows, count), 128) * 128
@@ -328,7 +330,7 @@ class TritonGroupedLinear(GroupedLinear):
     implementation = "triton"
 
     def __init__(self, weight: PackedCodes, bias: Tensor | None) -> None:
-        """Keep them."""
+        """Keep the codes and the bias."""
         super().__init__(weight.columns, weight.rows)
         self.weight, self.bias = weight, bias
 

@@ -1,20 +1,24 @@
 """Kernels of `kernels.group_linear.triton`: codes are widened between memory and the product.
 
-A matrix lies in blocks of columns, all rows of a block one after the other: `[blocks, rows, 32]`
-words of 16 bits. A word holds the codes of columns that are 32 apart, four of 4 bits or two of 8:
-bit field `p` of word `j` is the code of column `32 * p + j` of its block. So a block has planes of
-32 columns, each the operand of a product as it is, and no code moves to another thread.
+A matrix is stored in blocks of columns, all rows of a block one after the other: `[blocks, rows,
+32]` 16-bit words. A word holds the codes of columns that are 32 apart, four 4-bit codes or two
+8-bit codes: bit field `p` of word `j` is the code of column `32 * p + j` of its block. So a block
+has planes of 32 columns. Each plane is an operand of a product as it is, and no code moves to
+another thread.
 
-Scales and codes of zero lie in words of 32 bits, `WORDS` for each row and `STEP` columns, or one
-for a larger group: smaller loads are not in flight ahead of time. A word has a scale of 16 bits
-and, of a large group, the code of zero above it; or two scales, of groups of 64 columns; of 32
-columns two words have four. The exponents of `mxfp4` fill one. A last word has the codes of zero
-of small groups.
+Scales and codes of zero are stored in 32-bit words, because smaller loads are not in flight ahead
+of time. There are `WORDS` words for each row and `STEP` columns, or for each row and group if a
+group is larger:
 
-Widening takes about an instruction a code: bits are set beside two codes at once that make them
-16-bit floats (128 + code in bfloat16, 1024 + code in float16), and the same float of the code of
-zero is subtracted, which is exact. A float of 4 bits is moved to where a 16-bit float has those
-bits, and multiplied by a power of two.
+- Groups of at least `STEP` columns: a word has a 16-bit scale, and the code of zero above it.
+- Groups of 64 columns: a word has two scales.
+- Groups of 32 columns: two words have four scales. The exponents of `mxfp4` fill one word.
+- For these small groups, a last word has the codes of zero.
+
+Widening takes about one instruction per code. Bits are set beside two codes at once, which makes
+them 16-bit floats (128 + code in bfloat16, 1024 + code in float16). The same float of the code of
+zero is then subtracted, which is exact. The bits of a 4-bit float are moved to the places that they
+have in a 16-bit float, and the result is multiplied by a power of two.
 
 Source of the conversion: Kim et al., "Who Says Elephants Can't Run" (2022), also in Marlin.
 """
@@ -95,7 +99,7 @@ def four_planes(words, zero, KIND: tl.constexpr, FORM: tl.constexpr, ASM: tl.con
 
     Args:
         words: `[rows, 32]` int16.
-        zero: what `biased` returned; of `int4`.
+        zero: the result of `biased`; used for `int4` only.
         KIND: type of the numbers, bfloat16 or float16.
         FORM: `int4` or `mxfp4`.
         ASM: whether to use PTX.
@@ -141,7 +145,7 @@ def four_planes(words, zero, KIND: tl.constexpr, FORM: tl.constexpr, ASM: tl.con
 
 @triton.jit
 def factor(words, place: tl.constexpr, SCALES: tl.constexpr):
-    """Return number `place` of the scales in words, float32; of 16 bits, or exponents of 8."""
+    """Return number `place` of the scales in words as float32: 16-bit floats or 8-bit exponents."""
     if tl.uint8 == SCALES:
         found = (((words >> (8 * place)) & 255) << 23).to(tl.float32, bitcast=True)
     else:
@@ -161,7 +165,7 @@ def load_x(x_row, k, is_token, in_features, EVEN_K: tl.constexpr):
 
 @triton.jit
 def step_scale(word, second, group: tl.constexpr, SCALES: tl.constexpr):
-    """Return the scales of a small group of a step, `[rows, 1]`."""
+    """Return the scales of one small group of a step, `[rows, 1]`."""
     if tl.uint8 == SCALES or group < 2:
         found = factor(word, group, SCALES)
     else:
@@ -191,7 +195,7 @@ def add_step(
     BLOCK_N: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Return `acc` and the products of `STEP` columns; pointers are of rows, at their beginning."""
+    """Return `acc` plus the products of `STEP` columns; pointers point at the start of rows."""
     kind = x_row.dtype.element_ty
     SMALL: tl.constexpr = GROUP > 0 and GROUP < STEP
     PLANES: tl.constexpr = 2 if FORM == "int8" else 4
@@ -363,7 +367,7 @@ def widen_kernel(
     HAS_ZERO: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Write the numbers of `ROWS` rows and `STEP` columns, of `[num_rows, in_features]`."""
+    """Write `ROWS` rows and `STEP` columns of the decoded `[num_rows, in_features]` numbers."""
     step = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     here = row < num_rows

@@ -1,4 +1,4 @@
-"""Latent attention (MLA): one row a token in the pool, of which keys and values are both made.
+"""Latent attention (MLA): the pool has one row per token, from which key and value are computed.
 
 A row is the normed latent, `rank` elements, and a rotated key that all heads share. The absorbed
 form multiplies queries by the matrix that would make keys of the latent, so attention reads the
@@ -95,7 +95,7 @@ def rotate_and_keep(  # noqa: PLR0913 the op needs all of these
         kv: `[num_tokens, rank + rope_dim]`, latents and keys before norm and rotation; elements
             contiguous, tokens at any stride.
         norm: `[rank]`, the weight of the latents' RMSNorm.
-        eps: of that norm.
+        eps: epsilon of that norm.
         cos_sin: `[max_positions, rope_dim]` float32, cosines then sines, half each.
         interleaved: whether neighbours rotate together; if not, elements of the two halves do.
             Either way the result has the first of each pair in its first half: scores do not change

@@ -53,8 +53,8 @@ def tile_of(
     """Return the tile for a step.
 
     Args:
-        dtype: of queries and rows.
-        shared: of the device.
+        dtype: type of queries and rows.
+        shared: shared memory of the device.
         are_single: whether every sequence has one query.
         invariant: whether a row's instructions must be the same for every number of queries.
     """

@@ -1,9 +1,9 @@
 """Kernels of `kernels.latent_attention.triton`: rotate and keep, attend, join the parts.
 
-A program of attention holds all its heads' queries and reads each row once, for scores and for
-values: with 16 heads a byte of the pool meets 30 operations, so decoding is bound by the bytes. The
-keys of a sequence are cut into parts, which a second kernel joins, until there are programs for
-every multiprocessor.
+A program of attention holds the queries of all its heads and reads each row once, for scores and
+for values. With 16 heads, 30 operations use each byte of the pool, so memory limits decoding. The
+keys of a sequence are cut into enough parts to give every multiprocessor a program. A second kernel
+joins the parts.
 
 Source: flash decoding (Dao et al., 2023); one tile for keys and values as in FlashMLA (DeepSeek).
 """

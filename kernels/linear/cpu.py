@@ -21,12 +21,17 @@ quiet. `python -m benchmarks.cpu_kernels --only linear` measures the same shapes
 
 float32 is similar at few tokens and equal to oneDNN at many. Without AVX-512 BF16 (and without any
 AVX-512, where oneDNN does not pack bfloat16 at all) the same panels are widened in registers, still
-faster than oneDNN (384 x 1024 at 64 tokens on AVX-512 without BF16: 226 against 902).
+faster than oneDNN (384 x 1024 at 64 tokens on AVX-512 without BF16: 226 against 902 microseconds).
 
-On a Xeon with AMX (2 threads, torch 2.11) the panels are read as tiles: 9.2 against 21.0 us at
-640 x 384 with 1 token, 540 against 499 at 9728 x 896 with 32, 4678 against 8193 there with 512;
-oneDNN wins some of the wide steps (1152 x 896, 512: 387 against 710), not by enough to hold every
-weight twice.
+On a Xeon with AMX (2 threads, torch 2.11) the panels are read as tiles. Microseconds there:
+
+    out x in, tokens          here    mkldnn
+    640 x 384, 1               9.2      21.0
+    9728 x 896, 32             540       499
+    9728 x 896, 512           4678      8193
+    1152 x 896, 512            710       387
+
+oneDNN wins some of the wide steps, but not by enough to hold every weight twice.
 
 A row's result has the same bits in any batch: each output is one chain of additions.
 """

@@ -41,7 +41,7 @@ class Cut:
     Attributes:
         block_m, block_n, block_k: tokens, features and columns of a block; a program computes both
             gate and up for `block_n` features.
-        num_warps: of a program.
+        num_warps: warps of a program.
         num_stages: blocks of columns in flight.
         group: blocks of tokens that pass through the features together.
     """

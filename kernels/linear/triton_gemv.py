@@ -32,11 +32,11 @@ class Cut(NamedTuple):
 
 
 def cut_of(in_features: int, bits: int = 16) -> Cut:
-    """Return the best or nearly best of those measured at the 0.5B and 8B shapes.
+    """Return the best or nearly best cut of those measured at the 0.5B and 8B shapes.
 
     Args:
         in_features: columns of the weight.
-        bits: of one of its numbers: 16, measured on an H200, or 8, on an H100.
+        bits: bits of a number of the weight: 16, measured on an H200, or 8, measured on an H100.
     """
     if bits == 8:
         return Cut(2, 2048) if in_features > 1024 else Cut(4, 512)
@@ -49,13 +49,13 @@ class FurtherRows(NamedTuple):
     """Rows that a launch multiplies besides the weight's: those of one adapter.
 
     Attributes:
-        memory: `[num_places, num_ranks, width]`, the dtype of the weight. The first columns of a
-            rank are its rows, `in_features` numbers each, one of every part.
-        place: one int32: which adapter; a negative one stands for 0.
-        rank: one int32: the ranks in use.
+        memory: `[num_places, num_ranks, width]`, the dtype of the weight. A rank begins with one
+            row of `in_features` numbers for each part.
+        place: one int32, the adapter's place in `memory`; a negative number stands for 0.
+        rank: one int32, how many ranks are in use.
         num_parts: rows of each rank.
         made: `[num_parts, ranks]` float32, the sums; `ranks` is a multiple of 4, at least
-            `num_ranks`. Those of ranks that are not in use are written, too, but mean nothing.
+            `num_ranks`. Sums of ranks that are not in use are written, too, but mean nothing.
     """
 
     memory: Tensor
@@ -162,12 +162,13 @@ def gemv(
         x: `[1, in_features]`, contiguous, at most `MAX_IN_FEATURES` wide.
         weight: `[out_features, in_features]`, contiguous, the dtype of `x` if it has no scales.
         bias: `[out_features]` or None.
-        cut: for tuning; None for the measured choice.
-        out: `[1, out_features]`, contiguous, which is then returned; by default a new one, of
-            bfloat16 if the weight has scales.
-        scales: of the weight, `[out_features, num_groups]` float32, one or one for every 128
-            columns, the transpose of what is contiguous; `None` for none.
-        x_scales: likewise of `x`, `[1, num_groups]`, if it is rounded.
+        cut: the cut, for tuning; None for the measured choice.
+        out: `[1, out_features]`, contiguous, which is written and returned; by default a new
+            tensor, in bfloat16 if the weight has scales.
+        scales: scales of the weight, `[out_features, num_groups]` float32, a view whose transpose
+            is contiguous: one scale for a row, or one for every 128 columns of a row; `None` for
+            none.
+        x_scales: scales of `x` in the same form, `[1, num_groups]`, if `x` is rounded.
         further: other rows to multiply, with a weight without scales.
     """
     out_features, in_features = weight.shape

@@ -95,20 +95,20 @@ class LoraBank(ABC):
     def add(self, out: Tensor, x: Tensor, tokens: TokenSlots) -> None:
         """Add each token's adapter to a product, in place.
 
-        Sums are float32; the shrunk values are rounded as the implementation likes, the result
+        Sums are float32. An implementation may round the shrunk values; the result is rounded
         once. A row's result does not depend on other rows.
 
         Args:
             out: `[num_tokens, out_features]`, contiguous, the dtype of the memory.
             x: `[num_tokens, in_features]`, contiguous, the same dtype.
-            tokens: of the same tokens.
+            tokens: the adapters of the same tokens.
         """
 
     def product(self, base: PackedLinear, x: Tensor, tokens: TokenSlots) -> Tensor:
         """Return a base product with each token's adapter, `[num_tokens, out_features]`.
 
         Args:
-            base: the product, of whatever form.
+            base: the product without adapters, in any form.
             x: as for `add`.
             tokens: as for `add`.
         """
@@ -151,7 +151,7 @@ def make_bank(
     parts: Sequence[LoraPart],
     implementation: str | None = None,
 ) -> LoraBank:
-    """Build what adds adapters to one product; the arguments are attributes of `LoraBank`.
+    """Build the bank that adds adapters to one product; arguments are attributes of `LoraBank`.
 
     Raises:
         ValueError: `implementation` is unknown.

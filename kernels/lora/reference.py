@@ -1,6 +1,6 @@
-"""Adapters in plain torch: every slot for all tokens, of which those of other slots get zeros.
+"""Adapters in plain torch: every slot computes all tokens, and adds zeros to those of other slots.
 
-Nothing depends on what the tensors hold, so that the operations may be recorded.
+No operation depends on the content of tensors, so that operations may be recorded.
 """
 
 from collections.abc import Sequence

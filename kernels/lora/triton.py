@@ -1,8 +1,8 @@
-"""Adapters in Triton: two launches a product, whose number of programs depends on shapes alone.
+"""Adapters in Triton: two launches per product, whose number of programs depends on shapes alone.
 
-CUDA graphs can therefore hold them, whatever adapters the tokens use. The list of tokens by adapter
-is made once for all products that the same tokens pass. Up to `FEW_TOKENS` tokens have kernels of
-their own, `kernels.lora.triton_few`, of which the second also computes a gated activation.
+CUDA graphs can therefore hold the launches, whatever adapters the tokens use. The list of tokens by
+adapter is made once for all products that the same tokens pass. Up to `FEW_TOKENS` tokens use the
+kernels of `kernels.lora.triton_few`, of which the second also computes a gated activation.
 """
 
 from collections.abc import Sequence
@@ -42,14 +42,14 @@ class Cut:
     """How products of few tokens are cut.
 
     Attributes:
-        columns: of A in a block.
-        steps: blocks of columns of a program.
-        width: columns of B of a program.
+        columns: columns of A in a block.
+        steps: blocks of columns that a program multiplies.
+        width: columns of B that a program multiplies.
         shares: programs that go through the slots of a block of tokens in turn.
-        num_stages: blocks in flight, of either kernel.
-        shrink_warps, expand_warps: warps of a program.
-        order: when tokens are shrunk: `first` or `last` of shrinking and the base product,
-            `beside` it, on a stream of its own, or `within` it, if the base can do so.
+        num_stages: blocks in flight, in both kernels.
+        shrink_warps, expand_warps: warps of a program in each kernel.
+        order: when tokens are shrunk: `first`, before the base product; `last`, after it; `beside`
+            it, on a separate stream; or `within` its kernel, if the base product supports that.
     """
 
     columns: int = 256

@@ -38,7 +38,7 @@ class SharedPrefixes:
     """Device memory of a decode step's groups, and of the results of chunks of keys.
 
     Attributes:
-        max_seqs: per step.
+        max_seqs: most sequences of a step.
         block_rows: rows of a block of queries.
         members_a_block: most sequences per block.
         max_items: most programs in a launch for a step of `max_seqs`, see `items_for`.

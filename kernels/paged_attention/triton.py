@@ -3,11 +3,17 @@
 The runtime's back end holds an `AttentionWorkspace`, calls `plan_attention` once a step and
 `run_attention` once a layer. `paged_attention`, the table's op, does both at once.
 
-Measured on an H200, bfloat16, 32/8 heads of 128, pages of 16, microseconds a layer (figures:
-`benchmarks/results/h200/attention_cuts.json`): decode 64 x 1024 tokens 70, 256 x 768 193, 1 x 4096
-16. Prefill of 4096 without a prefix 372 (369 TFLOP/s); torch's cuDNN attention on plain keys does
-it in 258 (`prompt_attention.json` there). A step of prompts without a cached prefix, whose keys are
-still in `qkv`, should use cuDNN; here keys come only from pages.
+Microseconds of a layer on an H200, in bfloat16, with 32/8 heads of 128 and pages of 16
+(`benchmarks/results/h200/attention_cuts.json`):
+
+    decode, 64 x 1024 tokens          70
+    decode, 256 x 768 tokens         193
+    decode, 1 x 4096 tokens           16
+    prefill, 4096 tokens, no prefix  372 (369 TFLOP/s)
+
+torch's cuDNN attention on plain keys computes that prefill in 258 microseconds
+(`prompt_attention.json` there). A step of prompts without a cached prefix, whose keys are still in
+`qkv`, should use cuDNN; here keys come only from pages.
 """
 
 # ruff: noqa: PLR0913 the op's signature
@@ -57,7 +63,7 @@ def run_attention(
     """Attend in one layer of a planned step; allocates nothing, never blocks.
 
     Args:
-        plan: for this step and this layer's `window_left`.
+        plan: the plan for this step and this layer's `window_left`.
         q: `[num_tokens, num_heads, head_dim]`, heads and elements contiguous, rows at any stride.
         k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous, the dtype of `q` or
             an 8-bit float.
@@ -69,7 +75,7 @@ def run_attention(
         key_ends: see `kernels.paged_attention.paged_attention`.
         softcap: likewise.
         sinks: likewise.
-        tiles: for tuning: the tiles of decode and extend; None for the measured choice.
+        tiles: the tiles of decode and extend, for tuning; None for the measured choice.
     """
     workspace = plan.workspace
     _, num_heads, head_dim = q.shape

@@ -175,7 +175,7 @@ class InvariantPlan:
 
     Attributes:
         workspace: holds the work list.
-        window_left: of the layers this plan is for.
+        window_left: `window_left` of the layers that use this plan.
         max_items: most programs in a launch.
     """
 
@@ -252,7 +252,7 @@ def run_attention(
     """Attend in one layer of a planned step; allocates nothing, never blocks.
 
     Args:
-        plan: for this step and this layer's `window_left`.
+        plan: the plan for this step and this layer's `window_left`.
         q: `[num_tokens, num_heads, head_dim]`, heads and elements contiguous, rows at any stride.
         k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous, the dtype of `q` or
             an 8-bit float.
@@ -264,7 +264,7 @@ def run_attention(
         key_ends: see `kernels.paged_attention.paged_attention`.
         softcap: likewise.
         sinks: likewise.
-        tile: for tuning, None for the usual tile. Another `block_n` changes the bits.
+        tile: the tile, for tuning; None for the usual tile. Another `block_n` changes the bits.
     """
     workspace = plan.workspace
     _, num_heads, head_dim = q.shape

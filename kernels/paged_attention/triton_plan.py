@@ -136,7 +136,7 @@ class AttentionWorkspace:
     next one with the same workspace.
 
     Attributes:
-        multiprocessors: of the device.
+        multiprocessors: number of the device's multiprocessors.
         room: bytes of shared memory available to a program.
         wanted_items: rough maximum of the chunks that a step's keys are split into.
         max_parts: most chunks of a sequence of ordinary length.

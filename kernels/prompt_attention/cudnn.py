@@ -6,9 +6,14 @@ and fours, and `prepare` builds the plans of all remaining shapes (35 for steps 
 torch caches them for the thread that built them. Keys after a prompt's end do not affect its own
 tokens, because they come later.
 
-Measured on an H200 by `benchmarks/h200/prompt_attention.py`: 32/8 heads of 128, prompts of 2048,
-4096 and 8192 tokens in 84, 258 and 906 microseconds, compared with 108, 376 and 1410 for our paged
-kernel. (cuDNN's own ragged batches build their plan at each call in torch 2.11.)
+Microseconds on an H200 with 32/8 heads of 128 (`benchmarks/h200/prompt_attention.py`):
+
+    prompt       cuDNN  our paged kernel
+    2048 tokens     84               108
+    4096 tokens    258               376
+    8192 tokens    906              1410
+
+cuDNN's own ragged batches are not used: in torch 2.11 they build their plan at each call.
 """
 
 from collections.abc import Iterator, Sequence

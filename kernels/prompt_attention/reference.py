@@ -10,13 +10,13 @@ MIN_LENGTH = 1
 
 
 def supports(q: Tensor) -> bool:
-    """Everything."""
+    """Return true: every dtype and head size is supported."""
     del q
     return True
 
 
 def prepare(q: Tensor, num_kv_heads: int, max_length: int, max_tokens: int, scale: float) -> None:
-    """Nothing."""
+    """Do nothing: there is no work for the first call."""
     del q, num_kv_heads, max_length, max_tokens, scale
 
 

@@ -112,7 +112,7 @@ class QuantizedLinear(PackedLinear):
 
         Args:
             ids: `[num_ids]` int64, each in `[0, out_features)`.
-            dtype: of the result, float32 or bfloat16; values are rounded to it once.
+            dtype: type of the result, float32 or bfloat16; values are rounded to it once.
 
         Returns:
             A new `[num_ids, in_features]` tensor.

@@ -311,14 +311,15 @@ def encode(weight: Tensor, form: str, *, searches: bool = False) -> StoredMatrix
     Args:
         weight: `[out_features, in_features]`, any floating dtype, finite, on the CPU.
         form: one of `ENCODED_FORMS`.
-        searches: of q4_k, whether better scales are searched for; that takes some thirty times as
-            long as the plain ones.
+        searches: for q4_k, whether to search for better scales, which takes about thirty times as
+            long.
 
     Returns:
-        The matrix; its bytes are a view of `weight` where the form is the dtype that it has.
+        The matrix; its bytes are a view of `weight` if the form is the dtype of `weight`.
 
     Raises:
-        ValueError: another form, or `in_features` is not a whole number of its blocks.
+        ValueError: the form is not in `ENCODED_FORMS`, or `in_features` is not a whole number of
+            its blocks.
     """
     if form not in ENCODED_FORMS:
         raise ValueError(f"{form!r} is not among the forms to round to: {', '.join(ENCODED_FORMS)}")

@@ -1,8 +1,8 @@
-"""Activations in 8 bits, floats (E4M3) or integers, as products of such numbers take them.
+"""Rounds activations to 8 bits, floats (E4M3) or integers, for products of such numbers.
 
-A norm or a gated activation may round its result in the same kernel, which saves a pass over it:
-the product says how (`kernels.linear.PackedLinear.rounding`). Products on a CPU do not say: they
-round for themselves.
+A norm or a gated activation may round its result in the same kernel, which saves a pass over the
+result. The product says how (`kernels.linear.PackedLinear.rounding`). Products on a CPU say
+nothing, because they round their input themselves.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ CODES = torch.float8_e4m3fn
 MAX_CODE = 448.0
 # The largest magnitudes of codes, by type.
 LARGEST = {CODES: MAX_CODE, torch.int8: 127.0}
-# Of a block of zeros, whose codes are zeros with any scale.
+# The scale of a block of zeros, whose codes are zeros with any scale.
 _SMALLEST_SCALE = 1e-12
 
 
@@ -46,7 +46,7 @@ class Rounding:
 
     Attributes:
         group: columns of a token that share a scale; 0 for all of them.
-        scale: float32 `[]`, of all tokens, where it is known beforehand.
+        scale: float32 `[]`, the scale of all tokens, if it is known beforehand.
         codes: type of the codes: `CODES` (E4M3), or int8.
     """
 
@@ -61,7 +61,7 @@ class RoundedTokens:
 
     Attributes:
         codes: `[num_tokens, columns]` E4M3 or int8, contiguous.
-        scales: `[num_tokens, num_groups]` float32, the transpose of what is contiguous.
+        scales: `[num_tokens, num_groups]` float32, a view whose transpose is contiguous.
     """
 
     codes: Tensor
@@ -71,7 +71,7 @@ class RoundedTokens:
         return len(self.codes)
 
 
-# What a product takes; rounded ones only if it has a `rounding`.
+# The input of a product; rounded tokens only if the product has a `rounding`.
 Activations = Tensor | RoundedTokens
 
 
@@ -93,7 +93,7 @@ def round_to_codes(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
 
     Args:
         x: `[num_tokens, columns]` of a floating type.
-        rounding: of them; the last group of a token may be short.
+        rounding: how they are rounded; the last group of a token may be short.
 
     Returns:
         Codes `[num_tokens, columns]`, and float32 scales `[num_tokens, num_groups]`.
@@ -171,7 +171,7 @@ def rms_norm_rounded(
         weight: as for `rms_norm`.
         eps: likewise.
         zero_centered: likewise.
-        rounding: of the result.
+        rounding: how the result is rounded.
     """
     kernels = _kernels(x.device.type)
     return kernels.rms_norm_rounded(x, residual, weight, eps, zero_centered, rounding)
@@ -182,7 +182,7 @@ def act_and_mul_rounded(x: Tensor, activation: Activation, rounding: Rounding) -
 
     Args:
         x: as for `kernels.activation.act_and_mul`.
-        activation: of the gate.
-        rounding: of the result.
+        activation: activation of the gate.
+        rounding: how the result is rounded.
     """
     return _kernels(x.device.type).act_and_mul_rounded(x, activation, rounding)

@@ -7,7 +7,7 @@ A row is read in blocks, side by side, so that one row is as fast as many:
 2. `bound_kernel`: the row's maximum and normaliser. The k-th largest of the sub-blocks' maxima
    is at most the k-th largest logit, and the maxima above a value hold no more mass than all
    logits above it, so either gives a bound below which nothing can survive top-k or top-p. With
-   min-p, top-p is judged on the mass of what top-k leaves: then only top-k gives one.
+   min-p, top-p is judged on the mass of what top-k leaves: then only top-k gives a bound.
 3. `collect_kernel`: the few logits at or above the bound, from the blocks that hold any.
 4. `cut_candidates_kernel`: the exact cut among those. `cut_row_kernel`: if the distribution is so
    flat that they are too many, a search over the row itself with seven pivots per pass.

@@ -1,4 +1,4 @@
-"""The folder of compiled kernels, if it is one that may only be read."""
+"""Replaces Triton's folder of compiled kernels by a copy if the folder cannot be written."""
 
 import contextlib
 import logging
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_writable(folder: Path) -> bool:
-    """Whether this process can make files in a folder; tried, as a mount may forbid it to root."""
+    """Whether this process can make files in a folder; it tries, as mounts may forbid root, too."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -19,10 +19,11 @@ def is_writable(folder: Path) -> bool:
 
 
 def use_writable_cache() -> Path | None:
-    """Let Triton compile into a copy of its folder where that can only be read.
+    """Let Triton compile into a copy of its folder if the folder cannot be written.
 
-    Triton writes what it has not found there, and fails where it cannot. A folder that does not
-    exist is made, as Triton would; where that fails, an empty one takes its place.
+    Triton compiles kernels that it does not find in its folder, and fails if it cannot write them
+    there. A folder that does not exist is made first, as by Triton. If that fails, an empty folder
+    takes its place.
 
     Returns:
         The copy; `None` if none was needed.

@@ -14,7 +14,7 @@ product after them consists of small programs (`kernels.linear.triton_gemv`). La
 memory that the rest of the previous kernel still needs. The decode step of the 8B shape at batch 1,
 before that kernel existed, took 4.38 to 4.42 ms this way, 4.76 ms when every kernel did so, and
 4.53 ms without dependent launch. Fetching weights into the L2 cache before the wait takes longer,
-by 2% for 16 KiB per program and by 25% for 256, with `prefetch` as with bulk copies.
+by 2% for 16 KiB per program and by 25% for 256 KiB, with `prefetch` as with bulk copies.
 
 Source: CUDA C++ programming guide, "Programmatic Dependent Launch and Synchronization".
 """

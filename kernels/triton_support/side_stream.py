@@ -19,9 +19,9 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextmanager
 def forked(device: torch.device) -> Iterator[None]:
-    """Launch on the second stream, behind all that the current one has been given by now.
+    """Launch on the second stream, behind all work that the current stream has by now.
 
-    Without a GPU everything is launched where it is.
+    Without a GPU, the work stays where it is.
     """
     if device.type != "cuda":
         yield

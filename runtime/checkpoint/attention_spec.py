@@ -1,4 +1,4 @@
-"""Describes one layer's attention over all ranks; pools, weights and layers follow. Front-safe."""
+"""Describes one layer's attention, for pools, weights and layers. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ class AttentionSpec:
     """One layer's attention.
 
     Attributes:
-        num_heads, num_kv_heads: of all ranks together.
+        num_heads, num_kv_heads: query heads and key/value heads of all ranks together.
         head_dim: elements of a head of queries and keys.
         value_dim: elements of a head of values, at most `head_dim`; 0 for `head_dim`.
         scale: multiplies the scores.
         window: keys that a query sees, including its own; `None` for all.
         softcap: scaled scores become `softcap * tanh(score / softcap)`; 0 leaves them.
         has_sinks: whether each head has a score without a value.
-        keys_of: index of the earlier layer whose keys and values it reads; `None` for its own.
+        keys_of: index of the earlier layer whose keys and values this layer reads; `None` if it
+            reads its own.
         rope: rotation of queries and keys; `None` for none.
         is_whole: whether every rank computes all heads.
         has_gate: whether queries come with gates, which multiply the output of their heads.
@@ -50,7 +51,7 @@ class AttentionSpec:
 
     @property
     def window_left(self) -> int:
-        """Keys that a query may look back on besides its own, which a window counts; -1 for all."""
+        """Most keys that a query sees besides its own, which `window` includes; -1 for all."""
         return -1 if self.window is None else self.window - 1
 
     def uneven_parts(self, tp_size: int) -> list[str]:
@@ -76,7 +77,7 @@ class LatentAttentionSpec(AttentionSpec):
     Attributes:
         query_rank: size of the latent of queries; 0 if queries are made of the hidden state.
         nope_dim: elements of a head of queries that do not rotate.
-        rope_dim: elements that do.
+        rope_dim: elements of a head of queries that rotate.
         output_dim: elements of a head of values after the latent is expanded.
     """
 

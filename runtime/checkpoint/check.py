@@ -45,9 +45,9 @@ def check_model_folder(folder: Path, model: ModelSpec) -> CheckpointSummary:
     """Compare the headers in `folder` with the weight map of `model`.
 
     Raises:
-        StartupError: weights cannot be read, or tensors are missing or of the wrong shape or type;
-            one line that names the first few. It also names unexpected ones: a renamed weight is
-            both missing and unexpected.
+        StartupError: weights cannot be read, or tensors are missing or of the wrong shape or type.
+            The message is one line that names the first few, and also unexpected tensors: a
+            renamed weight is both missing and unexpected.
     """
     found: dict[str, TensorInfo] = {}
     for name, info in read_tensor_infos(folder).items():

@@ -25,7 +25,8 @@ def read_config(folder: Path, overrides: dict[str, Any] | None = None) -> tuple[
         overrides: top-level keys that replace those of `config.json`.
 
     Raises:
-        StartupError: no such folder or file, or not JSON; one line.
+        StartupError: there is no such folder or file, or the file is not JSON; the message is one
+            line.
     """
     path = folder
     if not folder.is_file():
@@ -47,7 +48,7 @@ def common_fields(config: Keys, generation: Keys) -> dict[str, Any]:
     """Return the fields of `ModelSpec` that all families share, except `context_len`.
 
     Raises:
-        StartupError: a number is missing or absurd; one line.
+        StartupError: a number is missing or absurd; the message is one line.
     """
     vocab_size = config.integer("vocab_size", MAX_VOCAB)
     bos = config.token_ids("bos_token_id")
@@ -68,7 +69,7 @@ def read_architecture(config: Keys) -> str:
     """Return the class name in `config.json`.
 
     Raises:
-        StartupError: there is none.
+        StartupError: the file names no class.
     """
     names = config.values.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):

@@ -41,7 +41,7 @@ def find_demo(name: str) -> tuple[str, Path]:
         The name of the model that is used (for `demo` another name), and its folder or file.
 
     Raises:
-        StartupError: it is not installed.
+        StartupError: the model is not installed.
     """
     file = fetched_models() / INSTRUCT_FILE
     if name == DEMO_NAME and not file.is_file():

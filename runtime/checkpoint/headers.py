@@ -1,4 +1,4 @@
-"""Headers of safetensors files: a folder's tensors and their positions. Front-safe: no torch.
+"""Reads the headers of safetensors files: tensors and their positions. Front-safe: no torch.
 
 Source: the format, an 8-byte little-endian length, that much JSON, then the tensors' bytes.
 """
@@ -127,8 +127,8 @@ def read_tensor_infos(folder: Path) -> dict[str, TensorInfo]:
     """Read the headers of all weight files of `folder`, which may be a GGUF file.
 
     Raises:
-        StartupError: no weights, only pickled weights, a missing, truncated or malformed shard, or
-            a tensor in two files; one line each.
+        StartupError: the folder has no weights, only pickled weights, a missing, truncated or
+            malformed shard, or a tensor in two files; the message is one line.
     """
     if is_gguf(folder):
         return gguf_tensor_infos(folder)
@@ -148,7 +148,7 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of `folder`: the single file, the index's shards, or all files.
 
     Raises:
-        StartupError: there are none, or a file that the index names is missing.
+        StartupError: there are no such files, or a file that the index names is missing.
     """
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
@@ -181,7 +181,8 @@ def read_header(path: Path) -> list[TensorInfo]:
     """Read one file's header, in the order of the bytes.
 
     Raises:
-        StartupError: not a regular file, truncated or malformed; one line.
+        StartupError: the file is not a regular one, truncated or malformed; the message is one
+            line.
     """
     try:
         with BufferedReader(open_regular(path)) as file:

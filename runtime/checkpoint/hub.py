@@ -52,7 +52,7 @@ IGNORE_PATTERNS = ["original/*", "consolidated*", "onnx/*"]
 
 
 class RepositoryNotFound(StartupError):
-    """Neither a folder nor a repository that can be found.
+    """A path names neither a folder nor a repository that can be found.
 
     Attributes:
         repo_id: the id as it was requested.
@@ -99,7 +99,8 @@ def resolve_model_folder(
         may_download: whether files that are not cached are fetched from the hub.
 
     Raises:
-        StartupError: neither a folder nor a repository that can be fetched; with advice.
+        StartupError: the path names neither a folder nor a repository that can be fetched; the
+            message gives advice.
     """
     if len(path_or_id) > _MAX_PATH_CHARS:
         raise StartupError(

@@ -1,4 +1,4 @@
-"""Reads JSON files of others, with errors that name the file and the key. Front-safe."""
+"""Reads JSON files of model folders, with errors that name the file and the key. Front-safe."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        StartupError: not a regular file, unreadable, absurdly large, not JSON or not an object; one
-            line.
+        StartupError: the file is not a regular one, unreadable, absurdly large, not JSON or not an
+            object; the message is one line.
     """
     try:
         with BufferedReader(open_regular(path)) as file:
@@ -56,7 +56,7 @@ class Keys:
         """Return an integer in `[low, high]`.
 
         Raises:
-            StartupError: absent without a default, or not such an integer.
+            StartupError: the key is absent without a default, or its value is not such an integer.
         """
         value = self.values.get(key)
         if value is None and default is not None:
@@ -71,7 +71,7 @@ class Keys:
         """Return a finite number in `[low, high]`.
 
         Raises:
-            StartupError: absent without a default, or not such a number.
+            StartupError: the key is absent without a default, or its value is not such a number.
         """
         value = self.values.get(key)
         if value is None and default is not None:

@@ -39,8 +39,9 @@ class WeightSpec:
         shard: the part of the parameter (`q`, `gate`, ...); empty if it is the whole parameter.
         kind: the kind of weight, which decides the values of dummy weights.
         dtypes: types in which it may be stored.
-        of: for a scale, the codes that it belongs to. If the checkpoint has floats instead of
-            codes, the scale is computed. For floats, the codes that they become.
+        of: for a scale, the name of the codes that the scale belongs to. If the checkpoint has
+            floats instead of codes, the scale is computed. For floats, the name of the codes that
+            the floats become.
         is_precise: whether its product is computed in float32 in every model.
     """
 
@@ -204,7 +205,7 @@ LayerState = PagedState | SharedState | RecurrentState | NoState
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(ABC):
-    """A model's numbers, in the form that all code uses.
+    """A model's sizes and other settings, in the form that all code uses.
 
     Attributes:
         architecture: class name in `config.json`, such as `Qwen3ForCausalLM`.
@@ -223,9 +224,10 @@ class ModelSpec(ABC):
         labels: names of the scores, in order.
         score_activation: for a model with one score: the function that turns it into a relevance.
         vision: how the model takes images; `None` if it takes none.
-        quantization: how its matrices are stored; `None` for plain numbers.
+        quantization: how the model's matrices are stored; `None` for plain numbers.
         has_own_head: whether the files hold a separate head although `config.json` ties it.
-        impl: what serves it: a family of ours (`headrace`), or the adapter (`transformers`).
+        impl: what serves the model: a family of ours (`headrace`), or the adapter to
+            `transformers` (`transformers`).
     """
 
     architecture: str
@@ -336,14 +338,14 @@ class ModelSpec(ABC):
             deterministic: whether no result may depend on the batch.
 
         Raises:
-            StartupError: one line that names the option.
+            StartupError: the model cannot be served with an option, which the message names.
         """
 
     @property
     def applies_kv_scales(self) -> bool:
         """Whether attention applies a checkpoint's scales of keys and values.
 
-        Without them numbers of 8 bits are not what the checkpoint was made for.
+        The checkpoint was made for 8-bit keys and values with these scales.
         """
         return True
 

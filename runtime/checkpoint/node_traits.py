@@ -1,4 +1,4 @@
-"""What must be the same on every node of a worker: the options of the ranks, and the model."""
+"""Collects what a worker's nodes must have in common: the ranks' options, and the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WEIGHT_FILES = ("*.safetensors", "*.gguf")
 
 
 def traits_of(config: WorkerConfig) -> NodeTraits:
-    """Return this node's part of the comparison."""
+    """Return this node's options and model, to be compared with those of the other nodes."""
     try:
         version = metadata.version("headrace")
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
 """Reads a folder of PEFT: a low-rank adapter (LoRA) of some of a model's matrices. No torch.
 
-What would need other arithmetic, or code, is refused by its name; so is every tensor that the
-served model has no place for.
+An adapter that needs other arithmetic, or code, is refused by the name of that feature. An adapter
+with a tensor that the served model has no place for is refused, too.
 
 Source: `adapter_config.json` and the names of tensors as PEFT 0.17 writes them.
 """
@@ -57,7 +57,7 @@ class AdapterMatrix:
         weight: the matrix, as its family lists it.
         a: `[rank, in_features]`.
         b: `[out_features, rank]`.
-        scale: factor of their product.
+        scale: factor of the product of `b` and `a`.
     """
 
     weight: WeightSpec
@@ -72,8 +72,8 @@ class AdapterSpec:
     """A checked adapter.
 
     Attributes:
-        rank: the largest of its matrices'.
-        matrices: at least one.
+        rank: the largest rank of the adapter's matrices.
+        matrices: the adapter's matrices, at least one.
     """
 
     rank: int
@@ -98,7 +98,7 @@ def adaptable_weights(model: ModelSpec) -> dict[str, WeightSpec]:
 
 
 def module_kind(module: str) -> str:
-    """Return the last part of a module's name: `q_proj`."""
+    """Return the last part of a module's name, such as `q_proj`."""
     return module.rpartition(".")[2]
 
 
@@ -130,7 +130,7 @@ def read_adapter(
     """Read and check an adapter's folder.
 
     Args:
-        folder: with `adapter_config.json` and `adapter_model.safetensors`.
+        folder: a folder with `adapter_config.json` and `adapter_model.safetensors`.
         model: the served model.
         max_rank: the largest rank that there is room for.
         targets: kinds of modules that there is room for.
@@ -198,7 +198,7 @@ def rank_of(config: Keys, module: str) -> int:
     """Return the rank that the configuration gives a module.
 
     Raises:
-        StartupError: not such a number, or a pattern that is a regular expression.
+        StartupError: the rank is not a valid number, or a pattern is a regular expression.
     """
     found = _by_pattern(config, "rank_pattern", module)
     if found is None:

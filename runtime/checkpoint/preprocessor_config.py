@@ -24,8 +24,8 @@ def read_preprocessor(folder: Path, spec: VisionSpec) -> VisionSpec:
         spec: settings of the family's `config.json`, with its processor's defaults.
 
     Raises:
-        StartupError: a step is switched off, or a number is absurd or does not fit the tower; one
-            line.
+        StartupError: a step is switched off, or a number is absurd or does not fit the tower; the
+            message is one line.
     """
     keys = _read_keys(folder if folder.is_dir() else folder.parent)
     for step in _STEPS:

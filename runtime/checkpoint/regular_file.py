@@ -26,8 +26,8 @@ def open_regular(path: Path) -> FileIO:
     """Open a regular file for reading, unbuffered; links are followed, as the hub's cache needs.
 
     Raises:
-        StartupError: not a regular file; one line.
-        OSError: it cannot be opened.
+        StartupError: the file is not a regular one; the message is one line.
+        OSError: the file cannot be opened.
     """
     # Checked before opening, because opening a device may have effects; and after, because the path
     # may name another file by now. With O_NONBLOCK, opening a pipe does not wait for a writer.

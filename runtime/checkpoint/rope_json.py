@@ -19,7 +19,7 @@ class RopeConfig:
     Attributes:
         theta: base of the frequencies.
         scaling: kind of context extension.
-        parameters: the scaling's numbers, as in `config.json` (`factor`, `beta_fast`, ...).
+        parameters: settings of the scaling, as in `config.json` (`factor`, `beta_fast`, ...).
         interleaved: whether neighbours rotate together; if not, elements of the two halves do.
     """
 
@@ -39,8 +39,8 @@ def read_rope(
 
     Args:
         config: keys of the model.
-        layer_type: the type of layer whose numbers are read if version 5 nests them by type; empty
-            if all layers must have the same.
+        layer_type: the type of layer whose settings are read if version 5 nests them by type; empty
+            if all layers must have the same settings.
         theta_key: key of the base in version 4.
         theta: the base if the file has none.
 
@@ -90,15 +90,15 @@ def read_rope(
 
 
 def read_partial_rope(config: Keys, head_dim: int, share: float) -> tuple[RopeConfig, int, int]:
-    """Return what `read_rope` does, and how many first elements of a head rotate.
+    """Return the result of `read_rope`, and how many elements of a head rotate, the first ones.
 
     Args:
         config: keys of the model.
         head_dim: elements of a head.
-        share: of a head that rotates, if the file does not say it.
+        share: share of a head that rotates, if the file does not say.
 
     Raises:
-        StartupError: see `read_rope`; or a share that is not an even number of elements.
+        StartupError: see `read_rope`; or the share is not an even number of elements.
     """
     found = config.values.get(_PARTIAL)
     values = {key: value for key, value in config.values.items() if key != _PARTIAL}

@@ -22,7 +22,7 @@ def read_score_activation(folder: Path, config: dict[str, Any]) -> ScoreActivati
         config: contents of `config.json`.
 
     Raises:
-        StartupError: a file is not a JSON object; one line.
+        StartupError: a file is not a JSON object; the message is one line.
     """
     path = folder / FILE
     named: list[Any] = []

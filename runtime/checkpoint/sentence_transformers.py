@@ -1,6 +1,7 @@
 """The steps after a text encoder's layers: pooling, dense layers, normalization. Front-safe.
 
-sentence-transformers folders define it in separate files, classifiers by their architecture.
+sentence-transformers folders define these steps in separate files, classifiers by their
+architecture.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def read_prompts(folder: Path) -> TextPrompts:
     """Read the prompts of a model folder; there are none without the file.
 
     Raises:
-        StartupError: a prompt that is not a text, or a default that is not among them; one line.
+        StartupError: a prompt is not a text, or the default is none of the prompts; the message is
+            one line.
     """
     path = folder / FILE
     if not path.is_file():
@@ -104,7 +106,7 @@ class HeadLayer:
     Attributes:
         name: name of its weights in the checkpoint, without `.weight`; with `file`, our name for
             them.
-        activation: applied to its output; empty for none.
+        activation: function that is applied to the layer's output; empty for none.
         norm: name of the layer norm after the activation; empty for none.
         norm_eps: epsilon of that norm.
         norm_bias: whether that norm has a bias.
@@ -148,11 +150,11 @@ def read_pooling(folder: Path, default: Mode, size: int) -> Pooling:
 
     Args:
         folder: folder of the model.
-        size: numbers of a token's vector.
+        size: elements of a token's vector.
         default: the mode of a folder without `modules.json`; its vectors have unit length.
 
     Raises:
-        StartupError: a kind of module or pooling that is not supported; one line.
+        StartupError: a kind of module or pooling is not supported; the message is one line.
     """
     path = folder / "modules.json"
     if not path.is_file():

@@ -1,6 +1,6 @@
 """The facts about a model's images that the front needs to prepare them. Front-safe: no torch.
 
-The tower's own numbers are in the family's class that derives from `VisionSpec`.
+The tower's own settings are in the family's class that derives from `VisionSpec`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class VisionSpec:
         num_tokens: vectors of an image under `square`; 0 if they follow from the size.
         resample: Pillow's number of the filter, as `preprocessor_config.json` writes it.
         rescale_factor: multiplies the bytes, in float32.
-        mean, std: of each channel; the mean is subtracted, then the result is divided by std.
+        mean, std: a number for each channel; the mean is subtracted, then the result is divided by
+            std.
         num_outputs: vectors of the decoder's width that the tower gives for each placeholder.
         is_bidirectional: whether the tokens of an image attend to one another in both directions.
     """

@@ -55,7 +55,7 @@ class WeightRoots:
         """Return the folder of a model that may be loaded.
 
         Raises:
-            StartupError: there is none, or it is not in a root.
+            StartupError: there is no such folder, or it is in no root.
         """
         if self.may_download and not is_local(path_or_id):
             return resolve_model_folder(path_or_id)
@@ -99,7 +99,8 @@ class AdapterRoots:
     """The folders from which a client may load adapters.
 
     Attributes:
-        weights: as for weights; `None` allows every folder of this machine.
+        weights: the roots of weights, which hold for adapters, too; `None` allows every folder of
+            this machine.
     """
 
     weights: WeightRoots | None

@@ -1,4 +1,4 @@
-"""The adapters (LoRA) of one rank: all loaded ones in host memory, some in slots of the device.
+"""Keeps one rank's adapters (LoRA): all loaded ones in host memory, some also in device slots.
 
 On a GPU a slot is one piece of memory, rank by rank, so that an adapter comes to the device in a
 single copy of as many ranks as it has. The copy runs beside the steps; the first step that uses the
@@ -81,15 +81,15 @@ class AdapterPool:
     """Adapters by their ids, which the front gives them.
 
     Attributes:
-        size_bytes: of the slots, on the device.
+        size_bytes: bytes that the slots take on the device.
     """
 
     def __init__(self, model: Model, slots: AdapterSlots, limits: LoraLimits) -> None:
-        """Allocate the slots and have the model's layers add what is in them.
+        """Allocate the slots, and have the model's layers add the adapters in the slots.
 
         Args:
             model: loaded.
-            slots: of the model's context.
+            slots: the adapter slots of the model's context.
             limits: number of slots, ranks and modules.
         """
         device, dtype = model.context.device, model.context.dtype
@@ -171,8 +171,8 @@ class AdapterPool:
         """Start copies into slots, and make the coming step wait for those that it uses.
 
         Args:
-            copies: the step's; what a slot holds already is not copied again.
-            used: slots of the step's rows, -1 among them.
+            copies: the step's copies. An adapter that its slot already holds is not copied again.
+            used: the slot of each of the step's rows; -1 for a row without an adapter.
         """
         for copy in copies:
             if self._held[copy.slot] != copy.adapter_id:

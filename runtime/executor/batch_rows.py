@@ -115,7 +115,7 @@ class BatchRows:
         """Return the next inputs of rows if they decode, `[n]` int64.
 
         Args:
-            index: `[n]` int64 on the device, rows, possibly repeated.
+            index: `[n]` int64 on the device, indices of rows, possibly repeated.
         """
         tokens = self.last_token.index_select(0, index)
         self.latest_input.index_copy_(0, index, tokens)
@@ -193,14 +193,20 @@ class BatchRows:
         """Set the adapters of a step's tokens, if it uses any, and return `adapters`.
 
         Args:
-            token_rows: `[num_tokens]` int64 on the device, the row of each.
+            token_rows: `[num_tokens]` int64 on the device, the row of each token.
         """
         if self.adapters is not None and self.adapters.is_on:
             self.adapters.begin(self._slots.index_select(0, token_rows))
         return self.adapters
 
     def grow(self, plan: StepPlan, page_size: int, *, is_sent: bool = False) -> None:
-        """Write the pages that the plan's decoding rows begin; `is_sent` if the step sends them."""
+        """Write the pages that the plan's decoding rows begin.
+
+        Args:
+            plan: the step.
+            page_size: tokens per page.
+            is_sent: whether the step itself sends these pages to the device.
+        """
         if plan.new_pages is None:
             return
         grown = np.flatnonzero(plan.new_pages)

@@ -95,14 +95,14 @@ def build_executor(
     All ranks call this at the same time. They wait for each other where they compute together.
 
     Args:
-        config: the worker's.
-        model: this rank's slice, loaded.
+        config: the worker's configuration.
+        model: this rank's slice of the model, loaded.
         group: the ranks that share each layer; `None` for a single rank.
         backend: name in `ATTENTION_BACKENDS`.
         report: receives the progress.
 
     Raises:
-        StartupError: there is too little memory; one line.
+        StartupError: there is too little memory; the message is one line.
     """
     device = model.context.device
     report("allocating_cache")
@@ -155,8 +155,8 @@ def build_attention(config: WorkerConfig, backend: str, device_type: str) -> Att
 def with_images(budget: Budget, config: WorkerConfig, spec: ModelSpec) -> Budget:
     """Return the budget that remains after the vectors of images.
 
-    They are the kept vectors (or those of one large image) and a copy of the vectors that one step
-    reads.
+    Two kinds of vectors take memory: the kept ones (or those of one large image), and a copy of
+    the vectors that one step reads.
     """
     if spec.vision is None:
         return budget
@@ -178,7 +178,7 @@ def pool_of(
     """Return the size of this model's pool if it may take `budget`.
 
     Raises:
-        StartupError: not even one page fits, or less than the user requested.
+        StartupError: not even one page fits, or fewer tokens than the user requested.
     """
     num_slots, budget = with_states(config, spec, context, budget)
     size = size_pool(

@@ -52,8 +52,8 @@ class FlatStep(NamedTuple, Generic[ArrayT]):
         positions: `[num_tokens]`, each token's position for RoPE, which is its index in the
             sequence or what `RopeRows` gives.
         slots: `[num_tokens]`, `page * page_size + offset` of each token.
-        rows: `[num_seqs]`.
-        seq_lens: `[num_seqs]`, keys of each after this step's are written.
+        rows: `[num_seqs]`, the row of each sequence.
+        seq_lens: `[num_seqs]`, keys of each sequence after this step's keys are written.
         qo_indptr: `[num_seqs + 1]`, bounds of each sequence's tokens.
         last: `[num_seqs]`, index of each sequence's last token.
     """
@@ -115,7 +115,7 @@ def as_batch(
         attention: plans the batch later.
         has_decodes: whether any row may decode; if not, all tokens are known.
         num_decodes: see `ForwardBatch`.
-        num_pages: how many pages of each row are enough; all by default.
+        num_pages: how many pages of each row are enough for the step; all by default.
         states: see `ForwardBatch`.
     """
     input_ids = step.known_ids

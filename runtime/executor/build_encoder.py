@@ -32,7 +32,7 @@ def build_encoder(
     Its pages take no memory. They exist because the scheduler bounds the running texts by pages.
 
     Raises:
-        StartupError: there is too little memory; one line.
+        StartupError: there is too little memory; the message is one line.
     """
     device, spec = model.context.device, model.spec
     max_pages = -(-(config.context_len + 1) // config.page_size)

@@ -1,4 +1,4 @@
-"""Steps of a model that outputs numbers for each text; they need no pages and no sampler."""
+"""Runs the steps of a model that outputs numbers for each text, without pages and sampler."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EncoderRunner(StepRunner):
 
         Args:
             model: the loaded model.
-            rows: of the running batch.
+            rows: rows of the running batch.
             is_alone: whether no other rank computes the steps.
             attention: attention back end, for a causal model.
         """

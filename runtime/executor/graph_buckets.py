@@ -31,7 +31,7 @@ class GraphLimits:
 
     Attributes:
         max_batch: most sequences of a step.
-        token_sizes: steps with prompt chunks up to these token counts.
+        token_sizes: most tokens of a step with prompt chunks, for each size of bucket.
         keep_hidden: whether graphs keep hidden states, because rows may request them.
         shares_prefixes: whether rows may share their first keys, because some layer attends to all
             keys.

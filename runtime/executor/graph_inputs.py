@@ -228,7 +228,10 @@ class PromptGraphInputs(GraphInputs):
 def inputs_of(
     bucket: Bucket, rows: BatchRows, page_size: int, padding_state: int | None = None
 ) -> GraphInputs:
-    """Return the layout of a bucket's buffer; `padding_state` is that of the model's states."""
+    """Return the layout of a bucket's buffer.
+
+    `padding_state` is the slot of recurrent states that padding writes; `None` if there are none.
+    """
     if bucket.decodes:
         return DecodeGraphInputs(bucket, rows, page_size, padding_state)
     return PromptGraphInputs(bucket, rows, page_size)

@@ -47,9 +47,10 @@ class GraphRunner:
     """Runs the steps that fit a bucket.
 
     Attributes:
-        logits: `[max_batch, vocab_size]` float32, of each sequence's last token, from the latest
-            step that was run with `wants_logits`.
-        hidden: `[max_batch, hidden_size]`, the input of the logits; `None` unless kept.
+        logits: `[max_batch, vocab_size]` float32, the logits of each sequence's last token, from
+            the latest step that was run with `wants_logits`.
+        hidden: `[max_batch, hidden_size]`, the hidden states that the logits are computed from;
+            `None` unless kept.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Vectors of images on the device, by digest.
+"""Keeps the vectors of images on the device, by digest.
 
 A step's plan names the images to compute and drop.
 """
@@ -116,7 +116,7 @@ class ImageStore:
             self._tower.see([self._blank(num_tokens)])
 
     def pack_sizes(self) -> list[int]:
-        """Return the possible numbers of vectors of a pack, except of a single larger image."""
+        """Return the sizes of padded packs, in vectors; a single larger image has no such size."""
         most = self._most_padded
         return sorted({self._padded_size(each) for each in (*range(1, most, _FINE_STEP), most)})
 

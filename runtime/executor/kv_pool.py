@@ -49,7 +49,7 @@ def pool_bytes_per_token(spec: ModelSpec, context: BuildContext) -> int:
 def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[KVCache]:
     """Allocate pages for layers that keep keys and values, and slots for recurrent ones; zeroed.
 
-    Latents have one array, which is both of the pair.
+    For latents, keys and values of an entry are the same tensor.
 
     Args:
         size: size of the pool; one more page is allocated, page 0, for padding, and two more
@@ -63,7 +63,7 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
 
     Raises:
         MemoryError: there is too little memory on a CPU; on a GPU torch raises its own error.
-        StartupError: the GPU has no numbers of this form.
+        StartupError: the GPU does not support the form of the cache.
     """
     kv: list[KVCache] = []
     for state in kept_states(spec, context):

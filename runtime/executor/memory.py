@@ -23,10 +23,10 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class PoolSize:
-    """The KV pool, `num_pages` of `page_size` tokens, and the bytes it takes.
+    """The size of the KV pool: `num_pages` pages of `page_size` tokens, and their bytes.
 
     Attributes:
-        num_state_slots: slots of recurrent states beside it.
+        num_state_slots: slots of recurrent states beside the pages.
     """
 
     num_pages: int
@@ -180,7 +180,7 @@ def size_pool(
         budget: memory that the pool may take.
 
     Raises:
-        StartupError: not even one page fits, or less than the user requested.
+        StartupError: not even one page fits, or fewer tokens than the user requested.
     """
     available = budget.available_bytes
     fits = budget.size_bytes // per_token

@@ -293,7 +293,7 @@ class ModelRunner(StepRunner):
             model: loaded.
             attention: attention back end, which plans once per step.
             kv: one entry per layer.
-            rows: of the running batch.
+            rows: rows of the running batch.
             page_size: tokens per page.
             share: for several ranks that compute each step: gives all of them the tokens of one.
                 Then a failing step is not retried, because the ranks would no longer agree.

@@ -40,7 +40,7 @@ class PrefixGroups:
         """Search the pages in `rows` and pass the groups to `attention`.
 
         Args:
-            rows: of the running batch.
+            rows: rows of the running batch.
             page_size: tokens of a page.
             num_kv_heads: key heads of a layer, the most if layers differ.
             attention: the back end that reads the keys.
@@ -99,7 +99,7 @@ def find_groups(
         page_size: tokens of a page.
 
     Returns:
-        At most `MAX_GROUPS`; every member has a token after its prefix.
+        At most `MAX_GROUPS` groups; every member has a token after its prefix.
     """
     # Pages that end before the newest key.
     full = (seq_lens - 1) // page_size

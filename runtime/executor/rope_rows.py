@@ -1,9 +1,9 @@
 """RoPE positions of each row's tokens, for models whose images span fewer positions than tokens.
 
-A token has three positions: time, row and column. A text token's three are equal and grow by one.
-An image's tokens share one time and have the image's rows and columns. The text after it continues
-at the largest of all. So after the last image of a row, a token's position is its index plus a
-constant, `delta`.
+A token has three positions: time, row and column. A text token's three positions are equal and grow
+by one per token. An image's tokens share one time and have the image's rows and columns. The text
+after an image continues behind the largest position of the image. So after the last image of a
+row, a token's position is its index plus a constant, `delta`.
 
 Source: Qwen2-VL (arXiv 2409.12191), multimodal rotary position embedding.
 """

@@ -97,7 +97,7 @@ class Sampler:
         return Sampled(token_ids, found)
 
     def is_plain(self, rows: Int64Array) -> bool:
-        """Whether every row takes its largest logit unedited, and no extra reads the others."""
+        """Whether every row takes its largest unedited logit, and no extra reads logits."""
         state = self._rows
         edited = state.edits_logits[rows] | state.has_grammar[rows]
         edited |= state.extras.reads_logits[rows]

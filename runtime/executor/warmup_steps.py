@@ -38,7 +38,7 @@ def warm_up_sampling(vocab_size: int, device: torch.device) -> None:
     """Run each sampling kernel on logits of zeros: plain, ranked, edited, with log-probabilities.
 
     Args:
-        vocab_size: of the model; kernels are compiled for it.
+        vocab_size: size of the model's vocabulary; kernels are compiled for this size.
         device: where the model samples.
     """
     num_rows = 2
@@ -119,7 +119,8 @@ def compute_prompts(
         runner: an idle runner.
         prompts: number and length of the prompts.
         vocab_size: ids are below this.
-        num_pages: pages 1 to `num_pages` are written for row 0; else page 0, the padding page.
+        num_pages: row 0 writes pages 1 to `num_pages`. All else is written to page 0, the padding
+            page.
 
     Raises:
         StartupError: the model fails.

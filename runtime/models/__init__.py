@@ -1,1 +1,1 @@
-"""One file an architecture, class names as in `transformers`."""
+"""Model families, one folder each, and the layers that they are made of."""

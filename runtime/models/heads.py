@@ -39,7 +39,7 @@ def dense_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
 
 
 def modernbert_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
-    """ModernBERT: pooling as configured, a dense layer and a norm, then the classes."""
+    """Return ModernBERT with pooling as configured, a dense layer and a norm, then the classes."""
     hidden, labels = spec.hidden_size, _labels(config)
     mode = config.values.get("classifier_pooling", "cls")
     if mode not in ("cls", "mean"):
@@ -68,7 +68,7 @@ def last_token_scores(spec: ModelSpec, config: Keys) -> ModelSpec:
 
 
 def reward(spec: ModelSpec, config: Keys) -> ModelSpec:  # noqa: ARG001  # one reward, whatever it says
-    """Qwen2's reward model: two dense layers over the last token give one number."""
+    """Return Qwen2's reward model: two dense layers over the last token give one number."""
     hidden = spec.hidden_size
     first = HeadLayer("score.0", hidden, hidden, activation="relu")
     return _scoring(spec, ("reward",), "last", first, HeadLayer("score.2", hidden, 1))

@@ -20,7 +20,7 @@ class Model(ABC):
     """Layers with their weights.
 
     Attributes:
-        spec: the model's numbers.
+        spec: the model's sizes and other settings.
         context: the device and type with which it was built.
     """
 
@@ -67,7 +67,7 @@ class TextEncoder(Model):
     """A model that gives a vector or scores for each text and keeps no state.
 
     Attributes:
-        head: computes them from the tokens' vectors.
+        head: computes the vector or the scores of a text from its tokens' vectors.
         sees_backward_only: whether it is causal; if so it needs `EncoderBatch.attention`.
     """
 
@@ -76,7 +76,7 @@ class TextEncoder(Model):
 
     @property
     def shared_grain(self) -> int:
-        """`compute` accepts `EncoderBatch.shared` in multiples of this; 0 if it accepts none."""
+        """`EncoderBatch.shared` must be multiples of this many tokens; 0 if it must be absent."""
         return 0
 
     @abstractmethod

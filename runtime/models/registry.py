@@ -136,7 +136,7 @@ ADAPTED = Family(
 
 
 def impl_override(impl: str) -> dict[str, str]:
-    """What `--model-impl` adds to the keys of `config.json`."""
+    """Return the keys that `--model-impl` adds to `config.json`."""
     return {} if impl == "auto" else {_IMPL: impl}
 
 
@@ -147,13 +147,14 @@ def read_model_spec(
 
     Args:
         folder: a local folder with `config.json` and perhaps `generation_config.json`; or a file
-            that replaces the first, with the second beside it; or a GGUF file.
+            that replaces `config.json`, perhaps with `generation_config.json` beside it; or a GGUF
+            file.
         overrides: top-level keys that replace those of `config.json`.
         is_embedding: whether a model that generates text should give vectors instead.
 
     Raises:
-        StartupError: no such file, an unsupported architecture or feature, or a missing or absurd
-            number; one line names the key.
+        StartupError: there is no such file, an architecture or feature is not supported, or a
+            number is missing or absurd; one line names the key.
     """
     config, generation = _read_words(folder, overrides)
     family = _find(

@@ -1,1 +1,1 @@
-"""Weights: from files, from trainers, while serving."""
+"""Loads weights from files at the start, and from files or trainers while serving."""

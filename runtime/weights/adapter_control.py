@@ -1,4 +1,4 @@
-"""Adapters (LoRA) in the front: loaded, unloaded and found by name. Front-safe.
+"""The front's side of adapters (LoRA): loads, unloads and finds them by name. Front-safe.
 
 The folder is checked here, without torch; the workers then read it into host memory beside their
 steps. Tensors that a trainer sends are written to a folder of the run first, so that a worker which
@@ -45,7 +45,7 @@ class AdapterOutcome:
     """The result of a call.
 
     Attributes:
-        loaded: name and path of every adapter that may be named now.
+        loaded: name and path of every adapter that requests may name now.
     """
 
     success: bool
@@ -68,7 +68,7 @@ class AdapterControl:
         """Act on one engine.
 
         Args:
-            client: of the engine.
+            client: the engine's client.
             model: the model it serves.
             limits: the workers' room; `None` if adapters are off.
             folder: private, for tensors that are sent; removed by its owner.
@@ -86,7 +86,7 @@ class AdapterControl:
 
     @property
     def record(self) -> AdapterRecord:
-        """The adapters there are."""
+        """The record of all adapters, by name."""
         return self._record
 
     # ---- at the start ----
@@ -105,7 +105,7 @@ class AdapterControl:
         """Return the id of the adapter that a request names, once the workers have it.
 
         Raises:
-            InvalidRequest: there is none of that name, or it cannot be loaded again.
+            InvalidRequest: no adapter has that name, or the adapter cannot be loaded again.
         """
         adapter = self._record.find(name, param)
         if not adapter.is_loaded:
@@ -116,7 +116,7 @@ class AdapterControl:
         return adapter.adapter_id
 
     async def find_each(self, names: Sequence[str | None]) -> list[int]:
-        """Return the ids of several adapters, 0 where there is no name; see `find`."""
+        """Return the id of each named adapter, and 0 for each `None`; see `find`."""
         found = {name: await self.find(name) for name in dict.fromkeys(names) if name}
         return [found[name] if name else 0 for name in names]
 
@@ -140,7 +140,7 @@ class AdapterControl:
         """Load tensors that were sent.
 
         Args:
-            name: the adapter's.
+            name: name of the adapter.
             config: the content of `adapter_config.json`.
             tensors: the bytes of a safetensors file, or such a file, which is copied.
             pinned: see `Adapter`.
@@ -264,7 +264,7 @@ def check_name(name: str) -> None:
     """Check an adapter's name; logs, metrics and answers show it.
 
     Raises:
-        InvalidRequest: it is empty, too long, or has characters that are not printable.
+        InvalidRequest: the name is empty, too long, or has characters that are not printable.
     """
     if not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""A rank's adapters (LoRA), read from their folders while its steps go on."""
+"""Reads a rank's adapters (LoRA) from their folders while the rank's steps go on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOADED = "loaded"
 
 
 class RankAdapters:
-    """Executes what the front asks about adapters."""
+    """Executes the front's operations on adapters."""
 
     def __init__(self, pool: AdapterPool, model: ModelSpec, limits: LoraLimits) -> None:
         """Load into `pool` adapters that fit `model` and `limits`."""

@@ -13,7 +13,7 @@ TENSORS_FIELD = "serialized_tensors"
 
 
 class LoadAdapterBody(msgspec.Struct, kw_only=True):
-    """`/load_lora_adapter` as it arrives."""
+    """The body of `/load_lora_adapter` as it arrives."""
 
     lora_name: str
     lora_path: str
@@ -21,16 +21,16 @@ class LoadAdapterBody(msgspec.Struct, kw_only=True):
 
 
 class UnloadAdapterBody(msgspec.Struct, kw_only=True):
-    """`/unload_lora_adapter` as it arrives."""
+    """The body of `/unload_lora_adapter` as it arrives."""
 
     lora_name: str
 
 
 class AdapterTensorsBody(msgspec.Struct, kw_only=True):
-    """`/load_lora_adapter_from_tensors` as it arrives.
+    """The body of `/load_lora_adapter_from_tensors` as it arrives.
 
-    Tensors are the bytes of a safetensors file, base64 in JSON; a list of one for callers that
-    send a list.
+    Tensors are the bytes of a safetensors file, which JSON encodes in base64. Callers that send a
+    list send a list of one.
     """
 
     lora_name: str
@@ -45,7 +45,7 @@ def tensors_of(body: AdapterTensorsBody) -> bytes:
     """Return the bytes of a safetensors file.
 
     Raises:
-        InvalidRequest: they are something else, or the adapter adds tokens.
+        InvalidRequest: the bytes are something else, or the adapter adds tokens.
     """
     if body.load_format not in (None, "auto", "safetensors"):
         raise InvalidRequest(

@@ -28,8 +28,8 @@ def load_weights(
 
     Args:
         model: new, or already loaded.
-        tensors: (checkpoint name, tensor); shapes as in `ModelSpec.weights`, or those of this
-            rank's parts, as `shards_of` has them; any device.
+        tensors: pairs of checkpoint name and tensor, on any device. A tensor has the shape in
+            `ModelSpec.weights`, or is this rank's part, as the functions of `shards_of` cut it.
         partial: accept missing tensors and keep the model's current values for them; only for a
             model that is already loaded.
         before: called with each layer's name before its first tensor is written.

@@ -36,7 +36,7 @@ def from_bytes(data: bytes) -> Incoming:
     """Return the tensors of a safetensors file.
 
     Raises:
-        InvalidRequest: the bytes are not such a file.
+        InvalidRequest: the bytes are not a safetensors file.
     """
     try:
         tensors = load(data)
@@ -52,8 +52,8 @@ def from_shared_memory(name: str) -> Incoming:
     """Return the tensors of a safetensors file in shared memory.
 
     Raises:
-        InvalidRequest: there is no such memory.
-        StartupError: it does not hold such a file.
+        InvalidRequest: no shared memory has this name.
+        StartupError: the memory does not hold a safetensors file.
     """
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         raise InvalidRequest(f"shared_memory: {name[:128]!r} is not a name in {SHARED_MEMORY}.")

@@ -1,4 +1,4 @@
-"""A serving model's weights on one rank: replaced, undone, read, checked, released.
+"""Replaces, restores, reads, checks and releases a serving model's weights on one rank.
 
 An update is atomic on its rank: it is kept or undone as a whole. An undo reads the folder that the
 weights came from if it is unchanged; otherwise each layer is copied to the host before it is
@@ -108,7 +108,7 @@ class LiveWeights:
         """Compare names and shapes with the model's.
 
         Raises:
-            InvalidRequest: some are wrong, or the weights are released.
+            InvalidRequest: a name or a shape is wrong, or the weights are released.
         """
         self._check_present()
         specs = {spec.name: spec for spec in self._model.spec.weights}
@@ -179,7 +179,7 @@ class LiveWeights:
             A float32 copy on the host, and the shard, which says where the part belongs.
 
         Raises:
-            InvalidRequest: no such weight.
+            InvalidRequest: the model has no such weight.
         """
         self._check_present()
         tensor, shard = self._part(self._spec(name), as_numbers=True)
@@ -254,7 +254,7 @@ class LiveWeights:
     def release(self) -> None:
         """Release the memory of large matrices.
 
-        If a model folder holds them, they are read from there again. Otherwise they are kept on the
+        Matrices that a model folder holds are read from there again later. Others are kept on the
         host, or in files if the host is the device.
         """
         self._check_present()

@@ -40,7 +40,7 @@ def load_model(
         seed: seed of dummy weights.
 
     Raises:
-        StartupError: the folder's weights cannot be read or do not fit; one line.
+        StartupError: the folder's weights cannot be read or do not fit; the message is one line.
     """
     progress(0.0)
     if load_format == "dummy":

@@ -48,7 +48,7 @@ async def find_other_weights(
     Args:
         model_path: a folder or a hub id.
         model: the model that serves.
-        roots: limits which of them are allowed; without it all are.
+        roots: limits which folders and hub ids are allowed; without roots all are allowed.
     """
     try:
         find = resolve_model_folder if roots is None else roots.find

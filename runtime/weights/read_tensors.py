@@ -69,7 +69,7 @@ def copies(
     """Yield copies on `device`, in the order of `infos`, made by several threads.
 
     Args:
-        infos: what to read, by the name to yield it under.
+        infos: the tensors to read, by the names under which they are yielded.
         device: the device of the copies.
         cuts: by name, the function that returns the part of a tensor to copy; others are copied
             whole.

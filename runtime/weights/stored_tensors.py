@@ -29,8 +29,8 @@ def map_file(path: Path) -> Tensor:
     """Map a file as `[size]` uint8; its bytes are read when they are first accessed.
 
     Raises:
-        StartupError: not a regular file; one line.
-        OSError: it cannot be mapped.
+        StartupError: the file is not a regular one; the message is one line.
+        OSError: the file cannot be mapped.
     """
     with open_regular(path) as file:
         # Writable although nothing writes to it: torch warns about read-only memory.

@@ -219,7 +219,7 @@ class UpdateGroups:
         """Forget a group.
 
         Raises:
-            InvalidRequest: there is none of that name.
+            InvalidRequest: no group has that name.
         """
         self._member(name)
         self._forget(name)
@@ -295,7 +295,7 @@ class UpdateGroups:
         """Return the received tensors, with their names; they are returned once.
 
         Raises:
-            InvalidRequest: not all of them have, or nothing is awaited.
+            InvalidRequest: not all tensors have come, or none are awaited.
         """
         received = self._reception(name).received
         if received is None:

@@ -1,4 +1,4 @@
-"""Weights, pauses and memory in the front: the order of calls, and the weights' version.
+"""The front's side of weights, pauses and memory: orders calls, and keeps the weights' version.
 
 Front-safe. The trainers' routes and the offline engine call the same methods.
 """
@@ -60,7 +60,7 @@ class Outcome:
     """The result of a call.
 
     Attributes:
-        num_paused_requests: requests that were held or frozen meanwhile.
+        num_paused_requests: requests that were held or frozen during the call.
     """
 
     success: bool
@@ -115,7 +115,7 @@ class WeightControl:
     ) -> Outcome:
         """Load all weights from a folder or a hub id; requests wait, or are aborted first.
 
-        `roots` limits which folders and hub ids are allowed; without it all are.
+        `roots` limits which folders and hub ids are allowed; without roots all are allowed.
         """
         load_format = load_format or self._load_format
         if load_format not in ("auto", "safetensors", "dummy"):
@@ -151,11 +151,11 @@ class WeightControl:
         weight_version: str | None = None,
         roots: WeightRoots | None = None,
     ) -> Outcome:
-        """Replace every worker by a new process; what runs goes on there, and newcomers wait.
+        """Replace every worker by a new process; running requests go on there, new ones wait.
 
         Args:
-            model_path: other weights for the new ones; `None` for those of now.
-            weight_version: their label.
+            model_path: other weights for the new processes; `None` for the present weights.
+            weight_version: label of the other weights.
             roots: as in `update_from_disk`.
         """
         folder: Path | None = None

@@ -41,14 +41,15 @@ class WeightFiles:
         """Read the headers in `folder`.
 
         Raises:
-            StartupError: they cannot be read or do not fit `config`; one line.
+            StartupError: the headers cannot be read or do not fit `config`; the message is one
+                line.
         """
         summary = check_model_folder(folder, config)
         paths = {info.file for info in summary.tensors.values()}
         return cls(summary, {path: _stamp(path) for path in paths})
 
     def changed(self) -> Path | None:
-        """Return a file that has changed since; `None` if there is none."""
+        """Return a file that has changed since it was opened; `None` if no file has changed."""
         for path, stamp in self.stamps.items():
             try:
                 if _stamp(path) != stamp:
@@ -60,7 +61,7 @@ class WeightFiles:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors one by one, in the order of the bytes on disk.
 
-        Read, not mapped: if a mapped file is truncated, reading it ends the process.
+        The files are read, not mapped: if a mapped file is truncated, reading it ends the process.
 
         Raises:
             StartupError: a file cannot be read, or changed since it was opened.

@@ -49,58 +49,58 @@ _ALLOWED_OF_ADAPTERS = (
 
 
 class RestartBody(msgspec.Struct, kw_only=True):
-    """`/restart_worker` as it arrives; other weights are optional."""
+    """The body of `/restart_worker` as it arrives; other weights are optional."""
 
     model_path: str | None = None
     weight_version: str | None = None
 
 
 class VersionBody(msgspec.Struct, kw_only=True):
-    """`/update_weight_version` as it arrives."""
+    """The body of `/update_weight_version` as it arrives."""
 
     new_version: str
     abort_all_requests: bool = True
 
 
 class ByNameBody(msgspec.Struct, kw_only=True):
-    """`/get_weights_by_name` as it arrives."""
+    """The body of `/get_weights_by_name` as it arrives."""
 
     name: str
     truncate_size: Annotated[int, within(1)] | None = None
 
 
 class CheckBody(msgspec.Struct, kw_only=True):
-    """`/weights_checker` as it arrives."""
+    """The body of `/weights_checker` as it arrives."""
 
     action: CheckAction
 
 
 class SessionBody(msgspec.Struct, kw_only=True):
-    """`/begin_weight_update` as it arrives; every selector selects the only model."""
+    """The body of `/begin_weight_update` as it arrives; every selector selects the only model."""
 
     selector: Literal["all", "target"] | None = None
 
 
 class PauseBody(msgspec.Struct, kw_only=True):
-    """`/pause_generation` as it arrives."""
+    """The body of `/pause_generation` as it arrives."""
 
     mode: PauseMode = "abort"
 
 
 class ContinueBody(msgspec.Struct, kw_only=True):
-    """`/continue_generation` as it arrives."""
+    """The body of `/continue_generation` as it arrives."""
 
     torch_empty_cache: bool | None = None
 
 
 class MemoryBody(msgspec.Struct, kw_only=True):
-    """`/release_memory_occupation` and `/resume_memory_occupation` as they arrive."""
+    """The body of `/release_memory_occupation` or `/resume_memory_occupation` as it arrives."""
 
     tags: list[MemoryTag] | None = None
 
 
 class DiskBody(msgspec.Struct, kw_only=True):
-    """`/update_weights_from_disk` as it arrives.
+    """The body of `/update_weights_from_disk` as it arrives.
 
     Updates write weights in place, where CUDA graphs read them, so no graph is captured again.
     """
@@ -119,7 +119,7 @@ class DiskBody(msgspec.Struct, kw_only=True):
 
 
 class TensorBody(msgspec.Struct, kw_only=True):
-    """`/update_weights_from_tensor` as it arrives."""
+    """The body of `/update_weights_from_tensor` as it arrives."""
 
     serialized_named_tensors: list[bytes] | None = None
     shared_memory: str | None = None
@@ -131,7 +131,7 @@ class TensorBody(msgspec.Struct, kw_only=True):
 
 
 class DistributedBody(msgspec.Struct, kw_only=True):
-    """`/update_weights_from_distributed` as it arrives."""
+    """The body of `/update_weights_from_distributed` as it arrives."""
 
     names: list[str]
     dtypes: list[str]
@@ -147,7 +147,7 @@ class DistributedBody(msgspec.Struct, kw_only=True):
 
 
 class InitGroupBody(msgspec.Struct, kw_only=True):
-    """`/init_weights_update_group` as it arrives."""
+    """The body of `/init_weights_update_group` as it arrives."""
 
     master_address: str
     master_port: Annotated[int, within(1, MAX_PORT)]
@@ -159,7 +159,7 @@ class InitGroupBody(msgspec.Struct, kw_only=True):
 
 
 class DestroyGroupBody(msgspec.Struct, kw_only=True):
-    """`/destroy_weights_update_group` as it arrives."""
+    """The body of `/destroy_weights_update_group` as it arrives."""
 
     group_name: str = DEFAULT_GROUP
 
@@ -168,7 +168,7 @@ def check_disk(body: DiskBody) -> None:
     """Refuse unsupported fields.
 
     Raises:
-        InvalidRequest: a field is not supported; it is named.
+        InvalidRequest: a field is not supported; the message names the field.
     """
     if body.is_async:
         raise InvalidRequest(
@@ -183,7 +183,8 @@ def to_tensors(body: TensorBody, tp_size: int) -> LoadTensors | LoadSharedMemory
     """Return the operation with which ranks load the tensors.
 
     Raises:
-        InvalidRequest: not exactly one form, not safetensors, or a wrong number of entries.
+        InvalidRequest: the body has no form of tensors or several, its bytes are not safetensors,
+            or the number of entries is wrong.
     """
     if body.load_format not in (None, "direct", "auto", "safetensors"):
         raise InvalidRequest(
@@ -216,10 +217,10 @@ def _check_count(name: str, count: int, tp_size: int) -> None:
 
 
 def check_safetensors(where: str, data: bytes, param: str) -> None:
-    """Refuse bytes that are not a safetensors file, with what to send instead.
+    """Refuse bytes that are not a safetensors file; the message says what to send instead.
 
     Raises:
-        InvalidRequest: they are not.
+        InvalidRequest: the bytes are not a safetensors file.
     """
     header_bytes = int.from_bytes(data[:8], "little")
     if len(data) >= 9 and header_bytes <= len(data) - 8 and data[8:9] == b"{":
@@ -235,7 +236,7 @@ def to_receive(body: DistributedBody, model: ModelSpec) -> ReceiveTensors:
     """Return the operation with which ranks receive tensors; check it before waiting for any.
 
     Raises:
-        InvalidRequest: lists of different lengths, unknown names, wrong shapes or types.
+        InvalidRequest: the lists differ in length, a name is unknown, or a shape or type is wrong.
     """
     if body.load_format not in (None, "auto", "flattened_bucket"):
         raise InvalidRequest(
@@ -329,7 +330,7 @@ def rows_to_read(body: ByNameBody, model: ModelSpec) -> int:
     """Return how many rows of a weight to send; by default as many as allowed, up to 100.
 
     Raises:
-        InvalidRequest: no rows, or more numbers than an answer may hold.
+        InvalidRequest: no rows are requested, or more numbers than an answer may hold.
     """
     shapes = {spec.name: spec.shape for spec in model.weights}
     # The same lookup as in `LiveWeights.read`.

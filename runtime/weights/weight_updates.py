@@ -1,4 +1,4 @@
-"""Weight calls on rank 0: sent to every rank, gathered, then kept or undone on all ranks."""
+"""Executes weight calls on all ranks: rank 0 sends each call, then all keep or undo the change."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ def gguf_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the file's metadata as `config.json` and `generation_config.json`.
 
     Raises:
-        StartupError: not a GGUF file, an unsupported architecture, or a missing or absurd number;
-            one line that names the key.
+        StartupError: the file is not a GGUF file, the architecture is not supported, or a number is
+            missing or absurd; the message is one line that names the key.
     """
     file = open_gguf(path)
     return _config(file), _generation(file)
@@ -63,7 +63,7 @@ def architecture_of(file: GgufFile) -> str:
     """Return the name of the model's architecture, as llama.cpp calls it.
 
     Raises:
-        StartupError: there is none.
+        StartupError: the metadata names no architecture.
     """
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str):

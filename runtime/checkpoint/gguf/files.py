@@ -23,11 +23,12 @@ def find_gguf(folder: Path, quantization: str = "") -> Path | None:
     """Return the GGUF model in a folder, or the first part of a split one; `None` if there is none.
 
     Args:
-        folder: local.
-        quantization: the part of the file's name that selects it, such as `Q4_K_M`.
+        folder: a local folder.
+        quantization: the part of a file's name that selects the file, such as `Q4_K_M`.
 
     Raises:
-        StartupError: there are several, or none of that quantization; one line that names them.
+        StartupError: the folder has several models, or none of that quantization; the message is
+            one line that names them.
     """
     models = [
         path
@@ -82,7 +83,7 @@ def open_gguf(path: Path) -> GgufFile:
 
     Raises:
         StartupError: a file cannot be read, is missing or malformed, or the files do not belong
-            together; one line.
+            together; the message is one line.
     """
     try:
         stamps = tuple(

@@ -139,7 +139,8 @@ def read_gguf(path: Path) -> GgufFile:
     """Read the header of one file.
 
     Raises:
-        StartupError: not a GGUF file, of another version, truncated, malformed or absurd; one line.
+        StartupError: the file is not a GGUF file, has another version, or is truncated, malformed
+            or absurd; the message is one line.
     """
     try:
         with open_regular(path) as file:

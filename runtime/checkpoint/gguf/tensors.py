@@ -94,8 +94,8 @@ def gguf_tensor_infos(path: Path) -> dict[str, TensorInfo]:
     A tensor with an unknown name keeps it, and is reported as unexpected later.
 
     Raises:
-        StartupError: the file cannot be read, or a number of heads does not fit its tensor; one
-            line.
+        StartupError: the file cannot be read, or a number of heads does not fit its tensor; the
+            message is one line.
     """
     file = open_gguf(path)
     dialect = _dialect(file)

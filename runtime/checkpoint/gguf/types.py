@@ -1,4 +1,4 @@
-"""The tensor types of GGUF: numbers and bytes of a block. Front-safe.
+"""The tensor types of GGUF: how many numbers a block holds, and its bytes. Front-safe.
 
 Source: `ggml_type` and the block structs of ggml (`ggml.h`, `ggml-common.h`).
 """
@@ -12,7 +12,7 @@ class BlockType(NamedTuple):
     """One tensor type.
 
     Attributes:
-        name: ggml's, such as `Q4_K`.
+        name: ggml's name of the type, such as `Q4_K`.
         block: number of consecutive elements of a row that are stored together.
         block_bytes: bytes of such a block.
     """

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class AttentionShape(NamedTuple):
-    """The numbers on which work lists and work space depend.
+    """The sizes and settings on which work lists and work space depend.
 
-    Layers with equal shapes share them.
+    Layers with equal shapes share work lists and work space.
     """
 
     num_heads: int
@@ -36,7 +36,7 @@ class AttentionLayer:
     Attributes:
         layer_idx: index into `ForwardBatch.kv`. A layer that reads another layer's keys finds them
             there (`SharedState`), and only calls `attend`.
-        num_heads, num_kv_heads: of this rank.
+        num_heads, num_kv_heads: query heads and key/value heads of this rank.
         head_dim: elements of a head of queries and keys, and of its place in the pages.
         scale: multiplies the scores, usually `head_dim ** -0.5`.
         cos_sin: `[max_positions, rotary_dim]` float32, cosines then sines, half each; `None` if
@@ -44,7 +44,7 @@ class AttentionLayer:
             elements.
         q_norm, k_norm: `[head_dim]` weights of a per-head RMSNorm before rotation, or `None`; only
             `run` applies them.
-        eps: of that norm.
+        eps: epsilon of that norm.
         zero_centered: whether that norm's factors are `1 + weight`.
         window_left: keys a query may look back on besides itself; -1 for all.
         is_rounded: whether float32 may be multiplied as bfloat16.
@@ -88,10 +88,11 @@ class StepLimits:
     """The largest step.
 
     Attributes:
-        max_seqs: sequences.
-        max_tokens: new tokens of all of them.
-        max_prompt_tokens: most of these that are prompt tokens. At the first whole prompt a back
-            end prepares for all lengths up to it; 0: it prepares for each new length when it comes.
+        max_seqs: most sequences of a step.
+        max_tokens: most new tokens of a step, over all sequences.
+        max_prompt_tokens: most prompt tokens of a step. At the first whole prompt, a back end
+            prepares for all lengths up to this one. With 0 it prepares for each new length when a
+            prompt has that length.
     """
 
     max_seqs: int

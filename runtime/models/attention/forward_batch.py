@@ -22,9 +22,9 @@ class KVCache:
 
     Attributes:
         k, v: `[num_pages, num_kv_heads, page_size, row_elements]`: `head_dim` numbers of the
-            model's dtype, or a row of another form (`kernels.kv_forms`), whose scales are in it. No
-            sequence has page 0: padding may write there. Of latents both are one tensor. Empty for
-            a recurrent layer.
+            model's dtype, or a row of another form (`kernels.kv_forms`), which includes scales. No
+            sequence has page 0: padding may write there. For latents `k` and `v` are one tensor.
+            Empty for a recurrent layer.
         states: `[num_slots + 2, ...]` each, the parts of a recurrent layer's states. Slot 0 is
             zeros and never written; padding writes to the last slot.
     """
@@ -70,12 +70,12 @@ class StateSteps:
         """Return where a convolution reads what precedes each token and each save.
 
         The indices are into the step's `num_tokens` rows, followed by `width - 1` rows of each
-        sequence's state. Layers of equal width share them.
+        sequence's state. Layers of equal width share the indices.
 
         Args:
-            width: of the convolution.
+            width: tokens that the convolution sees, including the newest.
             qo_indptr: `[num_seqs + 1]`, bounds of each sequence's tokens.
-            num_tokens: of the step.
+            num_tokens: number of the step's tokens.
 
         Returns:
             `[num_tokens + num_saves, width - 1]` int64, the oldest first.
@@ -146,7 +146,7 @@ class ForwardBatch:
         logits_indices: `[num_samples]` int64, the tokens that need logits; the model gives its
             output for these only. `None`: every token.
         kv: one entry per layer.
-        attention: planned for this batch.
+        attention: the attention back end, planned for this batch.
         embed_indices, embeds: `[n]` int64 and `[n, hidden_size]` float32: tokens with a given
             embedding, and these embeddings.
         key_ends: `[num_tokens]` int32, how many of its sequence's keys each token may see, if
@@ -159,8 +159,8 @@ class ForwardBatch:
             order: their keys and values are also in the tensor of their queries.
         shares_prefixes: whether sequences may share their first keys, in the groups that were sent
             to the back end; only if each has one new token.
-        host: for a back end with `reads_host`; `None` inside graphs.
-        adapters: the adapters of its tokens, which the loop over layers narrows with them.
+        host: host copies of lengths for a back end with `reads_host`; `None` inside graphs.
+        adapters: the adapters of the batch's tokens; the loop over layers narrows both together.
         states: where recurrent states are read and written, if the model has any.
     """
 

@@ -18,7 +18,7 @@ def rotate_and_write(
     """Norm and rotate the heads of `qkv` in place, and fill the layer's pages.
 
     Args:
-        kernels: the device's choice.
+        kernels: the implementation that was chosen for the device.
         layer: the layer's constants.
         qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`.
         batch: the step.
@@ -93,7 +93,7 @@ def write_heads(
 
 
 def values_of(layer: AttentionLayer, out: Tensor) -> Tensor:
-    """Return the elements of heads that values have.
+    """Return the first `value_dim` elements of each head, those that values have.
 
     Args:
         layer: the layer's constants.

@@ -26,7 +26,9 @@ from runtime.models.attention.rotation import (
 
 
 class InvariantTritonAttention:
-    """A query's result has the same bits alone, in a batch, decoded, recomputed or in a chunk.
+    """Attention whose result for a query has the same bits in every batch and every chunk.
+
+    The bits are also the same for decoded and for recomputed tokens.
 
     As in `TritonAttention`, the host never reads a length from the device, and the work list of a
     step is written when its first layer runs, once per distinct shape.

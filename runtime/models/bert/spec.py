@@ -150,7 +150,7 @@ def read_bert(config: Keys, generation: Keys, *, prefix: str, first_position: in
 
 
 def layer_norm_weights(name: str, size: int) -> list[WeightSpec]:
-    """A layer norm's two tensors."""
+    """Return the two tensors of a layer norm."""
     return [
         WeightSpec(f"{name}.weight", (size,), f"{name}.weight", kind="norm"),
         WeightSpec(f"{name}.bias", (size,), f"{name}.bias", kind="bias"),

@@ -23,15 +23,15 @@ class RouterSpec:
     """How a token chooses its experts, and with which weights.
 
     Attributes:
-        score: what turns the router's logits into scores.
+        score: the function that turns the router's logits into scores.
         sums_to_one: whether the chosen scores are scaled to add up to one.
-        scaling: multiplies the weights after that.
+        scaling: factor that multiplies the weights afterwards.
         has_bias: whether the product that makes the logits has a bias.
-        has_correction: whether a number of each expert is added to its score for the choice, not
-            for the weight.
-        num_groups: experts side by side stand in this many groups.
-        num_chosen_groups: only experts of the best groups are chosen.
-        group_score: a group's score: that of its best expert, or of its best two together.
+        has_correction: whether each expert has a number that is added to its score for the choice
+            of experts, but not for the weight.
+        num_groups: number of groups into which consecutive experts are divided.
+        num_chosen_groups: number of the best groups; only their experts are chosen.
+        group_score: how a group is scored: by its best expert, or by the sum of its best two.
         is_precise: whether the logits are computed in float32 in every model.
     """
 
@@ -47,7 +47,7 @@ class RouterSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a softmax and the best of all experts."""
+        """Whether scores are a softmax, and the best of all experts are chosen."""
         return self.score == "softmax" and not self.has_correction and self.num_groups == 1
 
 
@@ -73,9 +73,10 @@ class ExpertNames:
 
     Attributes:
         block: name of the block within a layer.
-        router, correction: of the router's product, and of the numbers that correct the choice.
-        gate, up, down: of an expert's products.
-        shared, shared_gate: of the block that every token passes, and of its gate.
+        router, correction: names of the router's product, and of the numbers that correct the
+            choice.
+        gate, up, down: names of an expert's products.
+        shared, shared_gate: names of the block that every token passes, and of its gate.
     """
 
     block: str = "mlp"
@@ -95,11 +96,11 @@ class ExpertsSpec:
     Attributes:
         num_experts: experts of each layer.
         num_chosen: experts that a token passes.
-        intermediate_size: intermediate size of each.
-        layers: indices of the layers that have them.
-        router: how a token chooses.
+        intermediate_size: intermediate size of each expert.
+        layers: indices of the layers that have experts.
+        router: how a token chooses its experts.
         has_bias: whether an expert's products have biases.
-        gate: what gate and up become; `None` for the model's activation.
+        gate: how gate and up are combined; `None` for a product with the model's activation.
         shared_size: intermediate size of a block that every token passes; 0 for none.
         has_shared_gate: whether that block is multiplied by a gate of its own.
         names: names in the checkpoint.

@@ -1,4 +1,7 @@
-"""Attention over latents (MLA), absorbed: queries meet latents, and only results are expanded.
+"""Attention over latents (MLA) in the absorbed form.
+
+Queries are mapped to the space of the latents, where attention is computed. Only its results are
+expanded to heads.
 
 Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
 """
@@ -23,18 +26,18 @@ from runtime.models.layers.norm import RMSNorm
 from runtime.models.layers.parameter import WeightHolder
 from runtime.models.layers.rope import RopeTables
 
-# Of the norms of latents, whatever the model's own is.
+# Epsilon of the norms of latents, whatever the model's own epsilon is.
 _EPS = 1e-6
 
 
 class UpProjection(Linear):
     """The matrix that expands latents to keys and values, as attention uses it.
 
-    It is loaded and updated like any other. Its numbers are then laid out a second time, by heads;
-    next to the experts of such models it is small.
+    The matrix is loaded and updated like any other. Its numbers are then copied to a second layout,
+    by heads. The copy is small compared with the experts of such models.
 
     Attributes:
-        to_latent: `[num_heads, nope_dim, rank]`, turns queries into ones that latents meet.
+        to_latent: `[num_heads, nope_dim, rank]`, maps queries to the space of the latents.
         from_latent: `[num_heads, rank, output_dim]`, expands results.
     """
 

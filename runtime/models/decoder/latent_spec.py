@@ -52,7 +52,7 @@ class LatentDecoderSpec(DecoderSpec):
         )
 
     def check(self, tp_size: int, *, deterministic: bool) -> None:
-        """See `ModelSpec`: products by heads are the library's."""
+        """See `ModelSpec`: the products by heads are not batch-invariant."""
         super().check(tp_size, deterministic=deterministic)
         if deterministic:
             raise StartupError(
@@ -113,7 +113,7 @@ def read_shared_experts(config: Keys, router: RouterSpec, num_layers: int) -> Ex
 
     Args:
         config: keys of the model.
-        router: how tokens choose, without groups and numbers that are read here.
+        router: how tokens choose experts; groups and other settings are read here.
         num_layers: layers of the model.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A dense decoder: Llama, and its descendants by numbers and flags of `DecoderSpec`.
+"""A dense decoder: Llama, and its descendants, which the settings of `DecoderSpec` describe.
 
 The residual stream is one tensor changed in place: each norm adds the previous block's output to
 it on the way (`fused_add_rms_norm`). No `nn.Module`: its `__call__` and `__getattr__` cost more
@@ -272,8 +272,8 @@ def run_layers(
     """Run all layers and the last norm.
 
     Args:
-        layers: in order, at least one.
-        norm: applied to the stream after the last layer.
+        layers: the layers in order, at least one.
+        norm: the norm of the stream after the last layer.
         residual: embeddings, `[num_tokens, hidden_size]`, changed in place.
         batch: the step.
 
@@ -317,7 +317,8 @@ def add_normed(
         hidden: `[num_tokens, hidden_size]`, what `residual` still lacks, if anything.
         residual: the stream, `[num_tokens, hidden_size]`.
         norm: `None` if the next block reads the stream itself.
-        rounding: of the product that takes the norm, which is then rounded for it.
+        rounding: how the product that takes the norm rounds its input; the norm is then rounded
+            in this way.
     """
     if norm is None:
         return residual if hidden is None else residual.add_(hidden)

@@ -11,7 +11,7 @@ from runtime.models.decoder.weight_map import linear_weights, norm_weight
 
 
 class RecurrentSpec(ABC):
-    """One layer's recurrence over all ranks; state, weights and the layer follow."""
+    """One layer's recurrence over all ranks, for its state, its weights and the layer."""
 
     @property
     @abstractmethod
@@ -23,7 +23,7 @@ class RecurrentSpec(ABC):
         """Return the weights of the layer called `prefix`, besides its norms and its MLP.
 
         Args:
-            prefix: name of the layer in the checkpoint, and of ours.
+            prefix: name of the layer, the same in the checkpoint and in our model.
             hidden: width of the stream.
         """
 
@@ -37,7 +37,7 @@ class ShortConvSpec(RecurrentSpec):
     """A gated short convolution: `C * conv(B * x)`, as in LFM2.
 
     Attributes:
-        channels: of the convolution, over all ranks.
+        channels: channels of the convolution over all ranks.
         width: tokens that the convolution sees, including the newest.
         has_bias: whether the convolution and both products have biases.
     """
@@ -80,10 +80,11 @@ class DeltaNetSpec(RecurrentSpec):
 
     Attributes:
         num_key_heads: heads of queries and keys over all ranks.
-        num_value_heads: a multiple; consecutive ones share a key head.
+        num_value_heads: heads of values over all ranks, a multiple of `num_key_heads`; consecutive
+            value heads share a key head.
         key_dim, value_dim: elements of a head.
         width: tokens that the convolution sees, including the newest.
-        eps: of the norm of each head's output.
+        eps: epsilon of the norm of each head's output.
     """
 
     num_key_heads: int

@@ -59,7 +59,8 @@ class DecoderSpec(ModelSpec):
     more than windows and rotations overrides this method; everything else follows from it.
 
     Attributes:
-        num_heads, num_kv_heads, head_dim: of layers that do not differ in them.
+        num_heads, num_kv_heads, head_dim: query heads, key/value heads and elements of a head, in
+            all layers for which `attention` does not set others.
         attention_bias, output_bias, mlp_bias: whether q/k/v, o and the MLP have biases.
         qk_norm: whether each head of q and k is normalised (Qwen3).
         sliding_window: keys that each query may see, including its own; `None` for all.
@@ -264,7 +265,7 @@ def read_layer_types(config: Keys, num_layers: int) -> frozenset[int] | None:
     """Return the layers that `layer_types` calls windowed; `None` when the key is absent.
 
     Raises:
-        StartupError: not a type for each layer.
+        StartupError: the key does not give a type for each layer.
     """
     kinds = config.values.get("layer_types")
     if kinds is None:

@@ -72,7 +72,7 @@ class DecoderTextEncoder(TextEncoder):
 
 
 class BothWays:
-    """Attention of every token to all of its text; see `AttentionBackend`."""
+    """Attention of every token to all tokens of its text; see `AttentionBackend`."""
 
     def __init__(self, batch: EncoderBatch) -> None:
         self._lengths = batch.lengths

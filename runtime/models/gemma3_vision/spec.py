@@ -43,7 +43,7 @@ _PREFIXES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3VisionSpec(DecoderSpec):
-    """The decoder's numbers and the tower's."""
+    """Settings of the decoder and of the tower."""
 
     vision: SiglipVision
 

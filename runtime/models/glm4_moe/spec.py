@@ -1,4 +1,4 @@
-"""GLM-4.5 to 4.7: experts by sigmoids, heads of which half rotates. Front-safe: no torch."""
+"""GLM-4.5 to 4.7: sigmoids choose experts, half of each head rotates. Front-safe: no torch."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _MOST = 1e6
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read the `config.json` of a dense one; see `read_decoder`."""
+    """Read the `config.json` of a dense Granite; see `read_decoder`."""
     config = Keys(config.source, {**DEFAULTS, **config.values})
     spec = read_decoder(config, generation, TRAITS)
     return replace(
@@ -33,7 +33,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
 
 
 def read_moe(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read the `config.json` of a mixture; see `read_decoder`."""
+    """Read the `config.json` of a Granite with experts; see `read_decoder`."""
     spec = replace(read(config, generation), mlp_bias=False)
     num_experts = config.integer("num_local_experts", MAX_EXPERTS, 8)
     experts = ExpertsSpec(

@@ -1,7 +1,7 @@
 """Adapters (LoRA) in a model's layers: which one each token uses, and the products that add it.
 
-The executor says at each step which slot every token's adapter is in; the loop over layers narrows
-that once, when tokens leave the step. No layer and no family knows more than that.
+The executor says at each step which slot every token's adapter is in. When tokens leave the step,
+the loop over layers removes their slots. No layer and no family knows more about adapters.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard
 
 @dataclass(frozen=True)
 class SpansShard(WeightShard):
-    """A tensor of several spans of rows, of each of which a rank takes its part.
+    """A tensor of several spans of rows; a rank takes its part of each span.
 
     Attributes:
         spans: rows of each span; they may differ, and `start` and `length` are not used.
-        rank, num_ranks: which part of each span.
+        rank, num_ranks: this rank's index and the number of ranks, which select the part.
     """
 
     spans: tuple[int, ...] = ()
@@ -68,7 +68,7 @@ class ChannelWeights(WeightHolder):
         return self._parameters[name].allocate()
 
     def release(self) -> None:
-        """Do nothing: they are small."""
+        """Do nothing: the tensors are small."""
 
     @property
     def size_bytes(self) -> int:
@@ -78,7 +78,7 @@ class ChannelWeights(WeightHolder):
 def conv_holder(
     spans: Sequence[int], width: int, context: BuildContext, *, bias: bool = False
 ) -> ChannelWeights:
-    """Return the weights of a convolution, of each of whose spans of channels a rank has a part."""
+    """Return the weights of a convolution; a rank has a part of each span of its channels."""
     channels, rank, num_ranks = sum(spans), context.tp_rank, context.tp_size
 
     def shard(*shape: int) -> WeightShard:

@@ -1,4 +1,4 @@
-"""The experts of a layer: their matrices and biases, and what a token passes of them."""
+"""The experts of a layer: their matrices and biases, and the sum of a token's chosen experts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class Experts(WeightHolder):
 
     Attributes:
         first, last: bounds of the experts on this rank.
-        packed: computes them; `None` before they are loaded and after they are released.
+        packed: the experts in the layout of their kernels; `None` before they are loaded and after
+            they are released.
     """
 
     def __init__(self, spec: ExpertsSpec, hidden: int, context: BuildContext) -> None:
@@ -130,7 +131,7 @@ class Experts(WeightHolder):
         """Return the experts of each token and their weights; see `PackedExperts.choose`.
 
         Args:
-            logits: `[num_tokens, num_experts]`, the router's.
+            logits: `[num_tokens, num_experts]`, from the router.
             sums_to_one: whether a token's weights are scaled to a sum of one.
         """
         return self._loaded().choose(logits, self._spec.num_chosen, sums_to_one=sums_to_one)

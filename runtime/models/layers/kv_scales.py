@@ -23,11 +23,11 @@ class _ScaleParameter(Parameter):
 
 
 class KvScales(WeightHolder):
-    """The scales of one layer's keys and values, as factors on what attention takes and gives.
+    """The scales of one layer's keys and values, as factors on attention's input and output.
 
-    Queries are multiplied by the scale of the keys, which are divided by it; values are divided by
-    theirs, and what attention makes of them is multiplied by it. So kernels and caches know of no
-    scale. Scales are rounded up to powers of two: then products are exact, and a float of 8 bits
+    Keys are divided by their scale, and queries are multiplied by it. Values are divided by their
+    scale, and attention's output is multiplied by it. So kernels and caches know of no scale.
+    Scales are rounded up to powers of two: then products with them are exact, and an 8-bit float
     has as many bits as with any other scale.
     """
 
@@ -36,9 +36,9 @@ class KvScales(WeightHolder):
 
         Args:
             sizes: this rank's columns of queries, keys, values.
-            has_norms: whether queries and keys pass norms after their product: then the scale of
-                keys is not applied, as their norm bounds them.
-            context: type and device; scales are used if its cache has floats of 8 bits.
+            has_norms: whether queries and keys pass norms after their product. Then the scale of
+                keys is not applied, because the norm bounds the keys.
+            context: type and device; scales are used if `kv_cache_dtype` is an 8-bit float.
         """
         self._sizes, self._has_norms = sizes, has_norms
         self._is_used = context.kv_cache_dtype.startswith("fp8")
@@ -53,11 +53,11 @@ class KvScales(WeightHolder):
         self._factor = torch.ones(1, dtype=context.dtype, device=context.device)
 
     def scale(self, qkv: Tensor) -> Tensor:
-        """Return the result of the fused product as attention takes it; `qkv` is written."""
+        """Apply the scales to queries, keys and values; return `qkv`, which is changed in place."""
         return qkv.mul_(self._factors) if self._is_used else qkv
 
     def unscale(self, attended: Tensor) -> Tensor:
-        """Return what attention means by its result."""
+        """Return attention's output multiplied by the scale of the values."""
         return attended * self._factor if self._is_used else attended
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -79,7 +79,7 @@ class KvScales(WeightHolder):
         return self._parameters[name].allocate()
 
     def release(self) -> None:
-        """Do nothing: they are small."""
+        """Do nothing: the scales are small."""
 
     @property
     def size_bytes(self) -> int:

@@ -74,7 +74,7 @@ class Linear(WeightHolder):
     Attributes:
         apply: maps `[num_tokens, in_features]`; includes the sum over ranks if one is needed. Valid
             after the weights are loaded.
-        activated: the same with an activation; unavailable if ranks hold parts of sums.
+        activated: `apply` followed by an activation; unavailable if ranks hold parts of sums.
         gated: the activation of the product's first half, the gate, times its second half;
             unavailable if ranks hold parts of sums.
         rounding: how the product rounds its input; if it is not `None`, `apply` and `gated` also

@@ -60,7 +60,7 @@ class Matrix(ABC):
         raise NotImplementedError("this matrix is not kept for embeddings")
 
     def head(self, rows: slice) -> PackedLinear:
-        """Return the product of some rows only, of a packed matrix of embeddings."""
+        """Return the product with some rows only of a packed matrix of embeddings."""
         raise NotImplementedError("this matrix is not kept for embeddings")
 
     @abstractmethod

@@ -18,7 +18,7 @@ class Mixer(ABC):
     """Where the tokens of a sequence see one another.
 
     Attributes:
-        name: of its weights within the layer.
+        name: name of the mixer's weights within the layer.
         o_proj: the product that follows `attend`.
     """
 

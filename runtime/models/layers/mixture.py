@@ -1,4 +1,4 @@
-"""A feed-forward block of experts: a router, the experts, and one that all tokens pass."""
+"""A feed-forward block of experts: a router, the experts, and a block that all tokens pass."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class SparseMLP:
         """Build the router and the experts.
 
         Args:
-            spec: of the experts.
+            spec: description of the experts.
             hidden: width of the model.
-            activation: of the model, for experts without a gate of their own kind.
+            activation: the model's activation, for experts whose spec names no gate.
             context: type, device and rank.
             layer_idx: index of the layer.
             shared: the block that every token passes, if there is one.

@@ -83,12 +83,12 @@ class RMSNorm(WeightHolder):
         return fused_add_rms_norm(x, residual, self.weight, self.eps, self.zero_centered)
 
     def rounded(self, x: Tensor, residual: Tensor | None, rounding: Rounding) -> RoundedTokens:
-        """Return the norm as a product of `rounding` takes it.
+        """Return the norm in the form that a product with `rounding` takes.
 
         Args:
             x: `[num_tokens, size]`.
             residual: the shape of `x`, to which `x` is added in place ahead of the norm, if given.
-            rounding: of the product.
+            rounding: how that product rounds its input.
         """
         return rms_norm_rounded(x, residual, self.weight, self.eps, self.zero_centered, rounding)
 

@@ -58,7 +58,7 @@ class WeightShard:
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """Rows of each span of the whole of which every rank takes its own part, if it is so."""
+        """Rows of each span if every rank takes its own part of several spans; otherwise empty."""
         return ()
 
     @property
@@ -71,8 +71,8 @@ class Parameter:
     """A tensor of this rank, filled shard by shard.
 
     Attributes:
-        shape: of this rank's tensor.
-        shards: by name; a parameter that one checkpoint tensor fills has the shard `""`.
+        shape: shape of this rank's tensor.
+        shards: the shards by name; a parameter that one checkpoint tensor fills has the shard `""`.
         tensor: `None` until memory is needed, and again once the holder has packed it.
     """
 
@@ -93,7 +93,7 @@ class Parameter:
 
     @property
     def number_shards(self) -> Mapping[str, WeightShard]:
-        """The shards of what the holder's `values` returns, whose layout may be another."""
+        """The shards of the numbers that the holder's `values` returns; their layout may differ."""
         return self.shards
 
     def allocate(self) -> Tensor:
@@ -114,7 +114,7 @@ class Parameter:
     def problem(self, spec: WeightSpec, tensor: Tensor) -> str:
         """Return why a tensor does not fit `spec`: `[3], expected [4]`; empty if it fits.
 
-        It may be whole, or this rank's part.
+        The tensor may be the whole one, or this rank's part.
         """
         if tuple(tensor.shape) not in (spec.shape, self.shards[spec.shard].local_shape):
             return f"{list(tensor.shape)}, expected {list(spec.shape)}"
@@ -188,7 +188,7 @@ class WeightHolder(ABC):
     @property
     @abstractmethod
     def size_bytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the layer's weights in memory."""
 
 
 def whole(shape: tuple[int, ...]) -> dict[str, WeightShard]:

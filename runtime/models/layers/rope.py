@@ -42,7 +42,7 @@ def cos_sin_table(
     Args:
         rope: the kind of scaling and its numbers, as `load_model_config` checked them.
         head_dim: elements of a head, even.
-        max_positions: rows.
+        max_positions: rows of the table.
         device: where the table lives; it is computed on the CPU.
 
     Returns:

@@ -25,7 +25,7 @@ class Router:
 
     Attributes:
         gate: the product, whole on every rank.
-        correction: added to scores for the choice; `None` for nothing.
+        correction: numbers that are added to scores for the choice only; `None` for none.
     """
 
     def __init__(self, spec: ExpertsSpec, hidden: int, context: BuildContext) -> None:
@@ -43,10 +43,11 @@ class Router:
 
         Args:
             hidden: `[num_tokens, hidden_size]`.
-            experts: those of the layer, whose kernels choose where the choice is plain.
+            experts: the layer's experts, whose kernels choose if `RouterSpec.is_plain`.
 
         Returns:
-            `[num_tokens, num_chosen]` int64, and float32.
+            The experts' ids, `[num_tokens, num_chosen]` int64, and their weights, float32 of the
+            same shape.
         """
         spec = self._spec
         logits = self.gate.apply(hidden.float() if spec.is_precise else hidden)
@@ -74,7 +75,7 @@ def choose(
     Args:
         logits: `[num_tokens, num_experts]`.
         num_chosen: experts of a token.
-        spec: how they are chosen.
+        spec: how experts are chosen.
         correction: `[num_experts]` float32, added to scores for the choice, or `None`.
     """
     wide = logits.float()

@@ -1,7 +1,7 @@
 """Experts that a checkpoint stores as one tensor, and our order of their rows.
 
-Ours is that of `kernels.experts.pack_experts`: output rows before the input's columns, and the rows
-of the gate before those of `up`.
+Our order is that of `kernels.experts.pack_experts`: output rows before the input's columns, and the
+rows of the gate before those of `up`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class StackedParameter(Parameter):
         """Describe the tensor.
 
         Args:
-            shard: of the checkpoint's tensor, `[num_experts, ...]`.
-            dtype: of ours.
-            device: of ours.
+            shard: the shard for the checkpoint's tensor, `[num_experts, ...]`.
+            dtype: type of our tensor.
+            device: device of our tensor.
             is_transposed: whether the checkpoint has the input's dimension before the output's.
             is_interleaved: whether it has rows of gate and up in turns.
         """
@@ -63,7 +63,7 @@ class StackedParameter(Parameter):
         """Return this rank's part as the checkpoint stores it.
 
         Args:
-            ours: `shape`, as `fill` wrote it.
+            ours: this rank's tensor, `shape`, in the order in which `fill` wrote it.
         """
         shape = self.shards[""].local_shape
         if self.is_transposed:
@@ -85,7 +85,7 @@ def stacked_parameters(
     """Return a parameter of experts that are stored as one tensor.
 
     Args:
-        spec: of the experts.
+        spec: description of the experts.
         name: `gate_up`, `down`, or one of these with `_bias`.
         hidden: width of the model.
         inner: this rank's rows of an expert's gate.

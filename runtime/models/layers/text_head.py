@@ -1,4 +1,4 @@
-"""From the tokens' vectors to a text's output: pooling, dense layers, normalization."""
+"""Computes a text's output from its tokens' vectors: pooling, dense layers, normalization."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard
 
 
 class Vector(WeightHolder):
-    """One number a head or an expert; the tensor keeps its address for life.
+    """One number for each head or expert; the tensor keeps its address for life.
 
     Attributes:
         vector: `[length]` float32, this rank's part.

@@ -1,4 +1,4 @@
-"""Which method reads a checkpoint of compressed-tensors (llm-compressor). Front-safe: no torch."""
+"""Selects the method for a compressed-tensors (llm-compressor) checkpoint. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PACKED = "pack-quantized"
 
 
 def read(path: Path, words: Mapping[str, Any]) -> Quantization:
-    """Read the words of either method.
+    """Read `quantization_config` with the method that its scheme needs.
 
     Raises:
-        StartupError: a scheme that is not supported; one line that names it and its modules.
+        StartupError: a scheme is not supported; one line names it and its modules.
     """
     groups = words.get("config_groups")
     formats = [words.get("format")]

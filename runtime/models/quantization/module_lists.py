@@ -1,4 +1,4 @@
-"""Lists of modules in the words of tools, and schemes for them. Front-safe: no torch."""
+"""Lists of modules as quantization tools write them, and their schemes. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _EMBEDDING = re.compile(r"(^|\.)\w*embed\w*\.\w+$")
 
 @dataclass(frozen=True)
 class Modules:
-    """A list of modules, in any tool's words.
+    """A list of modules, in the notation of any tool.
 
     Attributes:
-        names: names or ends of them, `re:` expressions, or with `*` as in a shell.
+        names: names or ends of names, `re:` expressions, or patterns with `*` as in a shell.
     """
 
     names: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ def _expression(name: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class SchemeGroup(Generic[SchemeT]):
-    """Matrices with a scheme.
+    """Matrices with a common scheme.
 
     Attributes:
         targets: module names, `re:` expressions of them, or classes of modules, such as `Linear`.
@@ -60,7 +60,7 @@ class SchemeGroup(Generic[SchemeT]):
 
 
 def find_scheme(groups: Sequence[SchemeGroup[SchemeT]], module: str) -> SchemeT | None:
-    """The scheme of a linear module; `None` where no group names it."""
+    """Return the scheme of a linear module; `None` if no group names the module."""
     named = [group for group in groups if module in Modules(group.targets)]
     of_all = [group for group in groups if "Linear" in group.targets]
     found = [*named, *of_all]
@@ -78,16 +78,16 @@ def is_matrix(weight: WeightSpec) -> bool:
 
 
 def is_usual(weight: WeightSpec, ignored: Modules) -> bool:
-    """Whether a tool quantizes a matrix, as far as its words tell, where no files do."""
+    """Whether a tool quantizes a matrix, judged by its configuration without weight files."""
     module = weight.name.removesuffix(".weight")
     return not _NOT_LINEAR.search(weight.target) and module not in ignored
 
 
 def read_modules(path: Path, words: Mapping[str, Any], *keys: str) -> Modules:
-    """Return the modules that the first key of those here lists.
+    """Return the modules in the list of the first of `keys` that is present.
 
     Raises:
-        StartupError: not a list of modules; one line.
+        StartupError: the value is not a list of modules; the message is one line.
     """
     for key in keys:
         value = words.get(key)
@@ -103,7 +103,7 @@ def read_modules(path: Path, words: Mapping[str, Any], *keys: str) -> Modules:
 
 
 def stored_tensors(path: Path) -> dict[str, TensorInfo] | None:
-    """Return the tensors of a model's files by name; `None` where there are no files."""
+    """Return the tensors of a model's files by name; `None` if there are no files."""
     try:
         return read_tensor_infos(path if path.is_dir() else path.parent)
     except (StartupError, OSError):

@@ -82,10 +82,10 @@ def read_quantization(path: Path, config: Keys, spec: ModelSpec) -> Quantization
     Args:
         path: path of the model.
         config: its `config.json`; a vision model's may have the key in `text_config` only.
-        spec: what the family read of it.
+        spec: the spec that the family read from `config.json`.
 
     Raises:
-        StartupError: the method is unknown, or refuses the model; one line.
+        StartupError: the method is unknown, or refuses the model; the message is one line.
     """
     inner = config.mapping("text_config").get("quantization_config")
     words: dict[str, Any] = config.mapping("quantization_config") or (

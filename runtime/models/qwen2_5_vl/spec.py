@@ -53,7 +53,7 @@ SECTIONS = (16, 24, 24)
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2_5_VLVision(QwenVision):  # the family's name
-    """The tower's numbers.
+    """Sizes and other settings of the tower.
 
     Attributes:
         window: vectors of a side of the squares within which most blocks attend.
@@ -66,7 +66,7 @@ class Qwen2_5_VLVision(QwenVision):  # the family's name
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2_5_VLSpec(QwenVLSpec):  # the family's name
-    """The decoder's numbers and the tower's."""
+    """Settings of the decoder and of the tower."""
 
     vision: Qwen2_5_VLVision
 

@@ -52,7 +52,7 @@ _MAX_POSITIONS = 2**24
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3VLVision(QwenVision):
-    """The tower's numbers.
+    """Sizes and other settings of the tower.
 
     Attributes:
         grid_side: side of the square of learned positions, which is stretched over an image.
@@ -65,7 +65,7 @@ class Qwen3VLVision(QwenVision):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3VLSpec(QwenVLSpec):
-    """The decoder's numbers and the tower's."""
+    """Settings of the decoder and of the tower."""
 
     vision: Qwen3VLVision
 

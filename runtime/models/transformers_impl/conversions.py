@@ -1,4 +1,4 @@
-"""How `transformers` names and joins the tensors of files: what of it our layers follow."""
+"""Reads how `transformers` renames and stacks the tensors of files; our layers do the same."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from runtime.models.transformers_impl.traced import refused
 
 @dataclass(frozen=True)
 class Conversions:
-    """Changes between the tensors of files and those of a model.
+    """Changes that turn the tensors of files into those of a model.
 
     Attributes:
-        renames: patterns of names, and what they become.
-        experts: by the end of a stacked tensor's name, the ends of the names that are stacked, with
-            `{}` for the expert's number: one, or gate and input.
+        renames: pairs of a pattern of names in files and its replacement.
+        experts: for the ending of a stacked tensor's name, the endings of the names in files, with
+            `{}` for the expert's number: one ending, or two, for gate and up.
     """
 
     renames: list[tuple[str, str]] = field(default_factory=list)
     experts: dict[str, list[str]] = field(default_factory=dict)
 
     def sources(self, name: str) -> list[str]:
-        """Return the names of which a stacked tensor is made; empty if files have it as it is."""
+        """Return the names of the tensors that are stacked; empty if files hold the stack."""
         for target, sources in self.experts.items():
             if name.endswith(target):
                 stem = name.removesuffix(target)
@@ -31,10 +31,10 @@ class Conversions:
 
 
 def read_conversions(architecture: str, model: Any) -> Conversions:
-    """Return what `transformers` does with the files of a model.
+    """Return the changes that `transformers` makes to the files of a model.
 
     Raises:
-        StartupError: it does more than to rename, and to stack experts.
+        StartupError: `transformers` does more than rename tensors and stack experts.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming

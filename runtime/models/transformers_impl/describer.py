@@ -1,4 +1,4 @@
-"""Describes a model of `transformers`; as a process for the front, which has no torch.
+"""Describes a model of `transformers`. The front, which has no torch, runs this as a process.
 
 `python -m runtime.models.transformers_impl.describer` reads a `Question` from its input and writes
 an `Answer` to its output.
@@ -24,14 +24,14 @@ _MAX_POSITIONS = 2**27
 
 
 def describe(architecture: str, values: dict[str, Any]) -> Description:
-    """Build the model without memory, and say what it is.
+    """Build the model on the meta device, and describe it.
 
     Args:
-        architecture: name of its class.
-        values: of `config.json`.
+        architecture: name of the model's class.
+        values: the content of `config.json`.
 
     Raises:
-        StartupError: it cannot be served; one line.
+        StartupError: the model cannot be served; the message is one line.
     """
     return _described(architecture, msgspec.json.encode(values))
 
@@ -129,7 +129,7 @@ def _last(name: str) -> str:
 
 
 def main() -> None:
-    """Answer one question."""
+    """Read a question from the input and write the answer to the output."""
     # Libraries write to standard output as they like; the answer goes where they cannot.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

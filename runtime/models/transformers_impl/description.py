@@ -1,4 +1,4 @@
-"""What a model of `transformers` is, in plain data: made where torch is, read where it is not.
+"""The description of a model of `transformers`, made by a process with torch for one without.
 
 Front-safe.
 """
@@ -15,14 +15,14 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """A model of `transformers`.
 
     Attributes:
-        version: of `transformers`.
+        version: version of `transformers`.
         weights: every tensor of the checkpoint as the model names it, with our layer for each.
-        attention: of each layer.
-        prefix: what checkpoints of the model without a head leave out of names, with a dot.
-        renames: patterns of names in files, and what `transformers` makes of them.
-        aliases: tensors that repeat another one: a tied head.
+        attention: the attention of each layer.
+        prefix: beginning of names, with a dot, that is missing in checkpoints without a head.
+        renames: pairs of a pattern of names in files and the replacement by `transformers`.
+        aliases: names of tensors that repeat another one, such as a tied head, and of that one.
         ignored: patterns of tensors that files may have and the model does not need.
-        num_idle: numbers of weights that are not read for a token.
+        num_idle: how many elements of all weights a token does not read.
         has_plan: whether the model says how ranks share it.
         splits: sizes that ranks must divide.
         as_they_are: kinds of modules that run as `transformers` has them, which is slower than a
@@ -48,14 +48,14 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the process that describes a model says: one of both."""
+    """The output of the process that describes a model: either a description or an error."""
 
     description: Description | None = None
     error: str = ""
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What it is asked: the class, and the values of `config.json` as JSON."""
+    """The input of that process: the model's class, and the content of `config.json`."""
 
     architecture: str
     values: msgspec.Raw

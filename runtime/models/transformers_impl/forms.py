@@ -1,8 +1,8 @@
-"""Recognises modules of `transformers` whose code is that of a known one, whatever their names.
+"""Recognises modules of `transformers` that have the code of a known module, under any name.
 
 The models of `transformers` copy one another's code, so most decoders have the blocks of Llama,
-Qwen 3 or Gemma word for word. A block whose code differs in any way is not recognised, and runs as
-it is.
+Qwen 3 or Gemma word for word. A block whose code differs in any way is not recognised, and keeps
+running the code of `transformers`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AttentionForm:
 
     Attributes:
         has_norms: whether heads of queries and keys have norms.
-        is_packed: whether the checkpoint has the products of the heads as one.
+        is_packed: whether the checkpoint stores the products for q, k and v as one.
         rotates: whether this layer rotates heads.
     """
 
@@ -129,7 +129,7 @@ def attention_form(attention: nn.Module) -> AttentionForm | None:
 
 
 def layer_norms(layer: nn.Module) -> Mapping[str, str] | None:
-    """Return a layer's norms by our places, of a layer that adds to a stream as ours do."""
+    """Return the norms by their places in our layers, if the layer adds to a stream as ours do."""
     return _found(layer, _LAYERS)
 
 

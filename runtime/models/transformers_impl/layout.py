@@ -33,8 +33,8 @@ class Projection:
     """A product of `nn.Linear`.
 
     Attributes:
-        name: of the module.
-        num_heads: of a product that is split by heads, of which ranks may share one.
+        name: name of the module.
+        num_heads: number of heads if the product is split by heads; ranks may share a head.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Projection:
 
 @dataclass(frozen=True)
 class Fused:
-    """Several products of one input as one, `qkv_proj` or `gate_up_proj`.
+    """Several products of one input that are computed as one, `qkv_proj` or `gate_up_proj`.
 
     Attributes:
-        name: of the module whose products they are.
+        name: name of the module that has these products.
         parts: the products by shard.
     """
 
@@ -64,7 +64,7 @@ class StackedExperts:
     """The experts of a layer.
 
     Attributes:
-        name: of the module.
+        name: name of the module.
         gate, up, down: names of the tensors in files, with `{}` for the expert's number.
     """
 
@@ -103,13 +103,13 @@ class Layout:
 
     Attributes:
         traced: the model, on the meta device.
-        attention: of each layer.
+        attention: the attention of each layer.
         split: names of the attention modules whose heads are split among ranks.
-        quick: names and forms of the attention modules that are known.
-        mlps: names of the gated blocks with both products of the input in one, and whether the
+        quick: by name, the forms of the attention modules that have a known form.
+        mlps: by name, the gated blocks whose gate and up products are computed as one: whether the
             checkpoint stores them as one.
-        stream_norms: the norms of all layers by our places, if all layers add to a stream as ours
-            do; `None` otherwise.
+        stream_norms: names of each layer's norms by their places in our layers, if all layers add
+            to a stream as ours do; `None` otherwise.
         embedding: name of the module that looks up tokens.
         head: name of the module that scores the vocabulary.
         is_tied: whether these two have the same matrix.
@@ -164,7 +164,7 @@ class Layout:
 
 
 def lay_out(traced: Traced) -> Layout:
-    """Decide what of a model is computed by our layers."""
+    """Decide which parts of a model are computed by our layers."""
     model = traced.model
     architecture = type(model).__name__
     layout = Layout(traced, conversions=read_conversions(architecture, model))

@@ -1,4 +1,4 @@
-"""A model of `transformers` whose layers are ours where we know them."""
+"""A model of `transformers` in which our layers replace the modules that we know."""
 
 from __future__ import annotations
 

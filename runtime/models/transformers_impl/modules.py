@@ -23,11 +23,12 @@ from runtime.models.layers.parameter import Parameter, WeightHolder
 
 
 class Step:
-    """What the modules of a model share while a step is computed.
+    """State that the modules of a model share while a step is computed.
 
     Attributes:
         batch: the step.
-        pending: `[num_tokens, hidden_size]`, what the stream still lacks; see `add_normed`.
+        pending: `[num_tokens, hidden_size]`, the output that the stream still lacks; see
+            `add_normed`.
     """
 
     __slots__ = ("batch", "pending")
@@ -38,7 +39,7 @@ class Step:
 
 
 class Tensors(WeightHolder):
-    """The tensors of a module that stays as it is."""
+    """The tensors of a module that keeps its own code."""
 
     def __init__(self, module: nn.Module, parameters: Mapping[str, Parameter]) -> None:
         """Give the module the memory of `parameters`, by the names of its tensors."""
@@ -57,7 +58,7 @@ class Tensors(WeightHolder):
         """Nothing to do: the module reads the tensors where they were filled."""
 
     def discard(self) -> None:
-        """Nothing to do: each is filled at once."""
+        """Nothing to do: each tensor is filled at once."""
 
     def plain(self, name: str) -> Tensor:
         return self._parameters[name].allocate()
@@ -94,7 +95,7 @@ class Lookup(nn.Module):
 
 
 class ScaledLookup(nn.Module):
-    """An embedding that does more than to look up: it reads our matrix."""
+    """An embedding module that does more than look up rows; it reads our matrix."""
 
     def __init__(self, embedding: Embedding, module: nn.Module) -> None:
         super().__init__()
@@ -180,7 +181,7 @@ class QuickAttention(nn.Module):
         self.qkv, self.output, self.layer, self.step = qkv, output, layer, step
 
     def attend(self, x: Tensor) -> Tensor:
-        """Map `[num_tokens, hidden_size]` to what the output's product takes."""
+        """Map `[num_tokens, hidden_size]` to the input of the output product."""
         batch = self.step.batch
         return batch.attention.run(self.layer, self.qkv.apply(x), batch)
 
@@ -190,7 +191,7 @@ class QuickAttention(nn.Module):
 
 
 class CalledAttention:
-    """What the attention interface of `transformers` calls for one layer."""
+    """The function that the attention interface of `transformers` calls for one layer."""
 
     def __init__(
         self, layer: AttentionLayer, step: Step, sinks: Callable[[], Tensor | None]
@@ -222,10 +223,11 @@ class CalledAttention:
 
 
 class StreamLayer:
-    """A layer that adds to the stream: each norm takes the sum before it along.
+    """A layer that adds to the stream: each norm also computes the addition before it.
 
-    Between layers the stream lacks the last block's output, `Step.pending`. No `nn.Module`: its
-    `__call__` and `__getattr__` cost more than the arithmetic of a small model's decode step.
+    Between layers the stream lacks the last block's output, `Step.pending`. The class is no
+    `nn.Module`: `__call__` and `__getattr__` of modules cost more than the arithmetic of a small
+    model's decode step.
     """
 
     __slots__ = (
@@ -262,10 +264,10 @@ class StreamLayer:
 
         Args:
             residual: the stream, `[num_tokens, hidden_size]`, changed in place.
-            options: what the model's own attention gets besides vectors.
+            options: further arguments of the model's own attention, besides the vectors.
 
         Returns:
-            The stream; after the last layer only of the tokens whose output is read.
+            The stream; after the last layer, only the rows of tokens whose output is read.
         """
         step, quick = self.step, self.quick
         normed = add_normed(step.pending, residual, self.input_norm)
@@ -294,7 +296,7 @@ class StreamLayer:
 
 
 class StreamLayers(nn.Module):
-    """One or more layers of a stream, in the place of one."""
+    """One or more layers that add to a stream, in the place of one module."""
 
     def __init__(self, layers: Sequence[StreamLayer]) -> None:
         super().__init__()
@@ -323,7 +325,7 @@ class StreamNorm(nn.Module):
 
 
 class NoRotation(nn.Module):
-    """Stands for a rotary module whose result is unused."""
+    """Takes the place of a rotary module whose result is unused."""
 
     def forward(self, *_args: Any, **_kwargs: Any) -> tuple[None, None]:
         return None, None
@@ -343,7 +345,7 @@ class _Vectors:
 
 
 class Given(nn.Module):
-    """Stands for the model without its head: returns what it was given."""
+    """Takes the place of the model without its head: returns the vectors that it is given."""
 
     def forward(self, *_args: Any, inputs_embeds: Tensor, **_others: Any) -> _Vectors:
         return _Vectors(inputs_embeds)
@@ -353,7 +355,7 @@ def add_normed(hidden: Tensor | None, residual: Tensor, norm: RMSNorm | LayerNor
     """Add `hidden` to the stream in place and return the stream's norm.
 
     Args:
-        hidden: `[num_tokens, hidden_size]`, what `residual` still lacks, if anything.
+        hidden: `[num_tokens, hidden_size]`, the output that `residual` still lacks, if any.
         residual: the stream, `[num_tokens, hidden_size]`.
         norm: `None` if the next block reads the stream itself.
     """
@@ -380,5 +382,5 @@ def _rows(heads: Tensor) -> Tensor:
 
 
 def is_on_meta(tensor: Tensor) -> bool:
-    """Whether a tensor has no memory."""
+    """Whether a tensor is on the meta device, where it has no memory."""
     return tensor.device == torch.device("meta")

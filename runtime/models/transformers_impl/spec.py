@@ -1,7 +1,7 @@
-"""A model that `transformers` builds: its spec, from what its own code says. Front-safe: no torch.
+"""The spec of a model that `transformers` builds, from a description of it. Front-safe: no torch.
 
-The front asks a process, in which `transformers` builds the model without memory; a process that
-has torch already describes it itself.
+The front starts a process in which `transformers` builds the model on the meta device and describes
+it. A process that has imported torch already describes the model itself.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class AdaptedSpec(ModelSpec):
     """A model that `transformers` builds and our kernels compute.
 
     Attributes:
-        described: what its code says.
-        values: of `config.json`, from which it is built.
+        described: the description of the model.
+        values: the content of `config.json`, from which the model is built.
     """
 
     described: Description
@@ -61,7 +61,7 @@ class AdaptedSpec(ModelSpec):
         return frozenset(weight.name for weight in self.described.weights)
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`: old files have old names, and those without a head have no prefix."""
+        """See `ModelSpec`: old files have old names, and files without a head lack the prefix."""
         renamed = name
         for pattern, target in self.described.renames:
             renamed = re.sub(pattern, target, renamed)
@@ -117,7 +117,8 @@ def read(config: Keys, generation: Keys) -> AdaptedSpec:
     """Describe the model of a `config.json`.
 
     Raises:
-        StartupError: `transformers` does not know it, or it cannot be served; one line.
+        StartupError: `transformers` does not know the model, or it cannot be served; the message is
+            one line.
     """
     architecture = read_architecture(config)
     values = {key: value for key, value in config.values.items() if key not in _OURS}
@@ -141,7 +142,7 @@ def read(config: Keys, generation: Keys) -> AdaptedSpec:
 
 @cache
 def known_architectures() -> frozenset[str]:
-    """Return the decoders that the installed `transformers` has, read from its source."""
+    """Return the decoders of the installed `transformers`, read from its source files."""
     package = find_spec("transformers")
     if package is None or package.origin is None:
         return frozenset()

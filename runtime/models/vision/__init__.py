@@ -1,1 +1,1 @@
-"""Shared by models that take images: towers, their configuration, positions of images."""
+"""The common code of models that take images: towers, their configuration, images' positions."""

@@ -33,11 +33,11 @@ _PREFIXES = {"model.visual.": "visual.", "model.language_model.": "model."}
 
 @dataclass(frozen=True, kw_only=True)
 class QwenVision(VisionSpec):
-    """The numbers of a tower.
+    """Sizes and other settings of a tower.
 
     Attributes:
         depth: number of blocks.
-        width: numbers of a patch's vector.
+        width: elements of a patch's vector.
         num_heads: heads of a block's attention.
         intermediate_size: intermediate size of a block's feed-forward part.
         frames: frames that a patch's product takes; a still image is repeated.
@@ -53,12 +53,12 @@ class QwenVision(VisionSpec):
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head."""
+        """Elements of a head."""
         return self.width // self.num_heads
 
     @property
     def merged_width(self) -> int:
-        """Numbers of the patches that are merged into one vector."""
+        """Elements of the patches that are merged into one vector, together."""
         return self.width * self.merge_size**2
 
 
@@ -67,7 +67,7 @@ class QwenVLSpec(DecoderSpec):
     """A decoder and a tower.
 
     Attributes:
-        vision: the tower's numbers.
+        vision: settings of the tower.
         tower_weights: the tower's tensors in a checkpoint.
     """
 
@@ -123,7 +123,7 @@ def read_sections(text: Keys, default: Sequence[int], head_dim: int) -> tuple[in
     """Return how many of a head's angles rotate with time, with the row and with the column.
 
     Raises:
-        StartupError: they do not add up to half a head.
+        StartupError: the three numbers do not add up to half a head.
     """
     found: Any = default
     for key in ("rope_parameters", "rope_scaling"):
@@ -199,7 +199,7 @@ def block_indices(keys: Keys, key: str, depth: int) -> tuple[int, ...]:
     """Return the blocks of a tower that a list names, ascending.
 
     Raises:
-        StartupError: not such a list, or it names blocks that do not exist.
+        StartupError: the value is not such a list, or it names blocks that do not exist.
     """
     found = keys.values.get(key)
     blocks = [_count(each) for each in found] if isinstance(found, list | tuple) else [depth]

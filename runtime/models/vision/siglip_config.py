@@ -27,11 +27,11 @@ _ACTIVATION = "gelu_pytorch_tanh"
 
 @dataclass(frozen=True, kw_only=True)
 class SiglipVision(VisionSpec):
-    """The numbers of a tower.
+    """Sizes and other settings of a tower.
 
     Attributes:
         depth: number of blocks.
-        width: numbers of a patch's vector.
+        width: elements of a patch's vector.
         num_heads: heads of a block's attention.
         intermediate_size: intermediate size of a block's feed-forward part.
         layer_norm_eps: epsilon of every norm.

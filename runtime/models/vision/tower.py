@@ -18,7 +18,7 @@ class Tower(ABC):
 
     @abstractmethod
     def see(self, images: Sequence[Tensor]) -> list[Tensor]:
-        """Compute images together.
+        """Compute the vectors of several images in one pass.
 
         Args:
             images: `[3, height, width]` uint8 each, in sizes that the tower takes.

@@ -285,7 +285,7 @@ class Fp8Matrix(_Reading, Matrix):
     """Codes and scales of one or several projections, as one product."""
 
     def __init__(self, codes: Codes, implementation: str | None, *, multiplies: bool) -> None:
-        """Keep them.
+        """Keep the codes of the projections.
 
         Args:
             codes: codes of all projections.

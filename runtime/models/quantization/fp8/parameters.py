@@ -61,7 +61,7 @@ class CodeParameter(Parameter):
     """Codes of each shard, or plain numbers of shards that are stored in 16 bits.
 
     Attributes:
-        schemes: by shard; `None` for plain numbers.
+        schemes: the scheme of each shard; `None` for plain numbers.
         filled: by shard, this rank's part; only tensors that were filled since the last packing.
         scale: the parameter that gets the scales of floats that become codes.
     """

@@ -74,7 +74,7 @@ def read(path: Path, words: Mapping[str, Any]) -> GgufQuantization:  # noqa: ARG
     """Read the types from the file's header.
 
     Raises:
-        StartupError: not a GGUF file; one line.
+        StartupError: the file is not a GGUF file; the message is one line.
     """
     if not is_gguf(path):
         raise StartupError(f"{path}: quant_method 'gguf' is that of GGUF files; name the file")

@@ -1,7 +1,7 @@
 """Floats that get GGUF's forms while they load. Front-safe: no torch.
 
-`q8_0` and `q4_k` are asked for. The second has the mixture of llama.cpp's Q4_K_M: 6 bits for the
-head, for half of the values and of the down projections, whose errors cost most.
+`--quantization` requests `q8_0` or `q4_k`. `q4_k` has the mixture of llama.cpp's Q4_K_M: 6 bits for
+the head, for half of the values and of the down projections, whose errors cost most.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def _is_sensitive(weight: WeightSpec) -> bool:
 
 @dataclass(frozen=True)
 class SameWhileLoaded(StoredForms):
-    """Matrices in 16 bits that stay so where activations are in float32.
+    """Matrices in 16 bits that keep their type although activations are in float32.
 
-    A product of both is exact in float32, so nothing changes but memory and speed.
+    Products of these two types are exact in float32, so only memory and speed change.
 
     Attributes:
-        stored: type by name of the files' tensors; empty where there are no files.
-        others: type of what `stored` does not name.
+        stored: types of the files' tensors by name; empty if there are no files.
+        others: type of the matrices that `stored` does not name.
     """
 
     stored: Mapping[str, str]

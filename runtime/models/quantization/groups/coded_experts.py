@@ -1,4 +1,4 @@
-"""Experts in codes of 4 or 8 bits."""
+"""Experts in 4-bit or 8-bit codes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class GroupExperts(Reading, ExpertsStore):
         implementations: tuple[str | None, str | None],
         widened: Callable[[], None],
     ) -> None:
-        """Keep nothing yet.
+        """Prepare; nothing is kept before `pack`.
 
         Args:
-            stored: by name, `gate_up` and `down`.
+            stored: the stored tensors by name, `gate_up` and `down`.
             mine: the experts on this rank.
-            implementations: of products of widened numbers, and of experts.
+            implementations: names for products of widened numbers, and for experts.
             widened: is called if no kernel has the form of the codes.
         """
         self._all, self._mine, self._implementations = dict(stored), mine, implementations

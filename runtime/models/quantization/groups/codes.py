@@ -1,4 +1,4 @@
-"""The stored tensors of matrices in codes of 4 or 8 bits, whatever multiplies by them."""
+"""The stored tensors of matrices in 4-bit or 8-bit codes, for every implementation of products."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _DTYPES["_shape"] = torch.int64
 
 
 class Codes:
-    """The stored tensors of one parameter's matrices, whatever multiplies by them.
+    """The stored tensors of one parameter's matrices, for every implementation of products.
 
     Attributes:
-        code: what codes fill, and plain numbers of matrices that are stored so.
+        code: the parameter that codes fill, or plain numbers of matrices without codes.
     """
 
     def __init__(
@@ -54,23 +54,26 @@ class Codes:
         return bool(self._small)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield what a checkpoint fills; see `Matrix`."""
+        """Yield the parameters that a checkpoint fills; see `Matrix`."""
         yield self._name, self.code
         for target, parameter in self._small.items():
             yield self._name + target, parameter
 
     def take_small(self) -> None:
-        """Make effective what was filled beside the codes."""
+        """Make the tensors effective that were filled beside the codes, such as scales."""
         for target, parameter in self._small.items():
             self._used[target].update(parameter.filled)
             parameter.filled.clear()
 
     def small(self, name: str, shard_name: str) -> Tensor:
-        """What one tensor beside the codes filled, as it was stored."""
+        """Return one tensor that belongs to the codes, such as scales, as it was stored."""
         return self._used[name.removeprefix(self._name)][shard_name]
 
     def grouped(self, shard_name: str, codes: Tensor) -> Grouped | None:
-        """A rank's part of a matrix; `None` if its groups are scattered over the columns."""
+        """Return this rank's part of a matrix as grouped codes.
+
+        `None` for plain numbers, and if groups are scattered and the rank has only some columns.
+        """
         shard, scheme = self.code.shards[shard_name], self.code.schemes[shard_name]
         if scheme is None:
             return None
@@ -98,7 +101,7 @@ class Codes:
         )
 
     def _by_row(self, shard_name: str, scheme: GroupScheme) -> tuple[Tensor, Tensor | None]:
-        """Scales and codes of zero of this rank's rows; `None` where zeros are in the middle."""
+        """Return scales and codes of zero of this rank's rows; `None` for codes in the middle."""
         shard = self.code.shards[shard_name]
         scales = scales_by_row(self._used["_scale"][shard_name], scheme)
         zeros = None
@@ -112,7 +115,7 @@ class Codes:
         return scales, zeros
 
     def _spread(self, shard_name: str) -> tuple[Tensor, Tensor]:
-        """The scale and the code of zero of each number of this rank's part, float32."""
+        """Return the scale and the code of zero of each number of this rank's part, in float32."""
         shard, scheme = self.code.shards[shard_name], self.code.schemes[shard_name]
         assert scheme is not None, "plain numbers have no scales"
         places = self._used.get("_order", {}).get(shard_name)
@@ -132,14 +135,14 @@ class Codes:
         ]
 
     def numbers(self, shard_name: str, codes: Tensor) -> Tensor:
-        """What this rank's part stands for, float32; plain numbers as they are."""
+        """Return the float32 numbers that the codes of this rank's part stand for."""
         if self.code.schemes[shard_name] is None:
             return codes.float()
         scales, zeros = self._spread(shard_name)
         return (codes.float() - zeros) * scales
 
     def codes_of(self, shard_name: str, numbers: Tensor) -> Tensor:
-        """The codes that became `numbers`, of this rank's part; plain numbers as they are."""
+        """Return this rank's codes that became `numbers`; plain numbers are returned as such."""
         scheme = self.code.schemes[shard_name]
         if scheme is None:
             return numbers.to(self.code.dtype)
@@ -148,7 +151,7 @@ class Codes:
         return (quotients + zeros).round().clamp(0, 2**scheme.bits - 1).to(torch.uint8)
 
     def as_stored(self, shard_name: str, codes: Tensor) -> Tensor:
-        """This rank's codes in words, where its part has whole words; else one a byte."""
+        """Return this rank's codes packed in words; one code a byte if words would be cut."""
         scheme = self.code.schemes[shard_name]
         if scheme is None:
             return codes
@@ -160,25 +163,25 @@ class Codes:
         return pack_codes(codes, scheme)
 
     def discard(self) -> None:
-        """Drop what was filled."""
+        """Drop the tensors that were filled."""
         self.code.filled.clear()
         for parameter in self._small.values():
             parameter.filled.clear()
 
 
 class Reading(ABC):
-    """What is read back of a store's parameters."""
+    """Reads back the parameters of matrices in codes."""
 
     @abstractmethod
     def _codes(self, name: str) -> Codes:
-        """Of the parameter of this name, or of what belongs to it."""
+        """Return the stored tensors that the parameter `name` is one of."""
 
     @abstractmethod
     def _kept(self, name: str, shard_name: str) -> Tensor:
-        """This rank's codes of a matrix, one a byte, or its plain numbers."""
+        """Return this rank's codes of a matrix, one code a byte, or its plain numbers."""
 
     def plain(self, name: str) -> Tensor:
-        """See `Matrix`: bytes, one shard after the other."""
+        """See `Matrix`: the result is the bytes of all shards, one after the other."""
         stored = self._codes(name)
         parameter = dict(stored.parameters())[name]
         if parameter is stored.code:

@@ -1,4 +1,4 @@
-"""Matrices in codes of 4 or 8 bits on the device: which objects keep them."""
+"""Selects the objects that keep matrices in 4-bit or 8-bit codes on the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Device(DeviceMethod):
-    """Keeps codes where kernels multiply by them, and widens others."""
+    """Keeps codes if kernels can multiply by them, and widens all others to plain numbers."""
 
     def __init__(self, quantization: Quantization) -> None:
         assert isinstance(quantization, GroupQuantization)

@@ -1,7 +1,8 @@
-"""Which matrix of a checkpoint is stored in codes of 4 or 8 bits. Front-safe: no torch.
+"""Finds the matrices that a checkpoint stores in 4-bit or 8-bit codes. Front-safe: no torch.
 
-Words: GPTQ's (AutoGPTQ, GPTQModel), AWQ's (AutoAWQ) and compressed-tensors' (llm-compressor). Where
-files are there, their headers have the last word: a matrix in 16 bits stays so.
+The keys are those of GPTQ (AutoGPTQ, GPTQModel), AWQ (AutoAWQ) and compressed-tensors
+(llm-compressor). If weight files exist, their headers decide: a matrix that they store in 16 bits
+stays in 16 bits.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class GroupQuantization(Quantization):
     """The schemes of a checkpoint's matrices.
 
     Attributes:
-        groups: schemes, and the modules that they are for.
-        ignored: modules in 16 bits.
-        stored: names of all tensors; `None` where there are no files.
+        groups: schemes with the modules that they apply to.
+        ignored: modules that stay in 16 bits.
+        stored: names of all tensors; `None` if there are no files.
         kv_cache_dtype: see `Quantization`.
     """
 
@@ -46,7 +47,7 @@ class GroupQuantization(Quantization):
     kv_cache_dtype: str = "auto"
 
     def scheme(self, weight: WeightSpec) -> GroupScheme | None:
-        """How a weight is stored; `None` for plain numbers."""
+        """Return how a weight is stored; `None` for plain numbers."""
         if not is_matrix(weight):
             return None
         stem = weight.name.removesuffix("weight")
@@ -61,7 +62,7 @@ class GroupQuantization(Quantization):
         return replace(found, has_order=bool(order) and stem + order in self.stored)
 
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
-        """See `Quantization`: codes, scales, and what else the tool stores."""
+        """See `Quantization`: codes, scales, and the other tensors that the tool stores."""
         scheme = self.scheme(weight)
         if scheme is None:
             return (weight,)
@@ -84,7 +85,7 @@ class GroupQuantization(Quantization):
         ]
 
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
-        """See `Quantization`: codes; a GPU's kernels do not have all forms of them."""
+        """See `Quantization`: codes, or widened numbers if a GPU's kernels lack the form."""
         count = math.prod(weight.shape)
         scheme = self.scheme(weight)
         if scheme is None:
@@ -118,10 +119,10 @@ class GroupQuantization(Quantization):
 
 
 def read(path: Path, words: Mapping[str, Any]) -> GroupQuantization:
-    """Read the words of any of the tools.
+    """Read the keys of any of the tools.
 
     Raises:
-        StartupError: a scheme that is not supported; one line that names it and its modules.
+        StartupError: a scheme is not supported; one line names it and its modules.
     """
     found = _READERS[words["quant_method"]](_Words(path, words))
     infos = stored_tensors(path)

@@ -1,4 +1,4 @@
-"""What a checkpoint fills of matrices in codes: codes or floats that become codes, and the rest."""
+"""Parameters of matrices in 4 or 8 bits: codes, or floats that become codes, and their scales."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ FORMS: dict[int, Form] = {4: "int4", 8: "int8"}
 
 
 class SmallParameter(Parameter):
-    """Scales and the like of matrices, as they are stored, whole on each rank: they are few.
+    """Scales, codes of zero or orders of columns, as they are stored.
+
+    Each rank has the whole tensors, because they are small.
 
     Attributes:
-        dtypes: of each shard, as it last came.
-        filled: by shard, what was filled since it was packed.
+        dtypes: the type of each shard's latest tensor.
+        filled: by shard, the tensors that were filled since the last packing.
     """
 
     __slots__ = ("dtypes", "filled")
@@ -64,12 +66,12 @@ class SmallParameter(Parameter):
 
 
 class CodeParameter(Parameter):
-    """Codes of each shard, one a byte, or plain numbers of those that are stored so.
+    """Codes of each shard, one a byte, or plain numbers of shards without codes.
 
     Attributes:
-        schemes: by shard; `None` for plain numbers.
-        filled: by shard, this rank's part, what was filled since it was packed.
-        small: by the ending of its name, what belongs to the codes.
+        schemes: the scheme of each shard; `None` for plain numbers.
+        filled: by shard, this rank's part; only tensors that were filled since the last packing.
+        small: the parameters that belong to the codes, by the endings of their names.
     """
 
     __slots__ = ("filled", "schemes", "small")
@@ -86,7 +88,7 @@ class CodeParameter(Parameter):
         self.filled: dict[str, Tensor] = {}
 
     def ordered(self) -> list[str]:
-        """Names of the shards that are here, from the first row down."""
+        """Return the names of this rank's shards, from the first row down."""
         here = [name for name, shard in self.shards.items() if shard.num_rows]
         return sorted(here, key=lambda name: self.shards[name].offset)
 

@@ -25,12 +25,12 @@ SCALES = ("F16", "BF16", "F32")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One of the tensors of a matrix.
+    """One of the tensors in which a matrix is stored.
 
     Attributes:
-        name: ending of its name.
-        shape, dtypes: on disk.
-        target: ending of the name of the parameter that it fills.
+        name: ending of the tensor's name.
+        shape, dtypes: the tensor's shape on disk, and the types in which it may be stored.
+        target: ending of the name of the parameter that the tensor fills.
     """
 
     name: str
@@ -45,7 +45,7 @@ class GroupScheme:
 
     Attributes:
         layout: how codes lie in words.
-        bits: of a code, 4 or 8.
+        bits: bits of a code, 4 or 8.
         group: columns that share a scale; 0 for all of them.
         has_zeros: whether codes of zero are stored.
         has_order: whether each column's group is stored.
@@ -61,7 +61,7 @@ class GroupScheme:
 
     @property
     def middle(self) -> int:
-        """The code of zero where none is stored."""
+        """The code that stands for zero if codes of zero are not stored."""
         return 2 ** (self.bits - 1)
 
     @property
@@ -70,11 +70,11 @@ class GroupScheme:
         return _NAMES[self.layout]
 
     def group_of(self, columns: int) -> int:
-        """Columns that share a scale, of a matrix."""
+        """Return how many columns share a scale in a matrix of `columns`."""
         return self.group or columns
 
     def problem(self, shape: tuple[int, ...]) -> str:
-        """Why no matrix of a shape is stored so; empty if one may be."""
+        """Return why a matrix of this shape cannot have this form; empty if it can."""
         rows, columns = shape
         words = 32 // self.bits
         if columns % self.group_of(columns) and self.layout != "packed":
@@ -86,7 +86,7 @@ class GroupScheme:
         return ""
 
     def tensors(self, shape: tuple[int, ...]) -> Iterator[StoredTensor]:
-        """Yield what is stored of a matrix; the codes first."""
+        """Yield the tensors in which a matrix is stored, the codes first."""
         rows, columns = shape
         of_word = 32 // self.bits
         groups = -(-columns // self.group_of(columns))
@@ -111,7 +111,7 @@ class GroupScheme:
 
     @property
     def description(self) -> str:
-        """For people: `int4, groups of 128, with zeros`."""
+        """Text for logs: `int4, groups of 128, with zeros`."""
         group = f"groups of {self.group}" if self.group else "channels"
         zeros = ", with zeros" if self.has_zeros and not self.is_symmetric else ""
         return f"int{self.bits}, {group}{zeros}"

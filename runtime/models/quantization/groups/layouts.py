@@ -1,4 +1,4 @@
-"""Codes of 4 and 8 bits in words of 32 bits, as tools store them: from and to one code a byte.
+"""Packs 4-bit and 8-bit codes into 32-bit words as tools store them, and unpacks them to bytes.
 
 Sources: AutoGPTQ's and GPTQModel's `QuantLinear.pack`, AutoAWQ's `WQLinear_GEMM.from_linear`,
 compressed-tensors' `pack_to_int32`.
@@ -51,7 +51,7 @@ def _pack_last(codes: Tensor, scheme: GroupScheme) -> Tensor:
 
 
 def unpack_codes(words: Tensor, scheme: GroupScheme, shape: tuple[int, ...]) -> Tensor:
-    """Return `[rows, columns]` uint8 of a stored matrix of that shape."""
+    """Return the codes of a stored matrix of that shape, `[rows, columns]` uint8."""
     rows, columns = shape
     if scheme.layout == "packed":
         return _unpack_last(words, scheme, columns)
@@ -61,7 +61,7 @@ def unpack_codes(words: Tensor, scheme: GroupScheme, shape: tuple[int, ...]) -> 
 
 
 def pack_codes(codes: Tensor, scheme: GroupScheme) -> Tensor:
-    """The inverse of `unpack_codes`."""
+    """Pack codes into words; the inverse of `unpack_codes`."""
     if scheme.layout == "packed":
         return _pack_last(codes, scheme)
     if scheme.layout == "awq":
@@ -80,7 +80,7 @@ def unpack_zeros(words: Tensor, scheme: GroupScheme, rows: int) -> Tensor:
 
 
 def pack_zeros(zeros: Tensor, scheme: GroupScheme) -> Tensor:
-    """The inverse of `unpack_zeros`."""
+    """Pack codes of zero into words; the inverse of `unpack_zeros`."""
     if scheme.layout == "packed":
         return _pack_last(zeros.t(), scheme).t().contiguous()
     if scheme.layout == "gptq":
@@ -89,5 +89,5 @@ def pack_zeros(zeros: Tensor, scheme: GroupScheme) -> Tensor:
 
 
 def scales_by_row(scales: Tensor, scheme: GroupScheme) -> Tensor:
-    """Stored scales as `[rows, num_groups]`, or such scales as they are stored."""
+    """Convert stored scales to `[rows, num_groups]`, or such scales to the stored shape."""
     return scales if scheme.layout == "packed" else scales.t().contiguous()

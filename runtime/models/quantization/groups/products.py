@@ -1,4 +1,4 @@
-"""Products of linear layers with codes of 4 or 8 bits."""
+"""Products of linear layers with 4-bit or 8-bit codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runtime.models.quantization.groups.codes import Codes, Reading
 
 
 def joined(parts: Sequence[Grouped | None]) -> Grouped | None:
-    """Return matrices one below the other; `None` if no one matrix of codes can hold them."""
+    """Stack matrices of codes; `None` if a single matrix of codes cannot hold them all."""
     first = parts[0]
     if first is None:
         return None
@@ -68,18 +68,18 @@ def other_form() -> InvalidRequest:
 
 
 class Product:
-    """The product of matrices one below the other, and the codes that it multiplies by."""
+    """The product of an input with stacked matrices, and the codes of the matrices."""
 
     def __init__(
         self, stored: Codes, shard_names: list[str], implementation: str | None, *, keeps: bool
     ) -> None:
-        """Keep nothing yet.
+        """Prepare; nothing is kept before `pack`.
 
         Args:
-            stored: whose shards the matrices are.
-            shard_names: from the first row down.
-            implementation: of products of widened numbers.
-            keeps: whether codes are kept, where kernels have their form.
+            stored: the stored tensors of the matrices.
+            shard_names: names of the matrices, from the first row down.
+            implementation: name of the implementation of products of widened numbers.
+            keeps: whether codes are kept if kernels support their form.
         """
         self.stored, self._names = stored, shard_names
         self._implementation, self._keeps = implementation, keeps
@@ -87,7 +87,7 @@ class Product:
         self._order: Tensor | None = None
 
     def pack(self, bias: Tensor | None) -> PackedLinear:
-        """Multiply by what was filled."""
+        """Pack the tensors that were filled, and return the product."""
         filled = [self.stored.code.filled.pop(name) for name in self._names]
         made: PackedLinear | None = self._pack_codes(filled, bias) if self._keeps else None
         if made is None:
@@ -120,7 +120,7 @@ class Product:
         return pack_codes_for_products(whole, bias, self.stored.code.dtype)
 
     def codes(self, shard_name: str) -> Tensor:
-        """This rank's codes of a matrix, one a byte, or its plain numbers."""
+        """Return this rank's codes of a matrix, one code a byte, or its plain numbers."""
         first, count = self._rows(shard_name)
         assert self.packed is not None, "the weight is not loaded"
         if not isinstance(self.packed, GroupedLinear):
@@ -145,7 +145,7 @@ class GroupMatrix(Reading, Matrix):
     """Codes of one or several projections, as one product."""
 
     def __init__(self, stored: Codes, implementation: str | None, *, keeps: bool) -> None:
-        """Keep them; arguments as of `Product`."""
+        """Keep the stored tensors; the other arguments are those of `Product`."""
         self._stored = stored
         self._made = Product(stored, stored.code.ordered(), implementation, keeps=keeps)
 

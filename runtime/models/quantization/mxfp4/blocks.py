@@ -16,12 +16,12 @@ _BYTES = MXFP4_GROUP // 2
 
 
 def to_codes(blocks: Tensor) -> Tensor:
-    """Return codes, one a byte, of bytes with two each, the first in the lower bits."""
+    """Unpack bytes of two codes, the first in the lower bits, to one code a byte."""
     return torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2)
 
 
 def to_blocks(codes: Tensor) -> Tensor:
-    """The inverse of `to_codes`."""
+    """Pack codes into bytes of two; the inverse of `to_codes`."""
     first, second = codes.unflatten(-1, (-1, 2)).unbind(-1)
     return first | second << 4
 
@@ -36,11 +36,11 @@ class BytesParameter(StackedParameter):
     __slots__ = ("trailing",)
 
     def __init__(self, plain: StackedParameter, trailing: tuple[int, ...]) -> None:
-        """Describe them.
+        """Describe the bytes.
 
         Args:
             plain: the parameter of the same numbers in 16 bits.
-            trailing: dimensions of a row in the checkpoint, that of the groups first.
+            trailing: dimensions of a row in the checkpoint; the first one counts the groups.
         """
         whole, dims = plain.shards[""], [0, 2, 1] if plain.is_transposed else [0, 1, 2]
         count, rows, columns = (whole.shape[dim] for dim in dims)
@@ -87,7 +87,7 @@ class BlocksParameter(BytesParameter):
 
     Attributes:
         plain: the parameter of the same numbers in 16 bits.
-        scale: gets the scales of floats.
+        scale: the parameter that gets the scales of floats that become blocks.
     """
 
     __slots__ = ("plain", "scale")
@@ -98,16 +98,16 @@ class BlocksParameter(BytesParameter):
 
     @property
     def number_shards(self) -> Mapping[str, WeightShard]:
-        """See `Parameter`: numbers have the plain layout."""
+        """See `Parameter`: the numbers have the layout of plain parameters."""
         return self.plain.shards
 
     @property
     def has_whole_rows(self) -> bool:
-        """Whether the rows are longer than this rank's part of them."""
+        """Whether this rank keeps whole rows although it computes only a part of each."""
         return self.plain.shape[1] != self.scale.shape[1] * MXFP4_GROUP
 
     def mine(self, numbers: Tensor) -> Tensor:
-        """Return this rank's columns of numbers in our order of rows."""
+        """Return this rank's columns of `numbers`, whose rows are in our order."""
         shard = self.plain.shards[""]
         return numbers.narrow(1, shard.start, shard.length) if self.has_whole_rows else numbers
 

@@ -36,7 +36,7 @@ _NAMES: tuple[Literal["gate_up", "down"], ...] = ("gate_up", "down")
 
 
 class Device(DeviceMethod):
-    """Keeps experts in their blocks where kernels multiply by them, and widens others."""
+    """Keeps experts in blocks if kernels can multiply by them, and widens all others."""
 
     def __init__(self, quantization: Quantization) -> None:
         assert isinstance(quantization, Mxfp4Quantization)
@@ -82,12 +82,12 @@ class Mxfp4Experts(ExpertsStore):
         num_experts: int,
         implementations: tuple[str | None, str | None],
     ) -> None:
-        """Keep nothing yet.
+        """Prepare; nothing is kept before `pack`.
 
         Args:
             plain: the parameters in 16 bits, by name.
-            num_experts: on this rank.
-            implementations: of products of widened numbers, and of experts.
+            num_experts: number of experts on this rank.
+            implementations: names for products of widened numbers, and for experts.
         """
         self._num_experts, self._implementations = num_experts, implementations
         self._blocks: dict[str, BlocksParameter] = {}

@@ -1,4 +1,4 @@
-"""Which experts a checkpoint stores in MXFP4. Front-safe: no torch.
+"""Finds the experts that a checkpoint stores in MXFP4. Front-safe: no torch.
 
 A tensor of all experts, `[num_experts, in, out]` in 16 bits, is stored as `_blocks`, `[num_experts,
 out, in / 32, 16]` bytes of two codes each, the first in the lower bits, and `_scales`,
@@ -27,8 +27,8 @@ class Mxfp4Quantization(Quantization):
     """The experts in MXFP4.
 
     Attributes:
-        ignored: modules in 16 bits.
-        stored: names of all tensors; `None` where there are no files.
+        ignored: modules that stay in 16 bits.
+        stored: names of all tensors; `None` if there are no files.
     """
 
     ignored: Modules = field(default_factory=Modules)
@@ -36,7 +36,7 @@ class Mxfp4Quantization(Quantization):
     method: str = "mxfp4"
 
     def is_in_codes(self, weight: WeightSpec) -> bool:
-        """Whether a weight is stored so: one tensor of all experts."""
+        """Whether a weight is stored in MXFP4; only a tensor of all experts can be."""
         if weight.kind != "matrix" or len(weight.shape) != 3 or ".experts." not in weight.target:
             return False
         if self.stored is None:
@@ -47,7 +47,7 @@ class Mxfp4Quantization(Quantization):
         """See `Quantization`: blocks and scales.
 
         Raises:
-            StartupError: a row is not a whole number of blocks; one line.
+            StartupError: a row is not a whole number of blocks; the message is one line.
         """
         if not self.is_in_codes(weight):
             return (weight,)
@@ -71,7 +71,7 @@ class Mxfp4Quantization(Quantization):
         )
 
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
-        """See `Quantization`: codes and scales; a GPU multiplies by them in 16 bits only."""
+        """See `Quantization`: codes and scales; on a GPU only if activations have 16 bits."""
         count = math.prod(weight.shape)
         if not self.is_in_codes(weight) or (device != "cpu" and itemsize != 2):
             return count * itemsize
@@ -93,7 +93,7 @@ def read(path: Path, words: Mapping[str, Any]) -> Mxfp4Quantization:
     """Read the keys of gpt-oss.
 
     Raises:
-        StartupError: a list of modules that is none; one line.
+        StartupError: a value is not a list of modules; the message is one line.
     """
     infos = stored_tensors(path)
     return Mxfp4Quantization(
