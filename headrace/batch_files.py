@@ -23,7 +23,7 @@ class BatchLine:
     """One line of the input: a request, or the reason why the line is not one.
 
     Attributes:
-        index: its line in the input, counted from 0; blank lines count.
+        index: number of the line in the input, counted from 0; blank lines count.
         request: the JSON object, empty when the line holds none.
         problem: why the line is not a valid request.
     """

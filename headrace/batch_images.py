@@ -26,7 +26,7 @@ def inline_messages(messages: Any, *, sees: bool) -> Any:
     """Replace paths and URLs of images in messages by the images; the rest stays unchanged.
 
     Args:
-        messages: as a line holds them, unchecked.
+        messages: the messages as a line holds them, unchecked.
         sees: whether the model takes images. If not, the images stay, and the request is refused
             later.
 

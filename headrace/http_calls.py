@@ -81,7 +81,7 @@ def http_request(
 
     Args:
         url: the target.
-        json: the body.
+        json: the body as a JSON value.
         stream: return as soon as the status has arrived; read the body with `iter_lines`.
         api_key: sent as `Authorization: Bearer`.
         verify: whether to check certificates, or a file of authorities.
@@ -129,8 +129,8 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
 
     Args:
         url: where the file is.
-        filename: where to keep it; by default the last part of the URL, in the folder for temporary
-            files.
+        filename: where to keep the file; by default the last part of the URL, in the folder for
+            temporary files.
 
     Raises:
         httpx.HTTPError: the download failed; `filename` does not exist then.

@@ -18,7 +18,7 @@ def encode_image_base64(image: Any) -> str:
 
     Raises:
         OSError: the file does not exist, or the URL does not answer.
-        TypeError: any other type.
+        TypeError: `image` has another type.
     """
     return load_media(image).data
 
@@ -30,8 +30,8 @@ def load_image(image_file: Any) -> tuple[Any, tuple[int, int] | None]:
         image_file: any type that `image(...)` takes.
 
     Returns:
-        A PIL image if Pillow is installed, or else the encoded bytes (`image` takes both); and the
-        width and height if a PIL image was given, or else `None`.
+        A PIL image if Pillow is installed, or else the encoded bytes (`image` takes both forms);
+        and the width and height if a PIL image was given, or else `None`.
 
     Raises:
         OSError: the file does not exist, or the URL does not answer.

@@ -60,9 +60,9 @@ def adapter_body(
     """The body of `/load_lora_adapter_from_tensors`.
 
     Args:
-        name: by which requests will ask for the adapter.
+        name: the name by which requests will ask for the adapter.
         config: the content of `adapter_config.json`.
-        named_tensors: by PEFT's names, such as `...q_proj.lora_A.weight`.
+        named_tensors: the tensors under PEFT's names, such as `...q_proj.lora_A.weight`.
         pinned: keep it in the server's memory until it is unloaded.
     """
     data = base64.b64encode(adapter_bytes(named_tensors)).decode("ascii")

@@ -126,7 +126,7 @@ def convert_json_schema_to_str(json_schema: Any) -> str:
         json_schema: the schema as a dict, as text, or as a pydantic class.
 
     Raises:
-        ValueError: anything else.
+        ValueError: `json_schema` is something else.
     """
     if isinstance(json_schema, str):
         return json_schema

@@ -90,7 +90,7 @@ def main(argv: Sequence[str], out: TextIO) -> int:
 def environment(folder: Path) -> dict[str, str]:
     """Return the variables with which processes compile into `folder`, and find it there.
 
-    They move no models: neither the hub's cache nor those that were fetched.
+    The variables move no models: neither the hub's cache nor the models that were fetched.
     """
     return {
         "TRITON_CACHE_DIR": str(folder / "triton"),

@@ -49,8 +49,8 @@ async def strict_calls(
     """Make a grammar of free text and calls of allowed functions, with the schemas of strict ones.
 
     Returns:
-        `None` if the request needs no grammar, or if no such grammar can be made. In the latter
-        case `strict` is not enforced, and a call of another function is text.
+        `None` if the request needs no grammar, or if no such grammar can be made. If no grammar can
+        be made, `strict` is not enforced, and a call of another function is text.
     """
     grammars, form = context.service.client.grammars, context.parsers.call_form
     if form is None or grammars is None or not _lets_text_pass(context):

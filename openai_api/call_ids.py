@@ -93,7 +93,7 @@ class AnswerIds:
     """The ids of an answer's calls.
 
     Attributes:
-        form: the form of all of them; without one, calls keep the ids that the model gives.
+        form: the form of all ids; without a form, calls keep the ids that the model gives.
         calls_before: number of calls in the conversation so far, which some ids count.
     """
 

@@ -67,7 +67,7 @@ class ChatChoice:
         return None if self.logprobs is None else self.logprobs.take()
 
     def end(self) -> dict[str, Any]:
-        """`finish_reason` and `matched_stop`.
+        """Return `finish_reason` and `matched_stop`.
 
         Raises:
             Aborted: the answer is not complete.

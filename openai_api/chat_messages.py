@@ -43,7 +43,7 @@ class TemplateShape:
 def with_notes(messages: list[ChatMessage], shape: TemplateShape) -> list[ChatMessage]:
     """Return the messages, with a short note for what a tool returned and the model cannot read.
 
-    A tool may return an image or a file to any model; that must not fail the conversation.
+    A tool may return an image or a file to any model; such a result must not fail the conversation.
     """
     can_see = shape.sees and shape.form_of("tool") is not ContentForm.TEXT
     readable = (*_TEXTS, _IMAGE) if can_see else _TEXTS

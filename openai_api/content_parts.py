@@ -25,7 +25,7 @@ def image_part(url: str | None, where: str, *, sees: bool) -> ContentPart:
 
     Args:
         url: an address, a data URL or base64; `None` if the request names none.
-        where: its place in the request, for errors.
+        where: the image's place in the request, for errors.
         sees: whether the model takes images.
 
     Raises:

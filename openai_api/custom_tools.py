@@ -24,7 +24,7 @@ def custom_function(
 
     Args:
         name: the name of the tool and the function.
-        description: for the model to read.
+        description: a description for the model to read.
         grammar: a grammar that the text should follow, shown to the model. A regular expression
             becomes part of the function's schema, so it is enforced wherever schemas are.
     """

@@ -36,7 +36,7 @@ def completion_spec(wanted: int | bool | None, echo: bool) -> LogprobSpec | None
     """Parse `logprobs` of a completion; with `echo`, the prompt is included.
 
     Raises:
-        InvalidRequest: not a number, or out of range.
+        InvalidRequest: `logprobs` is not a number, or is out of range.
     """
     if wanted is None or wanted is False:
         return None

@@ -29,7 +29,8 @@ class OpenAIContext:
 
     Attributes:
         service: the context that all APIs share.
-        chat_template: `None` if the model has none; chat is then refused with advice.
+        chat_template: the model's chat template; `None` if the model has none, and chat is then
+            refused with advice.
         model_defaults: sampling defaults from the model's files, for chat only; the operator's
             take precedence.
         parser_names: the parsers that both options resolve to.

@@ -11,7 +11,7 @@ def flag_in(query: Mapping[str, str], name: str) -> bool:
     """Read a parameter that is true or false; false if it is absent.
 
     Raises:
-        InvalidRequest: the parameter is neither.
+        InvalidRequest: the parameter is neither true nor false.
     """
     return word_in(query, name, ("true", "false")) == "true"
 
@@ -20,7 +20,7 @@ def word_in(query: Mapping[str, str], name: str, allowed: Sequence[str]) -> str 
     """Read a parameter that is one of `allowed`; None if it is absent.
 
     Raises:
-        InvalidRequest: the parameter is not one of them.
+        InvalidRequest: the parameter is not one of `allowed`.
     """
     found = query.get(name)
     if found is not None and found not in allowed:

@@ -53,7 +53,7 @@ def sampling_of(
     defaults: Mapping[str, object],
     vocab_size: int,
 ) -> SamplingParams:
-    """Check and convert.
+    """Check and convert the sampling parameters of a body.
 
     Args:
         request: the body.
@@ -96,7 +96,7 @@ class WireNames:
 
         Args:
             max_tokens: the endpoint's name for the output limit.
-            top: its name for the number of log-probabilities per token.
+            top: the endpoint's name for the number of log-probabilities per token.
             others: further names of a wire that is not OpenAI's, by the name to replace.
         """
         self._others = others or {}

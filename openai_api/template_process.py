@@ -33,7 +33,7 @@ class Rendered(msgspec.Struct, omit_defaults=True):
         error: why there is no prompt.
         error_kind: `refused`, `too_long`, `busy`, or `startup` if the text is not a template.
         variables: names that the text reads from outside.
-        compiled: the job, if it was only compiled and compiling succeeded.
+        compiled: the job, if its template was only compiled and compiling succeeded; else `None`.
     """
 
     text: str | None = None

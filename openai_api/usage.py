@@ -75,7 +75,7 @@ def usage_of(
     """Sum up choices; a prompt that several choices share is counted once.
 
     Args:
-        counts: one per choice, those of one prompt next to each other.
+        counts: one per choice; the counts of one prompt are next to each other.
         report_cache: whether to report cached prompt tokens.
         samples_per_prompt: choices of each prompt.
     """

@@ -1,4 +1,4 @@
-"""What the terminal shows while the server starts: a few useful lines."""
+"""Writes the few useful lines that the terminal shows while the server starts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def banner(context: ServiceContext, port: int, speed: float | None, resident: in
         context: the service context of a server that is ready.
         port: the port on which the server listens.
         speed: tokens per second of a single answer, measured by the warm-up.
-        resident: memory that all processes hold now, bytes.
+        resident: resident memory of all processes now, bytes.
     """
     config, worker = context.config, context.status.worker
     assert worker is not None, "the banner comes after ready"

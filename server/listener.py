@@ -31,7 +31,7 @@ class Prepared:
 
     @property
     def port(self) -> int:
-        """The bound port; differs from the option if that was 0."""
+        """The bound port; it differs from the option if the option is 0."""
         return int(self.listener.getsockname()[1])
 
 
@@ -39,7 +39,7 @@ def prepare(config: ServerConfig) -> Prepared:
     """Check options, certificate, port, model folder and weight headers, in this order.
 
     Raises:
-        StartupError: the first thing wrong, in one line.
+        StartupError: the first thing wrong; the message is one line.
     """
     check_options(config)
     check_tracing(config.logging.otlp_traces_endpoint)

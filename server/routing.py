@@ -35,7 +35,7 @@ class RouteMatch:
     """The route that answers an accepted request.
 
     Attributes:
-        path: as registered; None if no route matches.
+        path: the path as registered; None if no route matches.
         dialect: the API whose error format is used.
         endpoint: the ASGI application that answers, such as a response, files or a page.
         serves_tenants: see `AccessRouter`.

@@ -27,14 +27,14 @@ class Certificate:
     Open connections keep the certificate that they began with.
 
     Attributes:
-        context: for the listening socket.
+        context: the TLS context of the listening socket.
     """
 
     def __init__(self, http: HttpArgs) -> None:
         """Read the files that `http` names.
 
         Raises:
-            StartupError: the files cannot be used; one line.
+            StartupError: the files cannot be used; the message is one line.
         """
         self._certfile = http.ssl_certfile or ""
         self._keyfile = http.ssl_keyfile
@@ -53,7 +53,7 @@ class Certificate:
         """The certificate if one is configured; `None` for plain HTTP.
 
         Raises:
-            StartupError: it cannot be used, or options are given that require a certificate.
+            StartupError: the certificate cannot be used, or options are given that require one.
         """
         if http.ssl_certfile is not None:
             return Certificate(http)

@@ -53,11 +53,11 @@ def traces_url(endpoint: str) -> str:
     """Return the address that spans are posted to.
 
     Args:
-        endpoint: `http://host:port/path`; without a path it is OTLP's, and without a scheme it is
-            plain HTTP.
+        endpoint: `http://host:port/path`; without a path, the path is OTLP's, and without a scheme,
+            the scheme is plain HTTP.
 
     Raises:
-        StartupError: it is not such an address.
+        StartupError: `endpoint` is not such an address.
     """
     url = endpoint if "://" in endpoint else f"http://{endpoint}"
     try:

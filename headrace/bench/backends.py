@@ -142,7 +142,7 @@ def _chat_has_token(choice: _Choice) -> bool:
 
 
 class OpenAI:
-    """Completions and chat. If events report no usage, each counts as one token."""
+    """Completions and chat. If events report no usage, each event counts as one token."""
 
     flush_path: str | None = None
 

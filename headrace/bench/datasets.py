@@ -108,12 +108,12 @@ class _Line(msgspec.Struct):
 
 
 def jsonl_requests(path: Path, count: int | None, output_len: int) -> list[BenchRequest]:
-    """Read requests from a file of JSON lines; they repeat if it holds fewer than `count`.
+    """Read requests from a file of JSON lines; they repeat if the file holds fewer than `count`.
 
     Args:
         path: each line has `prompt`, `text`, `input_ids` or `messages`, and perhaps `output_len`.
         count: number of requests; by default all lines once.
-        output_len: for lines without `output_len`.
+        output_len: output tokens of the lines without `output_len`.
 
     Raises:
         StartupError: the file cannot be read, or a line is invalid; the message has its number.

@@ -159,7 +159,7 @@ async def running_engine(
     """Start an engine, yield it when ready, then stop it.
 
     Raises:
-        StartupError: the engine cannot start; one line, or the worker's last output.
+        StartupError: the engine cannot start; the message is one line, or the worker's last output.
     """
     started = time.perf_counter()
     prepared = prepare_engine(config)

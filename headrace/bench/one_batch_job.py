@@ -23,8 +23,8 @@ class BatchTimes(msgspec.Struct, kw_only=True):
     """Times of one batch.
 
     Attributes:
-        prefill_s: from the requests' arrival until every one has its first token.
-        steps_s: of each decode step of the full batch after that.
+        prefill_s: seconds from the requests' arrival until every request has its first token.
+        steps_s: seconds of each decode step of the full batch after that.
     """
 
     prefill_s: float

@@ -26,7 +26,7 @@ _COLOURS = ("#1667b8", "#b8541a", "#2b8a3e", "#8639a8", "#555", "#b01050", "#0a8
 
 @dataclass(frozen=True)
 class Line:
-    """One curve; those of one name have one colour, and an empty name is not shown."""
+    """One curve; curves of one name have one colour, and an empty name is not shown."""
 
     name: str
     points: Points
@@ -37,7 +37,7 @@ class Panel:
     """One plot.
 
     Attributes:
-        x_unit: of the horizontal axis; both axes begin at 0.
+        x_unit: the unit of the horizontal axis; both axes begin at 0.
         steps: whether values stay until the next point.
         marks: places on the horizontal axis that get a short red line.
     """

@@ -126,10 +126,10 @@ def meets(record: RequestRecord, objectives_ms: dict[str, float]) -> bool:
 def summarize(
     records: Sequence[RequestRecord], objectives_ms: dict[str, float] | None = None
 ) -> dict[str, Any]:
-    """Compute the throughput over all records, and the latencies of those that succeeded.
+    """Compute the throughput over all records, and the latencies of requests that succeeded.
 
     Args:
-        records: at least one.
+        records: the requests' records, at least one.
         objectives_ms: limits for the goodput; see `meets`.
     """
     done = [record for record in records if not record.error]

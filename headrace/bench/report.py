@@ -1,4 +1,4 @@
-"""A summary as a table for the terminal."""
+"""Formats a summary as a table for the terminal."""
 
 from __future__ import annotations
 

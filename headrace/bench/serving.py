@@ -1,8 +1,8 @@
 """`headrace bench serving` loads a server with requests and measures its latencies.
 
 The server must be running; it may be ours or another with the same APIs. Requests of a data set
-arrive at a given rate, with a limit on those in flight. Every event of their streams is recorded.
-`python -m headrace.bench.serving` runs the same command.
+arrive at a given rate, with a limit on the requests in flight. Every event of their streams is
+recorded. `python -m headrace.bench.serving` runs the same command.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def extra_body(text: str | None) -> dict[str, Any]:
     """Parse `--extra-body`.
 
     Raises:
-        StartupError: not a JSON object.
+        StartupError: the option is not a JSON object.
     """
     try:
         value = json.loads(text) if text else {}

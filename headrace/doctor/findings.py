@@ -25,7 +25,7 @@ class Library:
     """A package that is required or optional.
 
     Attributes:
-        version: `None` when it is not installed.
+        version: the installed version; `None` when the package is not installed.
         gives: what the package enables.
         install: command that installs it.
         is_required: whether nothing works without it.
@@ -70,11 +70,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Model:
-    """A model's own numbers, from its `config.json`, and how the options apply to them.
+    """A model's settings, from its `config.json`, and how the options apply to the model.
 
     Attributes:
         name: the model's name as clients would see it; `None` for a `config.json` alone.
-        gives: `tokens`, `vectors` or `scores`.
+        gives: what the model gives: `tokens`, `vectors` or `scores`.
         layer_states: what layers keep of a sequence between steps, with the number of layers.
         device, dtype: the device and dtype in which the model would run.
         context_len: longest request, tokens.
@@ -102,7 +102,7 @@ class Pool:
     """The KV pool of one rank.
 
     Attributes:
-        arithmetic: how its memory is computed, GiB.
+        arithmetic: how the pool's memory is computed, GiB.
         is_at_most: whether the pool is an upper bound, because a start measures further use.
     """
 
@@ -127,9 +127,10 @@ class Needs:
     """What the model needs from a device, for each rank, and what remains for serving.
 
     Attributes:
-        weight_bytes: the weights of one rank; at least, because kernels' layouts may hold copies.
+        weight_bytes: bytes of the weights of one rank; a lower bound, because kernels' layouts may
+            hold copies.
         bytes_per_token: bytes of one token in the pool of one rank.
-        pool: `None` if no pool fits or the model needs none.
+        pool: the KV pool; `None` if no pool fits or the model needs none.
         longest_request: tokens of prompt and output together.
         capacities: the capacities of one replica.
     """

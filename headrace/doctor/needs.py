@@ -59,7 +59,7 @@ class Estimate:
         """Compute how much memory the weights leave for the pool, and how many requests fit.
 
         Raises:
-            StartupError: too little memory for the weights or the pool; one line.
+            StartupError: too little memory for the weights or the pool; the message is one line.
         """
         require_room(self._spec, self._context)
         if not self.needs.bytes_per_token:
@@ -105,7 +105,7 @@ class Estimate:
         Raises:
             StartupError: a requested implementation is unavailable.
             RuntimeError: a requested implementation is unavailable.
-            ImportError: its library is not installed.
+            ImportError: the library of a requested implementation is not installed.
         """
         device = self._context.device.type
         name, _ = choose_attention(self._config, device)

@@ -1,6 +1,6 @@
 """The engine's methods that load and unload adapters (LoRA).
 
-They answer as the server's routes of the same names do, see `docs/lora.md`.
+The methods answer as the server's routes of the same names do; see `docs/lora.md`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdapterResult:
-    """The result of a call; an error that a caller can cause is told, not raised.
+    """The result of a call; an error that a caller can cause is returned, not raised.
 
     Attributes:
-        error_message: why it failed; `None` on success.
+        error_message: why the call failed; `None` on success.
         loaded_adapters: name and path of every adapter that there is now.
     """
 

@@ -42,7 +42,7 @@ class EngineCore:
         """Start the processes and wait until requests are served.
 
         Raises:
-            EngineStartError: it cannot start.
+            EngineStartError: the engine cannot start.
             RuntimeError: a child of `multiprocessing` is importing the user's script again.
         """
         if getattr(multiprocessing.process.current_process(), "_inheriting", False):
@@ -100,7 +100,7 @@ class EngineCore:
         """Raise the error that every call to a dead engine raises.
 
         Raises:
-            EngineDead: with the last failure of the child that died.
+            EngineDead: the engine is dead; the message has the last failure of the child that died.
         """
         if self.host.status.phase == "failed":
             raise EngineDead(self.host.status.last_failure or "The engine died.")

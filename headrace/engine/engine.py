@@ -101,8 +101,8 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
         """Three values from start-up under SGLang's names; `get_server_info` returns more.
 
         Returns:
-            `status`; `max_total_num_tokens`, the KV pool's size; `max_req_input_len`, the longest
-            prompt; both in tokens.
+            A dict with `status`, with `max_total_num_tokens`, the KV pool's size in tokens, and
+            with `max_req_input_len`, the longest prompt in tokens.
 
         Raises:
             EngineDeadError: a process of the engine died, or the engine was shut down.
@@ -153,7 +153,8 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
                 the native API (`max_new_tokens`, `temperature`, `top_p`, `stop`, `n`, ...).
             input_ids: token ids instead of `prompt`, flat or one list for each prompt.
             stream: return an iterator of chunks at once.
-            progress_bar: whether to show one; by default for large batches on a terminal.
+            progress_bar: whether to show a progress bar; by default for large batches on a
+                terminal.
             **options: other fields of the native API: `rid`, `priority`, `cache_salt`, `extra_key`,
                 `return_prompt_token_ids`, `return_logprob`, `logprob_start_len`,
                 `top_logprobs_num`, `token_ids_logprob`, `return_text_in_logprobs`,
@@ -164,11 +165,11 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
                 image for all, or an entry for each).
 
         Returns:
-            A dict (`text`, `output_ids`, `meta_info`) for one prompt; a list of them, in order, for
-            a list or with `n` above 1; with `stream` an iterator of such dicts. A chunk's `text`
-            and `output_ids` hold only what is new, or everything so far with
-            `incremental_streaming_output=False`; its `text_delta` holds what is new in both cases.
-            In a batch its `index` says which output it belongs to.
+            A dict (`text`, `output_ids`, `meta_info`) for one prompt; a list of dicts, in order,
+            for a list of prompts or with `n` above 1; an iterator of such dicts with `stream`. A
+            chunk's `text` and `output_ids` hold only the new output, or all output so far with
+            `incremental_streaming_output=False`. The chunk's `text_delta` holds the new text in
+            both cases. In a batch, the chunk's `index` says which output the chunk belongs to.
 
         Raises:
             ValueError: the request is invalid; the engine keeps working.
@@ -283,8 +284,9 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
     async def start_profile(self, /, **options: Any) -> None:
         """Record the next steps with torch's profiler; the fields are those of `/start_profile`.
 
-        `output_dir`, `num_steps` (after which the trace is written automatically), `activities`,
-        `profile_by_stage`, `with_stack`, `record_shapes`, `profile_prefix`, `profile_id`, ...
+        The fields include `output_dir`, `num_steps` (after which the trace is written
+        automatically), `activities`, `profile_by_stage`, `with_stack`, `record_shapes`,
+        `profile_prefix`, `profile_id`, ...
         """
         body = build_options("start_profile", ProfileBody, options)
         await start_profile(self._core.context, body, anywhere=True)
@@ -331,7 +333,7 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
 
         Args:
             capacity_of_str_len: tokens that the session may hold.
-            session_id: its id; random by default.
+            session_id: the session's id; random by default.
             streaming: requests without `rid` continue the latest one.
             timeout: seconds without use after which the session is closed; an hour by default.
 
@@ -346,7 +348,7 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
         )
 
     def close_session(self, session_id: str) -> None:
-        """Close a session; one that is not open is ignored."""
+        """Close a session; a session that is not open is ignored."""
         self._core.call(self._close_session(session_id))
 
     async def _close_session(self, session_id: str) -> None:

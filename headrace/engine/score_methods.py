@@ -32,8 +32,8 @@ class ScoreMethods:
             query: a text, or token ids; then the items are token ids too.
             items: one text or several, or lists of token ids.
             label_token_ids: the labels, for all items or one list for each.
-            apply_softmax: normalise the labels' probabilities to a sum of 1; otherwise they are the
-                model's, over the whole vocabulary.
+            apply_softmax: normalise the labels' probabilities to a sum of 1; otherwise the
+                probabilities are the model's, over the whole vocabulary.
             item_first: put the item before the query.
 
         Returns:
@@ -75,9 +75,9 @@ class ScoreMethods:
             rid: a name for the request.
 
         Returns:
-            The answer of `/v1/select`: `choices`, in their order, with `token_logprobs` (triples of
-            log-probability, id and text), `unconditional_token_logprobs`, their sum `logprob` and
-            the share `prob`; `meta_info`.
+            The answer of `/v1/select`: `choices`, in their order, and `meta_info`. A choice has
+            `token_logprobs` (triples of log-probability, id and text),
+            `unconditional_token_logprobs`, the sum `logprob` and the share `prob`.
 
         Raises:
             ValueError: the request is invalid; the engine keeps working.

@@ -1,7 +1,7 @@
 """The engine's methods that change weights, pause it, or release its memory.
 
-They answer as the server's routes of the same names do, see `docs/rl.md`: an error that a trainer
-can cause is returned as `(False, message)`.
+The methods answer as the server's routes of the same names do; see `docs/rl.md`. An error that a
+trainer can cause is returned as `(False, message)`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class WeightMethods:
 
         Args:
             model_path: a model with the architecture and shapes of the running one.
-            load_format: `auto`, `safetensors` or `dummy`.
-            **options: `weight_version`, `flush_cache`, `abort_all_requests`, `keep_pause`.
+            load_format: how the weights are read: `auto`, `safetensors` or `dummy`.
+            **options: further fields: `weight_version`, `flush_cache`, `abort_all_requests`,
+                `keep_pause`.
 
         Returns:
             Success, message, and how many requests waited during the update.
@@ -79,7 +80,7 @@ class WeightMethods:
             named_tensors: the tensors.
             load_format: accepted for compatibility and unused.
             flush_cache: drop the prefix cache.
-            **options: `weight_version`, `abort_all_requests`.
+            **options: further fields: `weight_version`, `abort_all_requests`.
         """
         with ExitStack() as stack:
             fields = self._lend(named_tensors, load_format, stack)

@@ -24,7 +24,7 @@ class Balance:
     """How evenly the experts of one layer were used.
 
     Attributes:
-        layer: its index.
+        layer: index of the layer.
         num_choices: choices over all tokens.
         max_to_mean: the most used expert's count divided by the mean count.
         entropy: entropy of the shares divided by that of even shares: 1.0 is even, 0.0 is one

@@ -30,7 +30,7 @@ class Answers:
 
         Args:
             engine: keyword arguments of `Engine`.
-            sampling_params: of every prompt.
+            sampling_params: sampling parameters of every prompt.
             prompt: name of the column that has the prompts' texts.
             answer: name of the column for the texts that are generated.
 

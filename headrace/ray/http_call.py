@@ -1,6 +1,7 @@
 """An HTTP request and its answer on their way between Ray's actors.
 
-Ray pickles what its actors exchange; these are plain bytes and text that our own actors made.
+Ray pickles what its actors exchange; calls and answers are plain bytes and text that our own actors
+made.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class HttpCall:
     """A request, whole.
 
     Attributes:
-        method, path, query: of the request line.
+        method, path, query: parts of the request line.
         headers: names and values, as ASGI has them.
         body: the whole body.
         prompt: the beginning of the prompt's text, which Ray's prefix-aware router reads; never
@@ -37,11 +38,11 @@ class HttpCall:
 
 @dataclass(frozen=True)
 class HttpHead:
-    """What comes before the body of an answer.
+    """The part of an answer that comes before the body.
 
     Attributes:
         status: the status code.
-        headers: as ASGI has them.
+        headers: names and values, as ASGI has them.
     """
 
     status: int
@@ -99,8 +100,8 @@ _OF_ONE = ("/v1/files", "/v1/batches", "/v1/responses/", "/v1/loads", "/get_load
 def is_for_any_replica(method: str, path: str) -> bool:
     """Whether a request means the same whichever of several replicas answers it.
 
-    Not so for what changes a replica (weights, adapters, its cache, sessions) and for what one of
-    them keeps (files, batches, stored responses).
+    False for a request that changes a replica (weights, adapters, its cache, sessions) and for a
+    request about what one replica keeps (files, batches, stored responses).
     """
     if method == "POST":
         return path in _POSTED

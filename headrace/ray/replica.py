@@ -122,7 +122,7 @@ def read_options(keywords: Mapping[str, Any]) -> ServerConfig:
     """Read a server's options and its environment, as the command line does.
 
     Args:
-        keywords: `{"model_path": "demo-toy", "enable_lora": True, "lora_paths": ["a=DIR"]}`.
+        keywords: options such as `{"model_path": "demo-toy", "lora_paths": ["a=DIR"]}`.
 
     Raises:
         ValueError: the message is that of the command line.

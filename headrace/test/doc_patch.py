@@ -1,8 +1,8 @@
 """Prepares documents that run as notebooks. Importing it elsewhere, or twice, is harmless.
 
-It applies `nest_asyncio` if installed, so that a document may call `asyncio.run` inside a
-notebook (an `Engine` does not need it). Engines made after the import use few rows and a small KV
-pool, so that several documents fit on one device.
+The import applies `nest_asyncio` if installed, so that a document may call `asyncio.run` inside a
+notebook (an `Engine` does not need `nest_asyncio`). Engines made after the import use few rows and
+a small KV pool, so that several documents fit on one device.
 """
 
 from __future__ import annotations

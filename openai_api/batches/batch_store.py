@@ -156,7 +156,7 @@ class BatchStore:
         return await self._database.run(_counts, record.id)
 
     async def write_files(self, record: BatchRecord, now: int) -> None:
-        """Write good answers to one file, failed ones to another; count both, omit empty files.
+        """Write good answers to one file and failed ones to another; count them, omit empty files.
 
         A repeated call gives the same file ids.
         """

@@ -88,7 +88,7 @@ class FileStore:
         """Keep an uploaded file.
 
         Raises:
-            InvalidRequest: the store has no room for it.
+            InvalidRequest: the store has no room for the file.
         """
         created_at = int(self._now())
         expires_at = None if expiry_s is None else created_at + expiry_s

@@ -39,7 +39,7 @@ class Page:
         """Return the items of this page, and one more if there is one.
 
         Args:
-            items: all, the oldest first, each with an `id`.
+            items: all items, the oldest first, each with an `id`.
 
         Raises:
             InvalidRequest: `after` is not the id of an item.
@@ -54,7 +54,7 @@ class Page:
         return ordered[begin : begin + self.limit + 1]
 
     def answer(self, wire: list[dict[str, Any]]) -> dict[str, Any]:
-        """Build OpenAI's form of a page; `wire`: the wire objects of the items from `of`."""
+        """Build OpenAI's form of a page; `wire` has the wire objects of the items from `of`."""
         data = wire[: self.limit]
         return {
             "object": "list",

@@ -72,7 +72,7 @@ async def delete_file(call: Call, context: OpenAIContext) -> Whole:
     """Answer `DELETE /v1/files/{file_id}`.
 
     Raises:
-        InvalidRequest: a batch still reads it.
+        InvalidRequest: a batch still reads the file.
     """
     service = batch_service(context)
     file = await service.files.get(call.path["file_id"], TENANT.get())

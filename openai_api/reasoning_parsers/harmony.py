@@ -21,7 +21,7 @@ _BODY_TAGS = (START, CHANNEL, END, CALL, RETURN)
 
 
 class HarmonyChannels:
-    """Reads gpt-oss's channels: it reasons before an answer and sometimes between messages."""
+    """Reads gpt-oss's channels: the model reasons before answers and sometimes between messages."""
 
     open_tag = f"{_ANALYSIS}{MESSAGE}"
     close_tag = END

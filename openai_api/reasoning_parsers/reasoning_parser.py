@@ -78,7 +78,7 @@ def thought_texts(
     Args:
         kind: the model's reasoning parser.
         prompt_is_open: whether the prompt itself ends inside reasoning.
-        may_call: whether it may call tools in its own form.
+        may_call: whether the model may call tools in its own form.
     """
     if kind.reopen_tag:
         # The output is messages, each with a header that states its kind.

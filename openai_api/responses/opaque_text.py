@@ -1,6 +1,6 @@
 """Wraps texts that clients store and send back as opaque strings: thoughts and summaries.
 
-They are not secret: the client has seen the thoughts, and may see the summary.
+The texts are not secret: the client has seen the thoughts, and may see the summary.
 """
 
 from __future__ import annotations

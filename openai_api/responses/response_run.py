@@ -57,7 +57,7 @@ class ResponseRun:
         """Begin.
 
         Args:
-            response_id: of the object.
+            response_id: id of the object.
             request: the request.
             items: the conversation to answer.
             tools: the tools of the request.

@@ -183,7 +183,7 @@ def cache_namespace(request: GenerationFields) -> str:
     """Return the namespace in which the prompt's prefix may be shared, as in `/generate`.
 
     Raises:
-        InvalidRequest: a part of it is too long.
+        InvalidRequest: a part of the namespace is too long.
     """
     key, salt = request.extra_key or "", request.cache_salt or ""
     for name, value in (("extra_key", key), ("cache_salt", salt)):

@@ -206,7 +206,7 @@ _KINDS: Mapping[str, type[Item]] = {
 
 
 def kind_of(item: Mapping[str, Any]) -> Any:
-    """Return the type of an item; one without a type is a reference if it has an id alone."""
+    """Return the type of an item; an item with only an id is a reference."""
     kind = item.get("type")
     if kind is not None:
         return kind

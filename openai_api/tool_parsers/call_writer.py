@@ -40,7 +40,7 @@ class CallWriter:
             self._parts.append(text)
 
     def offers(self, name: str | None) -> bool:
-        """Whether the request offers this function; logs the first that it does not."""
+        """Whether the request offers this function; the first one that is not offered is logged."""
         if name in self.functions:
             return True
         if not self._has_warned:

@@ -33,7 +33,7 @@ def _section(begin: Callable[[str], str], end: str, separator: str) -> CallForm:
 
 
 class DeepSeekV3Parser(JsonCalls):
-    """V3 and R1: the name on a separate line, the arguments in a fence."""
+    """Reads calls of V3 and R1: the name is on a separate line, the arguments are in a fence."""
 
     markers = (SECTION, SECTION_END, CALL, CALL_END, SEPARATOR)
     signs = Signs(template=(SECTION, CALL, SEPARATOR, _FENCE))
@@ -46,7 +46,7 @@ class DeepSeekV3Parser(JsonCalls):
 
 
 class DeepSeekV31Parser(JsonCalls):
-    """V3.1: the name, then the arguments as they are."""
+    """Reads calls of V3.1: the name, then the arguments as they are."""
 
     markers = (SECTION, SECTION_END, CALL, CALL_END, SEPARATOR)
     signs = Signs(template=(SECTION, CALL, SEPARATOR))

@@ -17,7 +17,7 @@ def _begin(name: str) -> str:
 
 
 class HermesParser(JsonCalls):
-    """One object per pair of tags; whitespace around a call is dropped."""
+    """Reads one object per pair of tags; whitespace around a call is dropped."""
 
     markers = (OPEN_TAG, CLOSE_TAG)
     signs = Signs(

@@ -18,7 +18,7 @@ _INDEX = rf"[0-9]{{1,4}}{re.escape(ARGUMENTS)}"
 
 
 class KimiK2Parser(JsonCalls):
-    """The id is `functions.NAME:INDEX`; the index counts the calls of the conversation."""
+    """Reads ids `functions.NAME:INDEX`; the index counts the calls of the conversation."""
 
     markers = (SECTION, SECTION_END, CALL, CALL_END, ARGUMENTS)
     signs = Signs(template=(SECTION, CALL, ARGUMENTS))

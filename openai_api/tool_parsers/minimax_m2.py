@@ -14,7 +14,7 @@ _INVOKE = '<invoke name="'
 
 
 class MiniMaxM2Parser(TaggedCalls):
-    """Any number of calls in a section."""
+    """Reads any number of calls in a section."""
 
     markers = (SECTION, SECTION_END)
     signs = Signs(template=("minimax:tool_call", _INVOKE, '<parameter name="'))

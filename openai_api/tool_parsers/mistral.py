@@ -15,7 +15,7 @@ OPEN_TAG = "[TOOL_CALLS]"
 
 
 class MistralParser(JsonCalls):
-    """Both forms; an id between name and arguments is kept."""
+    """Reads both forms; an id between name and arguments is kept."""
 
     markers = (OPEN_TAG, "[ARGS]")
     signs = Signs(template=(OPEN_TAG,), response={"open": OPEN_TAG, "content": "json"})

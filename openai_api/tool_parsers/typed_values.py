@@ -25,7 +25,7 @@ def json_of(text: str, types: frozenset[str]) -> str:
     """Return the JSON of the value that `text` spells; a string if it has none of `types`.
 
     Args:
-        text: as the model wrote it.
+        text: the value as the model wrote it.
         types: see `types_of`; empty if any type is allowed.
     """
     bare = text.strip()

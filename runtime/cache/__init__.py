@@ -1,1 +1,1 @@
-"""Pages of the KV pool and the prefix tree over them; `manager` is the only writer of both."""
+"""Pages of the KV pool and the prefix tree over them; only `manager` writes to pages and tree."""

@@ -29,10 +29,11 @@ class BlockStored(_Event, frozen=True):
     """Blocks were stored, one behind the other.
 
     Attributes:
-        parent_block_hash: of the block before the first; `None` at the beginning of a sequence.
-        token_ids: of all blocks, `block_size` each.
+        parent_block_hash: hash of the block before the first one; `None` at the beginning of a
+            sequence.
+        token_ids: token ids of all blocks, `block_size` ids for each block.
         lora_id: always `None`; adapters have name spaces of their own.
-        medium: where the blocks are.
+        medium: the kind of memory that holds the blocks.
     """
 
     block_hashes: list[int]
@@ -83,9 +84,9 @@ class KVEventLog:
         """Note that the whole pages of `tokens` were stored, and return their hashes.
 
         Args:
-            tokens: `[num_pages * page_size]`.
-            parent: hash of the page before.
-            namespace: of the sequence.
+            tokens: tokens of the stored pages, `[num_pages * page_size]`.
+            parent: hash of the page before the first one.
+            namespace: name space of the sequence.
         """
         hashes, before = [], parent
         for start in range(0, len(tokens), self._page_size):

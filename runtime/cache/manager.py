@@ -31,11 +31,11 @@ class BlockTable:
         pages: `[num_pages]` int32, in sequence order.
         num_shared: the first `num_shared` belong to the tree.
         num_dropped: the first `num_dropped` were freed: their numbers are 0.
-        node: where the shared part ends, locked; `None` when nothing is shared.
+        node: the tree's node at which the shared part ends, locked; `None` when nothing is shared.
         version: grows when an entry of `pages` other than at the end changes, so that device copies
             are renewed. Dropped pages do not count: no kernel reads entries behind a window.
-        state_hold: its hold in the `StatePool`, -1 for none.
-        branch_points: ends of pages, in tokens, at which others part from this sequence.
+        state_hold: the request's hold in the `StatePool`, -1 for none.
+        branch_points: ends of pages, in tokens, after which other sequences differ from this one.
     """
 
     __slots__ = (
@@ -144,7 +144,7 @@ class CacheManager:
         return self.tree.count_pages(tokens, namespace) * self.page_size
 
     def common_prefix(self, tokens: Tokens, namespace: str) -> CommonPrefix:
-        """See `RadixTree.common_prefix`."""
+        """Return the common prefix with the cache; see `RadixTree.common_prefix`."""
         return self.tree.common_prefix(tokens, namespace)
 
     def prefix_break(
@@ -153,7 +153,7 @@ class CacheManager:
         """Return where a prompt leaves the cache, right after `allocate`.
 
         Args:
-            block_table: the request's.
+            block_table: the request's block table.
             tokens: the tree's keys of the whole prompt.
 
         Returns:
@@ -175,7 +175,7 @@ class CacheManager:
         The prefix leaves out at least the last token: its logits must be computed.
 
         Returns:
-            Number of tokens in that prefix.
+            Number of tokens in the prefix.
         """
         assert block_table.num_pages == 0
         if not self.enable_prefix_cache:
@@ -208,14 +208,14 @@ class CacheManager:
     ) -> Sequence[int]:
         """Return where a chunk of a prompt leaves snapshots: ends of pages, in tokens.
 
-        These are the ends of pages at which other sequences part from this one, the last one of the
-        prompt, and the last one of the chunk.
+        The points are the ends of pages after which other sequences differ from this one, the
+        prompt's last end of a page, and the chunk's last end of a page.
 
         Args:
-            block_table: of a model with recurrent states.
-            start: tokens before the chunk.
-            length: tokens of the chunk.
-            num_known: tokens of the sequence that are known.
+            block_table: a block table of a model with recurrent states.
+            start: number of tokens before the chunk.
+            length: number of tokens in the chunk.
+            num_known: number of the sequence's tokens that are known.
         """
         if not self.enable_prefix_cache:
             return ()
@@ -238,12 +238,12 @@ class CacheManager:
         """Give a new request the longest cached prefix and pages for all of its tokens.
 
         Args:
-            block_table: the request's, empty.
+            block_table: the request's block table, which is empty.
             prefix: the tree's keys of the tokens that may come from the cache.
             namespace: prefixes are shared only inside the same namespace.
             num_tokens: number of tokens that need pages.
             num_reserved: pages that must stay available for running requests.
-            free_more: called once if pages are missing; it may free some.
+            free_more: called once if pages are missing; the function may free some pages.
 
         Returns:
             Number of tokens from the cache; `None`, with nothing changed, if pages are missing.
@@ -374,8 +374,9 @@ class CacheManager:
     def distrust(self, block_table: BlockTable, namespace: str) -> None:
         """Free the pages of `block_table`, whose numbers may be wrong.
 
-        Chunks of a prompt of a model with recurrent states are in the tree before the prompt's last
-        one is checked. So its path loses its snapshots, and the pages that nothing else uses.
+        With recurrent states, the tree holds a prompt's earlier chunks before the last chunk is
+        checked. So the path of this prompt loses its snapshots, and the pages that nothing else
+        uses.
         """
         node = block_table.node
         self.release(block_table, np.empty(0, dtype=np.int32), namespace)
@@ -403,15 +404,15 @@ class CacheManager:
             self.states.collect()
 
     def publish_events(self) -> None:
-        """Publish which pages the tree gained and lost since the last call, if anyone wants it."""
+        """Publish which pages the tree gained and lost since the last call, if events are on."""
         if self.tree.events is not None:
             self.tree.events.flush()
 
     def recover(self, block_tables: list[BlockTable]) -> None:
         """Free every page and undo every lock that belongs to none of `block_tables`.
 
-        The tree's pages stay. Call this after an exception: it frees what was taken for a request
-        that is not in `block_tables`. It checks every page, so it takes milliseconds.
+        The tree's pages stay. Call this after an exception: it frees the pages that were taken for
+        a request that is not in `block_tables`. It checks every page, so it takes milliseconds.
         """
         if self.states is not None:
             # This comes first: `lock_only` lists the leaves that may be evicted, and none that is

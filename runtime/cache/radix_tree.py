@@ -28,7 +28,8 @@ class RadixNode:
     """A node and the edge from `parent` to it: `tokens` (whole pages), stored in `pages`.
 
     A root has no parent and no tokens; it is the root of `namespace`. `snapshot` is the slot of the
-    recurrent states at the node's end, 0 for none; `num_pins` counts who reads it (`Snapshots`).
+    recurrent states at the node's end, 0 for none; `num_pins` counts the running requests that read
+    the snapshot (`Snapshots`).
     """
 
     __slots__ = (
@@ -139,8 +140,8 @@ class RadixTree:
     def common_after(self, node: RadixNode, rest: Tokens) -> CommonPrefix:
         """Return how far `rest` agrees with the cached sequences that continue at `node`.
 
-        Where many continue with different pages, none of these is looked at: the common part ends
-        there.
+        If many cached sequences continue with different pages at some point, none of these pages is
+        compared: the common part ends before them.
         """
         return self._common(node, rest, most_compared=_MAX_COMPARED)
 
@@ -172,8 +173,8 @@ class RadixTree:
     def insert(self, tokens: Tokens, pages: Pages, namespace: str) -> PrefixMatch:
         """Add `tokens` (whole pages, stored in `pages`) to the tree.
 
-        If the tree already has a prefix, its own pages stay. The returned match has them, and the
-        caller frees its duplicates.
+        If the tree already has a prefix, the tree's own pages stay. The returned match has those
+        pages, and the caller frees its duplicates.
         """
         match = self.match(tokens, namespace)
         num_known = len(match.pages)
@@ -230,7 +231,7 @@ class RadixTree:
     def evict(self, num_pages: int) -> Pages:
         """Remove least recently used unlocked leaves until `num_pages` are free; returns the pages.
 
-        Returns fewer if the rest is locked.
+        Fewer pages are returned if the rest is locked.
         """
         freed: list[Pages] = []
         num_freed = 0
@@ -263,7 +264,7 @@ class RadixTree:
         Snapshots that running requests read stay.
 
         Returns:
-            The pages of what was removed.
+            The pages of the removed part.
         """
         freed = [EMPTY_PAGES]
         while node.parent is not None:

@@ -25,7 +25,7 @@ class Snapshots:
     """
 
     def __init__(self) -> None:
-        """Start without any."""
+        """Start without snapshots."""
         self.freed: list[int] = []
         self.num_pinned = 0
         self._nodes: dict[RadixNode, None] = {}
@@ -77,8 +77,9 @@ class Snapshots:
     def evict(self) -> int | None:
         """Remove one snapshot that is not pinned and return its slot; `None` if there is none.
 
-        What counts is how many tokens a snapshot saves beyond the one before it, among those that
-        were unused for the longest time: a snapshot just behind another one goes early.
+        Candidates are the snapshots that were unused for the longest time. The snapshot that saves
+        the fewest tokens beyond its predecessor goes first, so a snapshot just behind another one
+        goes early.
         """
         unpinned = (node for node in self._nodes if not node.num_pins)
         oldest = list(islice(unpinned, NUM_COMPARED))

@@ -1,12 +1,12 @@
 """Slots of recurrent states: those of running requests, and snapshots in the prefix tree.
 
 A slot has the states of all recurrent layers after some number of tokens of a sequence. A step
-reads each sequence's state in one slot and writes the new one to another, so a step that fails or
-whose token is dropped leaves the state that it read. A new slot is also how branches part: each
-reads the same snapshot and writes to a slot of its own.
+reads each sequence's state in one slot and writes the new state to another slot. So a step that
+fails, or whose token is dropped, leaves the state that it read. Sequences that branch read the same
+snapshot, and each of them writes to a slot of its own.
 
 Every slot is in exactly one place: free, in a running request's hold, or a snapshot in the tree.
-Requests come first: snapshots only use what holds do not claim.
+Requests come first: snapshots only use slots that no hold claims.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StatePool:
 
     @property
     def num_snapshots(self) -> int:
-        """Slots that the tree has."""
+        """Slots that hold the tree's snapshots."""
         return len(self._tree.snapshots)
 
     @property
@@ -93,8 +93,9 @@ class StatePool:
             holds: `[num_seqs]`, the hold of each sequence.
             starts: `[num_seqs]`, tokens that its current state has seen.
             lens: `[num_seqs]`, new tokens.
-            points: index of a sequence, and numbers of its tokens after which a snapshot is wanted:
-                ends of pages within its new tokens. One that finds no slot is left out.
+            points: by index of a sequence, the numbers of its tokens after which a snapshot is
+                wanted. They are ends of pages within its new tokens. A snapshot for which no slot
+                is free is left out.
         """
         if self._nodes:
             self._return_snapshots(dict(zip(holds.tolist(), starts.tolist(), strict=True)))
@@ -176,9 +177,9 @@ class StatePool:
         """Put a hold's states at ends of pages of `tokens` into the tree, which has those pages.
 
         Args:
-            hold: stays valid.
+            hold: the hold whose states are shared; it stays valid.
             tokens: the sequence's tokens that are computed and in the tree.
-            namespace: of the tree.
+            namespace: the tree's name space for the sequence.
             is_over: whether no step of this hold follows; then its latest state at the end of a
                 page is shared, too.
         """

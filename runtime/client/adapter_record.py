@@ -19,16 +19,17 @@ class Adapter:
 
     Attributes:
         adapter_id: a number that no other adapter ever gets, also none of the same name.
-        name: by which requests ask for it.
-        path: as it was given; empty for tensors that were sent.
-        folder: where the workers read it.
-        rank: the largest of its matrices'.
-        pinned: whether it stays in the workers' memory, and on the device once it is there, until
-            it is unloaded.
-        is_loaded: whether the workers have it; if not, it is loaded again when a request asks.
-        is_leaving: whether it is being unloaded; new requests are refused.
-        used_at: grows with each request.
-        num_requests: admitted so far.
+        name: the name by which requests ask for the adapter.
+        path: the path as it was given; empty if the tensors were sent instead.
+        folder: the folder from which the workers read the adapter.
+        rank: the largest rank of its matrices.
+        pinned: whether the adapter stays in the workers' memory, and on the device once it is
+            there, until it is unloaded.
+        is_loaded: whether the workers have it; if not, it is loaded again when a request asks for
+            it.
+        is_leaving: whether the adapter is being unloaded; new requests for it are refused.
+        used_at: a count of all adapters' uses, taken at the latest request for this adapter.
+        num_requests: number of its requests that were admitted so far.
     """
 
     adapter_id: int
@@ -44,7 +45,7 @@ class Adapter:
 
     @property
     def message(self) -> LoadAdapter:
-        """What has the workers load it."""
+        """The message that makes the workers load the adapter."""
         return LoadAdapter(self.adapter_id, str(self.folder), self.pinned)
 
 
@@ -52,11 +53,11 @@ class AdapterRecord:
     """All adapters by name.
 
     Attributes:
-        is_enabled: whether the workers have room for any.
+        is_enabled: whether the workers have room for adapters.
     """
 
     def __init__(self) -> None:
-        """Start without any."""
+        """Start without adapters."""
         self.is_enabled = False
         self._by_name: dict[str, Adapter] = {}
         self._ids = itertools.count(1)
@@ -82,7 +83,7 @@ class AdapterRecord:
         return {adapter.name: adapter.path for adapter in self.named()}
 
     def loaded(self) -> list[Adapter]:
-        """Those that the workers have."""
+        """The adapters that the workers have loaded."""
         return [adapter for adapter in self._by_name.values() if adapter.is_loaded]
 
     def add(self, adapter: Adapter) -> None:
@@ -98,8 +99,8 @@ class AdapterRecord:
         """Return the adapter that a request names.
 
         Raises:
-            InvalidRequest: there is none, or it is being unloaded; the message lists those there
-                are.
+            InvalidRequest: there is no such adapter, or it is being unloaded; the message lists the
+                adapters that there are.
         """
         if not self.is_enabled:
             raise InvalidRequest(f"{param}: {DISABLED}.", param=param)
@@ -129,5 +130,5 @@ class AdapterRecord:
         raise InvalidRequest("The request's adapter was unloaded meanwhile.", param="lora_path")
 
     def messages(self) -> Iterable[LoadAdapter]:
-        """What a restarted worker must load."""
+        """The messages that make a restarted worker load the adapters."""
         return [adapter.message for adapter in self.loaded()]

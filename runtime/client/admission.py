@@ -26,8 +26,8 @@ class EngineLimits:
         max_total_num_tokens: capacity of the KV pool, tokens.
         vocab_size: width of the logits; every token id is below it.
         allow_auto_truncate: shorten instead of refusing.
-        hidden_size: numbers of a token's embedding and of its hidden state.
-        token_size: numbers of a token's vector, for a model that gives vectors.
+        hidden_size: length of a token's embedding and of its hidden state.
+        token_size: length of a token's vector, for a model that gives vectors.
         gives: kind of the model's output.
         experts_per_token: experts that compute one token, summed over all layers.
         vision: how the model takes images; `None` if it takes none.
@@ -119,8 +119,8 @@ class Admitted(NamedTuple):
 
     Attributes:
         input_ids: the prompt, cut if that is allowed.
-        packed: the same as int32 bytes.
-        max_new_tokens: the requested number, or as many as fit.
+        packed: the prompt's ids as int32 bytes.
+        max_new_tokens: the requested number of tokens, or as many as fit.
     """
 
     input_ids: list[int]

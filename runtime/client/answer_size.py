@@ -33,8 +33,8 @@ def check_answer_size(inputs: Sequence[GenerationInput], limits: EngineLimits) -
     """Refuse the samples of one request if they, or their answers, might be too large together.
 
     Raises:
-        InvalidRequest: more than `MAX_NUMBERS`, `MAX_PROMPT_TOKENS` or `MAX_PIXEL_BYTES`; the
-            message has the bound and the request's number.
+        InvalidRequest: the samples or their answers exceed `MAX_NUMBERS`, `MAX_PROMPT_TOKENS` or
+            `MAX_PIXEL_BYTES`; the message has the bound and the request's number.
     """
     num_prompt = sum(len(item.input_ids) for item in inputs)
     if num_prompt > MAX_PROMPT_TOKENS:

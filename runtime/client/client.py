@@ -219,8 +219,8 @@ class EngineClient:
 
         Args:
             input_ids: the prompt.
-            spec: its parameters, checked. `max_new_tokens` may be `None` (as much as fits); a
-                number that the client set and that does not fit is refused instead of cut.
+            spec: the request's parameters, checked. `max_new_tokens` may be `None` (as many as
+                fit). A number that the client set and that does not fit is refused, not cut.
 
         Raises:
             TooLong: the request can never fit.
@@ -345,7 +345,7 @@ class EngineClient:
             link.send(message)
 
     def repeat_options(self, rank: int) -> None:
-        """Send a replica's restarted scheduler changed options, and the adapters there are."""
+        """Send a replica's restarted scheduler the changed options and the loaded adapters."""
         self.calls.repeat_options(rank)
         for load in self.adapters.messages():
             self.links[rank].send(WeightCall(next(self._ids), load))
@@ -410,7 +410,7 @@ class EngineClient:
     def interrupt(self, rank: int, why: str, *, keeps_weights: bool, counts: bool = True) -> None:
         """Hold the streams of a replica, one of whose processes ended, or end them with an error.
 
-        They go on when a process takes them; see `Outgoing.interrupt`.
+        The requests go on when a process takes them; see `Outgoing.interrupt`.
 
         Args:
             rank: the replica, which is not ready now.

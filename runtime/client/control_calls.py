@@ -124,7 +124,7 @@ class ControlCalls:
 
         Args:
             input_ids: the prompt.
-            namespace: as in a request; only the tenant's own prefixes are matched.
+            namespace: the name space, as in a request; only the tenant's own prefixes are matched.
             images: the prompt's images; their pixels are not sent.
 
         Raises:

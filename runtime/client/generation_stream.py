@@ -40,7 +40,7 @@ class GenerationChunk:
         text: new characters.
         token_ids: new tokens.
         finish_reason: set on the last chunk.
-        prompt_tokens, cached_tokens: of the whole request, the same in every chunk.
+        prompt_tokens, cached_tokens: counts of the whole request, the same in every chunk.
         num_retractions: times the request was retracted and recomputed, known with the last chunk.
         extras: reports of extras, in order, which each extra's own code reads. After a stop string,
             some may be about tokens after the last of `token_ids`.
@@ -105,14 +105,16 @@ class StreamState:
     """Unread output of a request in flight; private to the client.
 
     Attributes:
-        request: what was sent, or will be; its id changes when another process takes it over.
+        request: the message that was sent, or will be; its id changes when another process takes
+            the request over.
         name: the tenant, and the request's `rid`.
         grammar: key and compiled form; `None` for free text.
         sent_ids: int32 bytes, all output tokens that have arrived here, read or not.
-        num_shown: characters that arrived with them.
-        is_resumed: whether a process that ran it has died.
-        num_deaths: how many processes died while they ran it.
-        held_since: `time.monotonic()` of that death while no new output has arrived; else 0.
+        num_shown: characters of text that arrived with those tokens.
+        is_resumed: whether a process that ran the request has died.
+        num_deaths: how many processes died while they ran the request.
+        held_since: `time.monotonic()` of the latest such death, while no new output has arrived;
+            else 0.
     """
 
     request: GenerateRequest
@@ -143,26 +145,26 @@ class StreamState:
 
     @property
     def request_id(self) -> int:
-        """The request's."""
+        """The id of the request."""
         return self.request.request_id
 
     @property
     def adapter_id(self) -> int:
-        """See `RowSpec`."""
+        """The id of the request's adapter; see `RowSpec`."""
         return self.request.spec.row.adapter_id
 
     @property
     def is_open(self) -> bool:
-        """Whether it has neither an end nor an error."""
+        """Whether the stream has neither an end nor an error."""
         return self.finish_reason is None and self.error is None
 
     def fail(self, error: HeadraceError) -> None:
-        """End with an error."""
+        """End the stream with an error."""
         self.error = error
         self.wake.set()
 
     def join_link(self) -> None:
-        """Count among the requests of the replica."""
+        """Count this stream among the requests of its replica."""
         self.link.num_in_flight += 1
         self.link.num_prompt_tokens += self.prompt_tokens
 
@@ -176,7 +178,7 @@ class StreamOwner(Protocol):
     """The interface of the client that a stream uses."""
 
     def abort_ids(self, request_ids: list[int]) -> None:
-        """Abort by internal id."""
+        """Abort requests by their internal ids."""
         ...
 
     def forget(self, request_id: int) -> None:

@@ -1,8 +1,9 @@
 """Requests that are admitted and not at a scheduler, and how they get there.
 
-Their grammar compiles, the gate is closed, or no process takes them. The requests of a process that
-dies come back here. Each goes on from the tokens that its reader has, as a retracted one does, once
-a process takes it: sampling depends on the seed and the position alone.
+A request waits here while its grammar compiles, the gate is closed, or no process takes it. The
+requests of a process that dies come back here. Once a process takes such a request, it goes on from
+the tokens that its reader has, as a retracted request does: sampling depends on the seed and the
+position alone.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Outgoing:
         gate: keeps requests back while weights change or generation is paused.
         streams: every stream in flight, by the id of its request; shared with the client.
         num_resumed: requests that went on in another process.
-        on_pause: receives how long such a request had no process, in seconds.
+        on_pause: receives how long a resumed request had no process, in seconds.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Outgoing:
         """Send the requests of `streams`.
 
         Args:
-            streams: as above.
+            streams: every stream in flight; see the attribute.
             router: chooses another replica for a request whose own one is away.
             new_id: returns an unused request id.
             max_resumes: deaths that a request survives; the next one ends it.
@@ -85,7 +86,7 @@ class Outgoing:
 
     @property
     def unsent(self) -> set[int]:
-        """Ids of the requests that are here."""
+        """Ids of the requests that wait here."""
         return self._compiling | self.gate.held() | self._waiting.keys()
 
     # ---- on the way ----
@@ -158,7 +159,7 @@ class Outgoing:
         self.gate.drop(request_id)
 
     def abort(self, request_ids: Iterable[int], message: str) -> None:
-        """End requests that are here."""
+        """End requests that wait here."""
         for request_id in request_ids:
             self.drop(request_id)
             stream = self.streams.get(request_id)

@@ -20,14 +20,15 @@ class RequestRecord:
     """One request, from its arrival to its last chunk; times are `time.monotonic()`.
 
     Attributes:
-        input_ids, sampling: as requested; without ids if embeddings were sent.
+        input_ids, sampling: the prompt's ids and the sampling parameters as requested; no ids if
+            embeddings were sent.
         admitted_at: when the request left the queue; `None` if it never did.
         first_token_at: when the first token was read here, or, if the answer is not streamed, when
             it was generated.
         outcome: how the request ended; `disconnect` if it was not read to the end.
         token_gaps: (seconds, tokens) for each chunk after the first.
         text: pieces of the output, if the client keeps them.
-        context: the HTTP request that it belongs to, if any.
+        context: the HTTP request that this request belongs to, if any.
     """
 
     rid: str

@@ -65,10 +65,10 @@ class Router:
         """Return `rank`, or the best replica that is ready; at least one must be ready.
 
         Args:
-            input_ids: int32 bytes.
+            input_ids: the prompt's ids, int32 bytes.
             namespace: namespace of the prefix cache.
             rank: the replica that the caller chose; `None` for any.
-            images: of the prompt.
+            images: images of the prompt.
         """
         if len(self._links) == 1:
             return self._links[0]

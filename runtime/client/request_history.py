@@ -1,4 +1,4 @@
-"""What happened to each request, for the last ones: the front's half, joined with the worker's."""
+"""Keeps what happened to the last requests: the front's times, joined with the worker's times."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class RequestTrace:
 
     Attributes:
         name: the tenant, and the request's `rid`.
-        arrival: of the HTTP request, if there was one.
-        request_id: the engine's; it changes when another process takes the request over.
-        admitted_at: the client took it.
-        held_s: seconds before it was sent, by reason.
-        sent_at: it was sent to a scheduler, for the last time.
+        arrival: when the HTTP request arrived, if there was one.
+        request_id: the engine's id; it changes when another process takes the request over.
+        admitted_at: when the client took the request.
+        held_s: seconds that the request was held before it was sent, by reason.
+        sent_at: when the request was last sent to a scheduler.
         lost_s: seconds at processes that died.
-        num_resumes: how many did.
-        first_token_at: the detokenizer got the first token.
-        first_at, finished_at: its first and its last text arrived.
-        outcome: how it ended; empty while it runs.
+        num_resumes: number of processes that died while they ran the request.
+        first_token_at: when the detokenizer got the first token.
+        first_at, finished_at: when the first and the last text arrived.
+        outcome: how the request ended; empty while it runs.
         worker: times of the last process; `None` until that process has told them.
         break_ids: int32 bytes, tokens around the place where the prompt left the cache.
-        num_before: how many of them are before that place.
-        system: key of its system message in `RequestHistory`; 0 for none.
-        system_text: that message, as long as the prompt's tokens are kept.
+        num_before: how many of those tokens are before that place.
+        system: key of the request's system message in `RequestHistory`; 0 for none.
+        system_text: text of the system message, which is kept as long as the prompt's tokens.
     """
 
     __slots__ = (
@@ -113,7 +113,7 @@ class RequestTrace:
         self.finished_at = self.finished_at or time.monotonic()
 
     def tell(self, times: WorkerTimes) -> None:
-        """Join the worker's half; the prompt is not needed any longer."""
+        """Join the times that the worker reports; the prompt is not needed any longer."""
         self.worker = times
         if times.prefix is not None:
             first = max(times.prefix.index - SHOWN_TOKENS, 0)
@@ -138,7 +138,7 @@ class RequestHistory:
         self._num_system_chars = 0
 
     def begin(self, trace: RequestTrace) -> None:
-        """Add a request that was taken; without this it is not kept."""
+        """Add a request that the client has taken; only requests that were added are kept."""
         self._running[trace.request_id] = trace
 
     def rename(self, trace: RequestTrace, request_id: int) -> None:
@@ -163,7 +163,7 @@ class RequestHistory:
             self._untold.popleft().forget_prompt()
 
     def on_times(self, ended: Iterable[WorkerTimes]) -> None:
-        """Join what a worker tells with the traces it is about."""
+        """Join the times that a worker reports with the traces of their requests."""
         for times in ended:
             trace = self._running.get(times.request_id) or self._ended.get(times.request_id)
             if trace is not None:

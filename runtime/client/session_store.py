@@ -71,9 +71,9 @@ class Turn:
     """A request of a session.
 
     Attributes:
-        num_kept: tokens of the parent's context with which its prompt begins.
-        tokens: tokens that it added.
-        output: tokens that it generated.
+        num_kept: number of tokens of the parent's context with which the prompt begins.
+        tokens: tokens that the request added.
+        output: tokens that were generated for the request.
     """
 
     session: Session
@@ -111,7 +111,7 @@ class Session:
 
     Attributes:
         turns: the session's requests by name, in order.
-        num_tokens: tokens stored for all of them.
+        num_tokens: number of tokens stored for all turns.
         used_at: when the session was last used, by `clock`.
     """
 
@@ -247,7 +247,7 @@ class Sessions:
         """Forget a session; its running requests go on. Return whether it was open.
 
         Raises:
-            UnknownSession: it was not open, and several tenants share this server.
+            UnknownSession: the session was not open, and several tenants share this server.
         """
         was_open = self._own().pop(session_id, None) is not None
         if self._has_tenants and not was_open:

@@ -38,7 +38,7 @@ class WeightState:
         )
 
     def restarted(self) -> None:
-        """Note that a worker was restarted: it has its memory, and the weights of its files."""
+        """Note that a worker was restarted: it has all its memory, and the weights of its files."""
         self.released = frozenset()
         if self.version != self.restart_version:
             logger.error(
@@ -74,7 +74,7 @@ class RequestGate:
 
     @property
     def reason(self) -> Hold:
-        """Why the gate is closed: one reason, the one with which the longest wait begins."""
+        """One reason why the gate is closed: an update first, then a session, then a pause."""
         if UPDATE in self._reasons:
             return "disk" if self._reads_disk else "update"
         return "session" if SESSION in self._reasons else "pause"
@@ -107,7 +107,7 @@ class RequestGate:
         return self._held.pop(request_id, None) is not None
 
     def close(self, reason: str, *, reads_disk: bool = False) -> None:
-        """Keep new requests waiting because of `reason`, which may be that files are read."""
+        """Keep new requests waiting because of `reason`; `reads_disk` if an update reads files."""
         self._reads_disk = self._reads_disk or reads_disk
         self._reasons.setdefault(reason, time.monotonic())
 

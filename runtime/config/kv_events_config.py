@@ -16,15 +16,16 @@ MAX_PORT = 65535
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What vLLM's and SGLang's option of the same name holds.
+    """The settings in the option, which has the same name and form in vLLM and SGLang.
 
     Attributes:
         publisher: `zmq`, or `null` for no events.
         enable_kv_cache_events: vLLM's switch; `false` means no events, too.
         endpoint: where events are published. Another copy of the model (`--dp-size`) adds its
             number to the port.
-        replay_endpoint: where subscribers ask for batches that they missed; none when absent.
-        buffer_steps: batches kept for them.
+        replay_endpoint: where subscribers ask for batches that they missed; absent for no such
+            endpoint.
+        buffer_steps: number of batches kept for subscribers that missed some.
         hwm: most batches that wait for a slow subscriber; further ones are dropped for it.
         max_queue_size: accepted for compatibility.
         topic: first frame of each message.
@@ -48,7 +49,7 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             dp_size: copies of the model, each of which has endpoints of its own.
 
         Raises:
-            StartupError: it is not such a JSON object, or a value is out of bounds.
+            StartupError: the text is not such a JSON object, or a value is out of bounds.
         """
         if text is None:
             return None

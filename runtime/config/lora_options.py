@@ -1,4 +1,4 @@
-"""Options of adapters (LoRA), and what a worker gets of them."""
+"""Options of adapters (LoRA), and the bounds that a worker gets from them."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ class LoraLimits:
     """Room for adapters (LoRA).
 
     Attributes:
-        max_per_batch: different adapters of one step, which is also how many the device holds.
-        max_rank: of any adapter.
+        max_per_batch: most different adapters of one step, which is also the number of slots on the
+            device.
+        max_rank: the largest rank of any adapter.
         target_modules: kinds of modules that adapters may change, such as `q_proj`.
         evicts_oldest: whether the adapter that came first makes room for another one, instead of
             the one that was unused for the longest time.

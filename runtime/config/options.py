@@ -372,7 +372,7 @@ class WorkerConfig:
         tp_size: processes that share each layer; this one starts the others.
         ep_size: 1, or `tp_size` where each of those processes holds whole experts.
         dp_size: replicas like this one on this machine.
-        dp_rank: which of them this is.
+        dp_rank: the number of this replica among them, from 0.
         gpu_ids: the visible GPUs, as `CUDA_VISIBLE_DEVICES` names them; empty for all.
         node: how this node reaches the others; `None` if the worker is on one node.
         lora: room for adapters; `None` for none.

@@ -133,7 +133,7 @@ class TensorGroup:
 
         Args:
             rank: number of this rank, below `size`.
-            size: at least 2.
+            size: the number of ranks, at least 2.
             device: this rank's device.
             meeting: where the ranks meet: a file that does not exist yet, the same for every rank;
                 or, on several nodes, rank 0's listening socket.
@@ -165,7 +165,7 @@ class TensorGroup:
             self._one_shot = None
 
     def place(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
-        """Return `[num_rows, width]` for the next `all_reduce`; None if any tensor will do."""
+        """Return a tensor `[num_rows, width]` for the next `all_reduce`; None if any will do."""
         return None if self._one_shot is None else self._one_shot.place((num_rows, width), dtype)
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class TensorGroup:
         return x.copy_(total.view(x.shape))
 
     def gather_columns(self, x: Tensor) -> Tensor:
-        """Concatenate the ranks' `[num_rows, width]` to `[num_rows, size * width]`, by rank."""
+        """Concatenate the ranks' tensors `[num_rows, width]` to `[num_rows, size * width]`."""
         num_rows, width = x.shape
         parts = x.new_empty(self.size * num_rows, width)
         _gather(parts, x.contiguous())

@@ -50,8 +50,8 @@ async def aside(weighed: object, work: Callable[P, T], *args: P.args, **kwargs: 
     Args:
         weighed: value whose size determines the time of `work`.
         work: plain Python that reads no context variable.
-        *args: for `work`.
-        **kwargs: for `work`.
+        *args: arguments for `work`.
+        **kwargs: keyword arguments for `work`.
 
     Raises:
         Overloaded: too much work of this kind waits.

@@ -33,7 +33,7 @@ _top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class IgnoredFields:
-    """The names of one request.
+    """The names of the fields of one request that the server ignores.
 
     Attributes:
         names: names of ignored fields, in the body's order.
@@ -85,8 +85,8 @@ def unknown_fields(body: bytes, decoder_type: Any) -> list[str]:
 
     Args:
         body: valid JSON.
-        decoder_type: the type it was decoded into; for types other than structs, no key counts as
-            unknown.
+        decoder_type: the type that `body` was decoded into; for types other than structs, no key
+            counts as unknown.
     """
     known = _known_fields(decoder_type)
     if known is None:
@@ -110,7 +110,7 @@ def note_ignored(names: Iterable[str]) -> None:
 def strict_decoder(decoder_type: Any) -> msgspec.json.Decoder[Any] | None:
     """A decoder that refuses unknown keys of the struct `decoder_type`; `None` for other types.
 
-    It returns instances of a subclass, so that nothing is read twice to find those keys.
+    The decoder returns instances of a subclass, so that nothing is read twice to find those keys.
     """
     if _known_fields(decoder_type) is None:
         return None

@@ -82,7 +82,7 @@ def decode_large(
         unknown: list to which names of ignored fields are added.
 
     Raises:
-        InvalidBody: see `read_json`.
+        InvalidBody: for the reasons of `read_json`.
     """
     rest, lists = split_lists(body, decoder.type, piece_bytes, window)
     decoded = decode_body(bytes(rest), decoder, unknown)
@@ -99,11 +99,11 @@ def decode_body(
     Args:
         body: the JSON.
         decoder: decodes it.
-        unknown: the names of ignored fields are added to it.
+        unknown: list to which names of ignored fields are added.
 
     Raises:
-        InvalidBody: not JSON, a value of the wrong type (the message has its JSON path), a repeated
-            key, or too deep nesting.
+        InvalidBody: the body is not JSON, or has a value of the wrong type (the message has its
+            JSON path), a repeated key, or too deep nesting.
     """
     try:
         decoded = _decode_noting(body, decoder, unknown)

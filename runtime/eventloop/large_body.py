@@ -71,7 +71,8 @@ def split_lists(
         `struct`.
 
     Raises:
-        InvalidBody: not JSON, or more numbers, strings, lists and objects than a request may have.
+        InvalidBody: the body is not JSON, or has more numbers, strings, lists and objects than a
+            request may have.
     """
     if len(body) <= piece_bytes:
         return body, {}

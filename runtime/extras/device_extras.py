@@ -24,11 +24,11 @@ def _as_they_are(_: int, arrays: list[NDArray[Any]]) -> bytes:
 
 @dataclass
 class Gathered:
-    """Numbers of `n` positions, on the device or on their way to the host.
+    """Values of `n` positions, on the device or on their way to the host.
 
     Attributes:
         rows: `[n]` int64 on the host, the row of each position; positions of a row are adjacent.
-        tensors: `[n, ...]` each.
+        tensors: the values, tensors of shape `[n, ...]`.
         pack: makes a row's block. It takes the index in `rows` of the row's first position, and the
             row's part of each tensor; by default it concatenates their bytes.
     """
@@ -109,7 +109,7 @@ class DeviceExtra:
     No method waits for the device, and rows without the extra cost no time.
 
     Attributes:
-        reads: the data that it reads of each sample.
+        reads: the data that the extra reads of each sample.
     """
 
     reads: ClassVar[Reads]

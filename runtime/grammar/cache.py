@@ -13,7 +13,7 @@ _OVERHEAD_BYTES = 64 * 1024
 
 
 def with_size(content: bytes, loaded_bytes: int) -> bytes:
-    """Return a compiled grammar's message: the memory that it takes once loaded, then `content`."""
+    """Return a compiled grammar's message: the grammar's memory once loaded, then `content`."""
     return (loaded_bytes + _OVERHEAD_BYTES).to_bytes(_SIZE_BYTES, "little") + content
 
 

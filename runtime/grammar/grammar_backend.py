@@ -61,7 +61,8 @@ class GrammarBackend(Protocol[M]):
         """Write which tokens are allowed next in each output.
 
         Args:
-            matchers: `[n]`, none of them terminated; not advanced.
+            matchers: the outputs' matchers, `[n]`, none of which has terminated; they are not
+                advanced.
             words: `[n, ceil(vocab_size / 32)]` int32, overwritten; bit `i % 32` of word `i // 32`
                 stands for token `i`.
         """

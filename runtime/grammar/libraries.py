@@ -1,6 +1,6 @@
 """Both grammar libraries as one back end.
 
-A constraint that one cannot follow exactly goes to the other.
+A constraint that one library cannot follow exactly goes to the other library.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Followed:
 
 
 class GrammarLibraries:
-    """See `runtime.grammar.grammar_backend.GrammarBackend`.
+    """Several grammar libraries as one `runtime.grammar.grammar_backend.GrammarBackend`.
 
     Attributes:
         names: names of the libraries; the first one is tried first.
@@ -73,12 +73,12 @@ class GrammarLibraries:
         libraries: Mapping[str, GrammarBackend[Any]],
         later: Mapping[str, Make] = MappingProxyType({}),
     ) -> None:
-        """Use at least one library, in their order.
+        """Use at least one library; the first ones are tried first.
 
         Args:
             libraries: loaded libraries.
-            later: libraries that are loaded once the others cannot compile a constraint: one of
-                them needs 240 MB for a vocabulary of 150,000 tokens.
+            later: libraries that are loaded once the others cannot compile a constraint: one of the
+                libraries needs 240 MB for a vocabulary of 150,000 tokens.
         """
         self._libraries = dict(libraries)
         self._later = dict(later)

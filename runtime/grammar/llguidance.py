@@ -100,7 +100,7 @@ class _Vocabulary:
 
 
 class LLGuidanceMatcher:
-    """See `runtime.grammar.grammar_backend.Matcher`."""
+    """A `runtime.grammar.grammar_backend.Matcher` of llguidance."""
 
     def __init__(self, inner: LLMatcher, eos_token_ids: frozenset[int]) -> None:
         """Wrap the library's object."""
@@ -133,7 +133,7 @@ class LLGuidanceMatcher:
 
 
 class LLGuidanceBackend:
-    """See `runtime.grammar.grammar_backend.GrammarBackend`."""
+    """llguidance as a `runtime.grammar.grammar_backend.GrammarBackend`."""
 
     def __init__(self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]) -> None:
         """Read the tokenizer's vocabulary."""

@@ -38,7 +38,7 @@ def parse_json(text: str, name: str) -> Any:
     """Read JSON of bounded size.
 
     Raises:
-        InvalidRequest: too long, too deep, or not JSON.
+        InvalidRequest: the text is too long, too deep, or not JSON.
     """
     encoded = text.encode("utf-8", "surrogatepass")
     if len(encoded) > MAX_JSON_BYTES:
@@ -285,7 +285,7 @@ def check_well_formed(schemas: Iterable[tuple[Any, str]]) -> None:
         schemas: schemas with their names for errors; their sizes are added up.
 
     Raises:
-        InvalidRequest: with the place in the schema.
+        InvalidRequest: a schema is refused; the message names the place in the schema.
     """
     left = MAX_SCHEMA_NODES
     for schema, name in schemas:
@@ -298,6 +298,6 @@ def check_schema(schema: Any, name: str = "json_schema") -> None:
     """Refuse a schema that is invalid, too large, or would not be followed exactly.
 
     Raises:
-        InvalidRequest: with the place in the schema.
+        InvalidRequest: a schema is refused; the message names the place in the schema.
     """
     _Check(schema, name).run()

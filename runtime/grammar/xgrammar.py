@@ -1,6 +1,6 @@
 """The `xgrammar` library.
 
-It is large, so only the compiler process and the worker import this module.
+The library is large, so only the compiler process and the worker import this module.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _COMPILE_AGAIN_S = 0.25
 
 
 class XGrammarMatcher:
-    """See `runtime.grammar.grammar_backend.Matcher`.
+    """A `runtime.grammar.grammar_backend.Matcher` of xgrammar.
 
     Attributes:
         blanks: number of blanks at the end of the output, if it is bounded.
@@ -84,7 +84,7 @@ class _Loaded(NamedTuple):
 
 
 class XGrammarBackend:
-    """See `runtime.grammar.grammar_backend.GrammarBackend`."""
+    """xgrammar as a `runtime.grammar.grammar_backend.GrammarBackend`."""
 
     def __init__(
         self,

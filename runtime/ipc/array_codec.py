@@ -17,7 +17,7 @@ def encode_array(value: object) -> bytes:
     """An `enc_hook` for msgspec.
 
     Raises:
-        NotImplementedError: not an array of one dimension.
+        NotImplementedError: the value is not an array of one dimension.
     """
     if isinstance(value, np.ndarray) and value.ndim == 1:
         return value.tobytes()

@@ -67,7 +67,8 @@ class ForkServer:
         """Run one job; blocks.
 
         Args:
-            parts: of the job, sent one after the other, so that large parts need not be copied.
+            parts: the job's parts, which are sent one after the other, so that large parts need not
+                be copied.
 
         Raises:
             EngineDead: the process died, and so did the one after it.
@@ -149,7 +150,7 @@ def serve(
     Args:
         work: called in a fork; makes the answer to a job.
         answer: called in this process; makes the reply to the front from a fork that has ended.
-        limits: of each fork.
+        limits: the limits of each fork.
         max_parallel: most forks at a time.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system; the C library's allocator keeps it."""
+"""Returns freed memory to the system; the C library's allocator would keep the memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 
 
 def return_freed_memory() -> None:
-    """Return it, if the C library can; takes milliseconds for each 100 MB."""
+    """Return freed memory if the C library can; this takes milliseconds for each 100 MB."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -43,7 +43,7 @@ class KVPublisher:
         """Bind the endpoints.
 
         Raises:
-            StartupError: one cannot be bound; one line.
+            StartupError: an endpoint cannot be bound; the message is one line.
         """
         self._topic = config.topic.encode()
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)

@@ -49,10 +49,10 @@ class ForkEnd:
     """The result of a fork.
 
     Attributes:
-        answer: the result of its work; empty if it ended before.
-        status: from `os.wait4`.
-        timed_out: whether it was killed because its time was over.
-        got_no_processor: whether the machine was too busy to give it its processor time.
+        answer: the result of the work; empty if the fork ended before.
+        status: the exit status from `os.wait4`.
+        timed_out: whether the fork was killed because its time was over.
+        got_no_processor: whether the machine was too busy to give the fork its processor time.
     """
 
     answer: bytes
@@ -120,7 +120,7 @@ class LimitedForks:
     def add(
         self, work: Callable[[], bytes], limits: ForkLimits, done: Callable[[ForkEnd], None]
     ) -> None:
-        """Run `work` in a fork as soon as one is free, then call `done` in this process."""
+        """Run `work` in a fork as soon as a place is free, then call `done` in this process."""
         self._waiting.append((work, limits, done))
         self._start()
 

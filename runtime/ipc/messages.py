@@ -41,7 +41,8 @@ class GenerateRequest(_Message, frozen=True):
     Attributes:
         input_ids: little-endian int32 bytes, checked against the logits' width.
         spec: the request; its `max_new_tokens` is set and fits the context, its `seed` is set.
-        arrival: `time.monotonic()` at the front, comparable across processes of one machine.
+        arrival: when the request came to the front, `time.monotonic()`, comparable across processes
+            of one machine.
         grammar_key: key of the compiled grammar that the output follows; empty for free text.
         grammar: the compiled grammar; only when the scheduler does not have it.
         is_resumed: whether an earlier process accepted the request and died; its queue bound does
@@ -91,8 +92,8 @@ class MatchPrefix(_Message, frozen=True):
 
     Attributes:
         input_ids: little-endian int32 bytes.
-        namespace: of the prefix cache.
-        images: of the prompt, identified by their digests; their pixels are not sent.
+        namespace: name space of the prefix cache.
+        images: images of the prompt, identified by their digests; their pixels are not sent.
     """
 
     call_id: int
@@ -106,7 +107,8 @@ class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         num_tokens: length of the common prefix.
-        num_cached: how many of these a request would take from the cache: whole pages.
+        num_cached: number of prompt tokens that a request would take from the cache, in whole
+            pages.
         differs: whether the cached prompt continues with another token; otherwise it ends there.
     """
 
@@ -116,7 +118,7 @@ class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ping(_Message, frozen=True):
-    """Answered by the scheduler's loop itself, which proves more than a heartbeat."""
+    """Asks the scheduler's loop itself for an answer, which proves more than a heartbeat."""
 
     call_id: int
 
@@ -129,7 +131,7 @@ class ProfileSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
         name: how every file's name begins.
         activities: names of the native API, checked: `CPU`, `GPU`, `MEM`, `CUDA_PROFILER`.
         start_step: first step that is recorded, counted from the worker's start.
-        num_steps: steps to record, of each stage; then the profile ends.
+        num_steps: number of steps to record of each stage; then the profile ends.
         stages: `EXTEND` and `DECODE`, with a separate file each; empty for one file of all steps.
         with_stack: record the Python and C++ call stacks.
         record_shapes: record the shapes of operators' inputs.
@@ -183,7 +185,7 @@ class SetLogLevel(_Message, frozen=True):
 class SetOptions(_Message, frozen=True):
     """Change options of the scheduler; names and units are those of the command line; checked.
 
-    They are `max_queued_requests` and `decode_log_interval`.
+    The options are `max_queued_requests` and `decode_log_interval`.
     """
 
     call_id: int
@@ -265,11 +267,11 @@ class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The data that the detokenizer needs before a request's first token.
 
     Attributes:
-        admitted_at: `time.monotonic()` when it left the queue; 0 if it never did.
+        admitted_at: when the request left the queue, `time.monotonic()`; 0 if it never did.
         min_new_tokens: stop strings and patterns that end within this many tokens do not count.
         thoughts: texts that mark thoughts, in which stop strings and patterns are not searched.
         output_ids: int32 bytes, tokens that were sent before this stream began, with their extras.
-        num_shown: characters that were sent with them.
+        num_shown: characters of text that were sent with those tokens.
     """
 
     request_id: int
@@ -306,7 +308,8 @@ class TokenDeltas(_Message, frozen=True):
         token_ids: int32 bytes, concatenated.
         cached_tokens: for each entry of `starts`, prompt tokens found in the prefix cache.
         ends: requests that end with this step.
-        extras: of this step's tokens, and of prompt chunks, for requests that have extras.
+        extras: reports about this step's tokens and about prompt chunks, for requests that have
+            extras.
     """
 
     starts: list[StreamStart]
@@ -344,8 +347,9 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
         reason: set on the last delta of the request.
         cached_tokens: set on the first delta, else -1.
         num_retractions: set on the last delta: times the request was retracted and recomputed.
-        extras: in order; after a stop string some may belong to tokens after `token_ids`.
-        times: set on the first delta.
+        extras: reports of extras in order; after a stop string some may be about tokens after
+            `token_ids`.
+        times: when the request left the queue and got its first token; set on the first delta.
     """
 
     request_id: int
@@ -378,8 +382,8 @@ class WorkerReady(_Message, frozen=True):
     Attributes:
         max_total_num_tokens: capacity of the KV pool, tokens.
         max_running_requests: rows of the running batch.
-        weight_bytes, kv_bytes: memory held by each.
-        load_seconds: from process start to ready.
+        weight_bytes, kv_bytes: memory held by the weights and by the KV pool.
+        load_seconds: seconds from the start of the process until it is ready.
         pid: the worker's process id, which distinguishes it from an earlier worker.
     """
 
@@ -434,7 +438,7 @@ class GrammarReply(_Message, frozen=True):
     """The result of compiling a constraint: `payload` when it can be used, else `error`.
 
     Attributes:
-        got_no_processor: whether it was given up only because the machine was busy.
+        got_no_processor: whether compiling was given up only because the machine was busy.
     """
 
     call_id: int

@@ -103,8 +103,9 @@ def resolve_host(
 
     Args:
         host: name or address.
-        patience_s: how long a name may be unknown: that of a pod is known once the pod has started.
-        look_up: as `socket.getaddrinfo`.
+        patience_s: how long a name may be unknown, in seconds: a pod's name is known once the pod
+            has started.
+        look_up: function that looks up a name as `socket.getaddrinfo` does.
 
     Raises:
         StartupError: the name is unknown.

@@ -12,10 +12,10 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False)
 
 
 class NodeTraits(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What must be the same on every node.
+    """The facts that must be the same on every node.
 
     Attributes:
-        version: of Headrace.
+        version: the version of Headrace.
         model: digest of the model's `config.json` and of the names and sizes of its weight files.
     """
 
@@ -29,10 +29,10 @@ class NodeTraits(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class NodeHello(_Message, frozen=True):
-    """A node is there and has no ranks; repeated until rank 0 answers.
+    """A node is running and has no ranks; the node repeats this until rank 0 answers.
 
     Attributes:
-        address: where the node receives.
+        address: the address at which the node receives messages.
         incarnation: random number of the node's process.
     """
 

@@ -160,7 +160,7 @@ class Child:
             os.kill(self.pid, STACKS_SIGNAL)
 
     def stacks(self) -> str:
-        """The stacks it has written so far; empty while it is stopped."""
+        """The stacks that the child has written so far; empty while the child is stopped."""
         self._stacks.seek(0)
         return self._stacks.read().decode(errors="replace")
 
@@ -200,7 +200,7 @@ def why_ended(config: WorkerConfig, rank: int, code: int) -> str:
 
 
 def failure_file(config: WorkerConfig, rank: int) -> Path:
-    """Return the file into which a rank that cannot start writes why, in one line."""
+    """Return the file into which a rank that cannot start writes the reason, in one line."""
     return Path(config.run_folder) / f"rank-{rank}-{config.generation}.failed"
 
 

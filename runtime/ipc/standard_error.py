@@ -1,8 +1,8 @@
 """Standard error that never blocks: a bounded queue, and a thread that writes.
 
-A pipe that is not read and a stopped terminal block the writer, and a full device fails. None of
-them may stop a serving process. Lines that do not fit are dropped and counted. Once a line is
-written again, a further line reports the count.
+A pipe that is not read and a stopped terminal block the writer, and a full device fails. Neither a
+pipe, nor a terminal, nor a device may stop a serving process. Lines that do not fit are dropped and
+counted. Once a line is written again, a further line reports the count.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class QueuedText(io.TextIOBase):
         """Write to the file descriptor of `stream`; at most `max_bytes` wait.
 
         Raises:
-            OSError: `stream` has none.
+            OSError: `stream` has no file descriptor.
         """
         self._stream = stream
         self._descriptor = stream.fileno()
@@ -65,11 +65,11 @@ class QueuedText(io.TextIOBase):
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Whether the stream behind the queue is a terminal."""
         return self._stream.isatty()
 
     def writable(self) -> bool:
-        """Always."""
+        """Return true: the stream can always be written to."""
         return True
 
     def write(self, text: str) -> int:

@@ -35,9 +35,9 @@ class ChunkTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A part of a prompt that a step computed.
 
     Attributes:
-        start: its first position.
-        num_tokens: its length.
-        planned_at: when the step was planned, `time.monotonic()`.
+        start: the part's first position in the prompt.
+        num_tokens: the part's length in tokens.
+        planned_at: when the part's step was planned, `time.monotonic()`.
     """
 
     start: int
@@ -49,9 +49,9 @@ class Neighbor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The slowest step that computed prompts while a request decoded.
 
     Attributes:
-        step_s: its duration.
-        num_prompt_tokens: of all prompts in that step.
-        request_id: the request with the longest chunk in it.
+        step_s: duration of the step, seconds.
+        num_prompt_tokens: prompt tokens that the step computed, of all requests together.
+        request_id: id of the request with the longest prompt chunk in the step.
     """
 
     step_s: float
@@ -63,9 +63,9 @@ class PrefixBreak(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The position at which a prompt leaves the prefix cache, found when it is admitted.
 
     Attributes:
-        index: the first position that no cached prompt has. Between prompts that part at many
-            different tokens, it is the beginning of a page.
-        differs: whether cached prompts continue with another token there; otherwise they end.
+        index: the first position that no cached prompt has. If many cached prompts continue with
+            different tokens, `index` is the beginning of a page.
+        differs: whether cached prompts continue with another token there; otherwise they end there.
     """
 
     index: int
@@ -76,22 +76,24 @@ class WorkerTimes(msgspec.Struct, array_like=True, gc=False):
     """One request in one worker; times are `time.monotonic()`, 0 for what never happened.
 
     Attributes:
-        received_at: the scheduler read its message.
-        queued_at: its grammar, if any, was loaded.
-        admitted_at: it left the queue.
-        prompt_done_at: its prompt was computed and it had its first token.
-        ended_at: the scheduler ended it.
-        waits: seconds in the queue, by `Wait`; without those after a retraction.
-        chunks: of its prompt, the first ones.
-        num_chunks: how many there were.
+        received_at: when the scheduler read the request's message.
+        queued_at: when its grammar, if any, was loaded.
+        admitted_at: when the request left the queue.
+        prompt_done_at: when its prompt was computed and its first token was known.
+        ended_at: when the scheduler ended the request.
+        waits: seconds in the queue, by `Wait`; without the seconds after a retraction.
+        chunks: the first chunks of its prompt.
+        num_chunks: number of all chunks of its prompt.
         num_computed: prompt tokens that were not cached, recomputed ones included.
         tower_s: seconds of steps that computed images, before `prompt_done_at`.
-        plain_steps, plain_s: steps that only decoded, from `prompt_done_at` on.
-        mixed_steps, mixed_s: steps then that computed prompts of other requests as well.
-        neighbor: the slowest of the latter.
+        plain_steps, plain_s: number and seconds of the steps from `prompt_done_at` on that only
+            decoded.
+        mixed_steps, mixed_s: number and seconds of the steps from `prompt_done_at` on that computed
+            prompts of other requests as well.
+        neighbor: the slowest of these mixed steps.
         read_after: the step after which the message was read, if it computed prompts.
         usual_step_s: mean duration of the worker's steps that only decoded.
-        num_retractions: how often it lost its pages.
+        num_retractions: how often the request lost its pages.
         retracted_s: seconds from each retraction until its tokens were computed again.
         cached_tokens: tokens from the prefix cache at its first admission.
         prefix: where its prompt left the cache; `None` if the whole prompt is cached, or if there

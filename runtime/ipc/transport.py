@@ -49,7 +49,7 @@ def create_run_folder() -> Path:
     names no process, or another one.
 
     Raises:
-        StartupError: the folder cannot be made; one line.
+        StartupError: the folder cannot be made; the message is one line.
     """
     base = Path(tempfile.gettempdir())
     longest = base / f"{RUN_FOLDER_PREFIX}{2**22}-xxxxxxxx" / _LONGEST_SOCKET_NAME
@@ -164,13 +164,13 @@ class Outbox:
         only_connected: bool = False,
         watched: bool = False,
     ) -> None:
-        """Connect to `address`, which may not exist yet; ZMQError if it is not an address.
+        """Connect to `address`, which may not exist yet; a malformed address raises ZMQError.
 
         Args:
-            context: for the socket.
-            address: of the receiver.
+            context: the ZMQ context of the socket.
+            address: the receiver's address.
             enc_hook: encodes what msgspec cannot.
-            key: of the nodes; `None` on one machine, or without encryption.
+            key: the nodes' key; `None` on one machine, or without encryption.
             only_connected: drop messages while there is no connection, instead of keeping them.
             watched: let `connection` tell when the connection closes.
         """
@@ -279,7 +279,8 @@ class AsyncInbox(_BoundSocket[M]):
     """The receiving end in an asyncio process, read by one task.
 
     The loop watches the socket's own descriptor: a message takes 4 microseconds. With
-    `zmq.asyncio`, which makes futures and queries the socket's state each time, it takes 12.
+    `zmq.asyncio`, which makes futures and queries the socket's state each time, a message takes 12
+    microseconds.
     """
 
     # The loop that watches the descriptor, from the first wait on.

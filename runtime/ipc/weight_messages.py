@@ -41,9 +41,10 @@ class CudaHandle(msgspec.Struct, frozen=True, gc=False):
     number their devices differently. In JSON the bytes are base64.
 
     Attributes:
-        device_uuid: as `nvidia-smi -L` prints it.
-        handle: of the whole allocation.
-        storage_size_bytes, storage_offset_bytes: where the storage lies in it.
+        device_uuid: the device's UUID, as `nvidia-smi -L` prints it.
+        handle: the CUDA IPC handle of the whole allocation.
+        storage_size_bytes, storage_offset_bytes: size of the storage, and its offset in the
+            allocation.
         ref_counter_handle, ref_counter_offset: counter that shows the owner that we are done.
         event_handle, event_sync_required: event to wait for before reading.
         tensors: each with its offset in bytes from the storage's beginning.
@@ -79,7 +80,7 @@ class LoadTensors(_Message, frozen=True):
     """Replace some weights: whole tensors, as the bytes of safetensors files.
 
     Attributes:
-        files: one for all ranks, or one for each.
+        files: bytes of one file for all ranks, or of one file for each rank.
     """
 
     files: list[bytes]
@@ -92,7 +93,10 @@ class LoadSharedMemory(_Message, frozen=True):
 
 
 class LoadCuda(_Message, frozen=True):
-    """Replace some weights from CUDA memory of a trainer; one list for all ranks, or one each."""
+    """Replace some weights from a trainer's CUDA memory.
+
+    `handles` has one list for all ranks, or one list for each rank.
+    """
 
     handles: list[list[CudaHandle]]
 
@@ -130,8 +134,8 @@ class ReceiveTensors(_Message, frozen=True):
     `ReceiveStatus` reports when all have been received; `LoadReceived` loads them as weights.
 
     Attributes:
-        flattened: they come as one tensor of bytes instead.
-        timeout_s: for each broadcast.
+        flattened: whether the tensors come as one tensor of bytes instead.
+        timeout_s: seconds for each broadcast.
     """
 
     group_name: str
@@ -157,9 +161,10 @@ class LoadAdapter(_Message, frozen=True):
 
     Attributes:
         adapter_id: a number that no other adapter ever gets.
-        folder: as PEFT writes it, on this machine.
+        folder: a folder on this machine, as PEFT writes it.
         is_pinned: whether it keeps its slot on the device once it has one.
-        in_background: whether steps go on meanwhile; `AdapterStatus` then reports when it is done.
+        in_background: whether steps go on meanwhile; `AdapterStatus` then reports when the adapter
+            is loaded.
     """
 
     adapter_id: int
@@ -217,7 +222,8 @@ class ResumeMemory(_Message, frozen=True):
 class RestoreGraphs(_Message, frozen=True):
     """Capture missing CUDA graphs; every rank must have its memory.
 
-    It is a separate operation because ranks capture together: none may wait for a failed one.
+    Capturing is a separate operation because ranks capture together: no rank may wait for a failed
+    rank.
     """
 
 
@@ -242,12 +248,13 @@ class WeightPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Rows of a weight, of one rank or of all.
 
     Attributes:
-        shape: of `data`.
-        shard_dim: dimension that is sharded among ranks; `None` when `data` is the whole.
-        start: of this part along `shard_dim`.
-        whole_len: length of the whole along `shard_dim`, within the requested rows.
+        shape: the shape of `data`.
+        shard_dim: dimension that is sharded among ranks; `None` when `data` is the whole weight.
+        start: where this part starts along `shard_dim`.
+        whole_len: length of the whole weight along `shard_dim`, within the requested rows.
         data: float32 bytes.
-        num_blocks: see `WeightShard`; if there are several, all rows are returned.
+        num_blocks: number of blocks, see `WeightShard`; if there are several blocks, all rows are
+            returned.
         spans: see `WeightShard`; if there are any, all rows are returned.
     """
 

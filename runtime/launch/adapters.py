@@ -45,8 +45,8 @@ class GivenAdapters:
     """What the options say about adapters.
 
     Attributes:
-        limits: `None` if there are to be none.
-        reason: why the largest rank is what it is, for the log.
+        limits: bounds on adapters; `None` if the server takes no adapters.
+        reason: why the largest rank was chosen, for the log.
     """
 
     limits: LoraLimits | None
@@ -57,7 +57,7 @@ class GivenAdapters:
         """Return the options with every choice filled in.
 
         Raises:
-            StartupError: they cannot be satisfied on this device.
+            StartupError: the options cannot be satisfied on this device.
         """
         args = config.lora
         if self.limits is None:
@@ -79,7 +79,7 @@ def read_adapters(args: LoraArgs, model: ModelSpec) -> GivenAdapters:
     """Check the options and the folders that they name.
 
     Raises:
-        StartupError: the first error, in one line.
+        StartupError: the first error; the message is one line.
     """
     if not (args.enable_lora or args.lora_paths):
         return GivenAdapters(None)

@@ -97,7 +97,7 @@ def run_node(prepared: PreparedEngine) -> int:
     """Compute for node 0 until stopped; return the exit status.
 
     Args:
-        prepared: of a node above 0.
+        prepared: the prepared engine of a node above 0.
     """
     worker, parallel = prepared.resolved.worker, prepared.resolved.config.parallel
     assert worker.node is not None, "--node-rank is below --nnodes"

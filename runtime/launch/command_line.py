@@ -63,7 +63,7 @@ def parse_int(text: str) -> int:
     """Read `32768`, `32k` (32,000) or `32K` (32,768).
 
     Raises:
-        argparse.ArgumentTypeError: any other text.
+        argparse.ArgumentTypeError: the text has another form.
     """
     match = _INT.fullmatch(text.strip())
     if match is None:

@@ -37,7 +37,7 @@ class GrammarChoice(NamedTuple):
     """The back end of structured output.
 
     Attributes:
-        backend: its name, `none` for none.
+        backend: the back end's name, `none` for no back end.
         reason: reason of an automatic choice, for the log; empty if the user chose.
         why_none: why there is no back end and what to do about it; empty if there is one.
     """
@@ -102,7 +102,7 @@ def check_quantization(config: ServerConfig, device: str, dtype: str) -> None:
     """Refuse a form of weights that the device, or the type of activations, has no kernels for.
 
     Raises:
-        StartupError: one line.
+        StartupError: there are no such kernels; the message is one line.
     """
     name = config.model.quantization
     if name not in ON_CPU:
@@ -127,12 +127,12 @@ def choose_kv_cache(
     model: ModelSpec,
     choices: Choices,
 ) -> str:
-    """How keys and values are kept: a name in `kernels.kv_forms`.
+    """Return the form in which keys and values are kept, a name in `kernels.kv_forms`.
 
     `auto` follows the checkpoint, if its scales are applied.
 
     Raises:
-        StartupError: the device has no kernels for it.
+        StartupError: the device has no kernels for the chosen form.
     """
     asked = config.kernels.kv_cache_dtype
     name = "bf16" if asked == "bfloat16" else asked
@@ -162,7 +162,8 @@ def choose_kv_cache(
 def keeps_16_bits(config: ServerConfig, model: ModelSpec, device: str, dtype: str) -> bool:
     """Whether matrices stay in 16 bits beside activations in float32.
 
-    Not where float32 was asked for by name: then a trainer's updates keep all their bits.
+    Matrices do not stay in 16 bits if float32 was asked for by name: then a trainer's updates keep
+    all their bits.
     """
     is_wide = device == "cpu" and dtype == "float32" and config.model.dtype == "auto"
     return is_wide and model.dtype in ("bfloat16", "float16") and model.quantization is None
@@ -201,7 +202,7 @@ class Choices:
 
 
 def choose_experts_backend(config: ServerConfig, device: str, choices: Choices) -> str:
-    """Return how experts are computed: as given on a GPU, the only way there is elsewhere."""
+    """Return how experts are computed: by the option on a GPU, elsewhere in the only way."""
     asked = config.kernels.moe_runner_backend
     if asked == "auto" or device == "cuda":
         return asked
@@ -212,7 +213,7 @@ def choose_context_len(config: ServerConfig, model: ModelSpec, choices: Choices)
     """Return the most tokens of a request.
 
     Raises:
-        StartupError: more than the model's positions allow.
+        StartupError: the option is more than the model's positions allow.
     """
     asked = config.model.context_length
     if asked is None:

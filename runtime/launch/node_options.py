@@ -26,7 +26,7 @@ def check_nodes(parallel: ParallelArgs, lora: LoraArgs) -> None:
     """Refuse options of nodes that do not go together.
 
     Raises:
-        StartupError: for the first of them, in one line.
+        StartupError: the first such option; the message is one line.
     """
     nodes = parallel.nnodes
     if parallel.dist_key is not None and len(parallel.dist_key) < MIN_KEY_CHARS:
@@ -58,7 +58,7 @@ def check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware:
     """Refuse a number of ranks that does not divide the model or exceeds the machine.
 
     Raises:
-        StartupError: in one line.
+        StartupError: the number of ranks is refused; the message is one line.
     """
     tp_size, dp_size = parallel.tp_size, parallel.dp_size
     num_local = tp_size * dp_size // parallel.nnodes
@@ -90,7 +90,8 @@ def node_link(parallel: ParallelArgs, patience_s: float = NAME_PATIENCE_S) -> No
         patience_s: how long the name of node 0 may be unknown.
 
     Raises:
-        StartupError: the address is unknown, not node 0's own, or needs a key; one line.
+        StartupError: the address is unknown, not node 0's own, or needs a key; the message is one
+            line.
     """
     if parallel.nnodes == 1 or parallel.dist_init_addr is None:
         return None

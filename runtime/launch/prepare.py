@@ -55,7 +55,7 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
     """Check options, model folder and weight headers, and make the automatic choices.
 
     Raises:
-        StartupError: the first error, in one line.
+        StartupError: the first error; the message is one line.
     """
     check_options(config)
     media = read_policy(config.media)
@@ -125,12 +125,12 @@ def find_model(config: ServerConfig, *, only_config: bool = False) -> tuple[Serv
     """Find the local folder of the requested model, or of the demo model.
 
     Args:
-        config: as parsed.
+        config: the options as parsed.
         only_config: whether `config.json` is enough; see `resolve_model_folder`.
 
     Returns:
-        `config`, with path and name of the demo model if it is one of those or none was requested,
-        and the folder.
+        `config` and the folder. `config` has the path and name of the demo model if a demo model,
+        or no model, was requested.
 
     Raises:
         StartupError: the model does not exist.

@@ -16,8 +16,8 @@ class ReferenceFlag:
 
     Attributes:
         takes_value: false for a bare switch.
-        refusal: why it is refused; `None` when it is ignored.
-        neutral: values that ask for nothing; these pass without a warning.
+        refusal: why the flag is refused; `None` when the flag is ignored.
+        neutral: values that ask for nothing; flags with such a value pass without a warning.
     """
 
     name: str

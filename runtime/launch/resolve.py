@@ -79,9 +79,9 @@ class Resolved:
     """The configuration with every `auto` resolved, and the reasons.
 
     Attributes:
-        config: as given, with every choice filled in; shown at `/server_info`.
-        grammar: `None` when structured output is off.
-        why_no_grammars: why it is off, and how to turn it on; empty when it is on.
+        config: the options as given, with every choice filled in; shown at `/server_info`.
+        grammar: the grammar compiler's configuration; `None` when structured output is off.
+        why_no_grammars: why structured output is off, and how to turn it on; empty when it is on.
         sampling_defaults: checked sampling keys, by native name, for requests that omit them.
         choices: "what: value (reason)" lines for the log.
     """
@@ -106,11 +106,11 @@ def resolve(
     """Make every automatic choice.
 
     Args:
-        config: as parsed.
+        config: the options as parsed.
         model: the model's shape, from its folder.
         hardware: what the machine offers.
         folders: the folders of the model, the tokenizer and the sockets.
-        seed: used when no seed was given.
+        seed: the seed to use if the options give none.
         adapters: what the options say about adapters, checked.
 
     Raises:
@@ -329,7 +329,7 @@ def check_options(config: ServerConfig) -> None:
     """Refuse invalid values before anything is loaded.
 
     Raises:
-        StartupError: for the first such option.
+        StartupError: the first such option.
     """
     _check_bounds(config)
     check_nodes(config.parallel, config.lora)

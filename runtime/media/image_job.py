@@ -8,12 +8,12 @@ from runtime.checkpoint.vision_spec import Resizing
 
 
 class ImageJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How to scale a file for the model; the file follows the message.
+    """Says how to scale a file for the model; the file follows the message.
 
     Attributes:
         is_base64: whether the file is sent as base64.
-        factor: with `patches`, pixels of the side of the square that becomes one token.
-        side: with `square`, pixels of the result's sides.
+        factor: side of the square that becomes one token, pixels; used with `patches`.
+        side: sides of the result, pixels; used with `square`.
         resample: Pillow's number of the filter.
     """
 
@@ -30,7 +30,7 @@ class ScaledImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The result of a job.
 
     Attributes:
-        height, width: of the pixels.
+        height, width: size of the scaled image, pixels.
         pixels: uint8, `[3, height, width]`.
         error: why there are no pixels, for the client.
         is_busy: whether a later attempt may succeed.

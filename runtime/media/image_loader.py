@@ -48,10 +48,10 @@ def read_file(source: FileImage, policy: MediaPolicy, param: str) -> bytes:
     Args:
         source: the path in the request; a relative path is searched below each root.
         policy: what the operator allows.
-        param: its place in the request, for errors.
+        param: the image's place in the request, for errors.
 
     Raises:
-        InvalidRequest: no file may be named, or not this one, or it is too large.
+        InvalidRequest: no files are allowed, this file is not allowed, or the file is too large.
     """
     if not policy.roots:
         raise InvalidRequest(
@@ -132,7 +132,7 @@ class NamedItem:
     """An image of a request.
 
     Attributes:
-        param: its place in the request, for errors.
+        param: the image's place in the request, for errors.
     """
 
     item: ImageItem
@@ -155,7 +155,7 @@ class ImageLoader:
     """Prepares the images of requests for the model.
 
     Attributes:
-        vision: how the model takes images; `None` if it takes none.
+        vision: how the model takes images; `None` if it takes no images.
         policy: which sources are allowed.
         num_decoded: files that were decoded; others were in the cache.
     """
@@ -171,8 +171,8 @@ class ImageLoader:
         """Prepare; the process starts with the first image.
 
         Args:
-            vision: of the model.
-            policy: of the operator.
+            vision: how the model takes images.
+            policy: the operator's policy.
             fetcher: fetches remote images; default is one that follows `policy`.
             max_bytes_at_work: bound on the bytes of files and pixels that are being prepared.
         """
@@ -198,20 +198,20 @@ class ImageLoader:
         """Return how the model takes images.
 
         Raises:
-            InvalidRequest: the model takes none.
+            InvalidRequest: the model takes no images.
         """
         if self.vision is None:
             raise InvalidRequest(f"{param}: {NO_VISION}.", param=param)
         return self.vision
 
     async def load(self, items: Sequence[NamedItem]) -> list[PreparedImage]:
-        """Every image, prepared; a repeated image is prepared once.
+        """Return every image, prepared; a repeated image is prepared once.
 
         Raises:
-            InvalidRequest: the model takes no images, one of them is invalid, or together they take
-                more than the bound on all requests.
-            Overloaded: too many are being prepared.
-            EngineDead: the process that decodes died twice.
+            InvalidRequest: the model takes no images, an image is invalid, or together the images
+                take more than the bound on all requests.
+            Overloaded: too many images are being prepared.
+            EngineDead: the process that decodes images died twice.
         """
         if not items:
             return []
@@ -319,8 +319,8 @@ def digest_of(
 ) -> bytes:
     """The key of an image: a hash of pixels, shape, the processor's parameters and the tenant.
 
-    It is computed here from the model's input, so neither a client nor the decoder can choose it.
-    Tenants do not share the tower's outputs: the tower takes so long that its time would reveal
+    The key is computed here from the model's input, so neither a client nor the decoder can choose
+    it. Tenants do not share the tower's outputs: the tower takes so long that its time would reveal
     whether another tenant has sent an image before.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=tenant.encode())

@@ -23,11 +23,11 @@ def scaled_size(
     Proportions are kept as far as the multiples allow; a side is at least one multiple.
 
     Args:
-        height: of the image, pixels.
-        width: likewise.
+        height: height of the image, pixels.
+        width: width of the image, pixels.
         factor: pixels of the side of the square that becomes one token.
-        min_pixels: of the result.
-        max_pixels: likewise.
+        min_pixels: least pixels of the result.
+        max_pixels: most pixels of the result.
     """
     scaled = round(height / factor) * factor, round(width / factor) * factor
     if scaled[0] * scaled[1] > max_pixels:

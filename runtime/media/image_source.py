@@ -90,11 +90,11 @@ def read_item(item: ImageItem, param: str) -> ImageSource:
     """The source that `item` names; nothing is fetched or opened.
 
     Args:
-        item: from the request.
-        param: its place in the request, for errors.
+        item: the image in the request.
+        param: the image's place in the request, for errors.
 
     Raises:
-        InvalidRequest: too large, or an unsupported form.
+        InvalidRequest: the image is too large, or has an unsupported form.
     """
     text = item if isinstance(item, str) else item.url
     head = text[:16].lower()

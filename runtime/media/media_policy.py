@@ -51,7 +51,7 @@ class MediaPolicy:
         """Refuse more images than a prompt may have.
 
         Raises:
-            InvalidRequest: too many.
+            InvalidRequest: there are too many images.
         """
         if num_images > self.max_images:
             raise InvalidRequest(

@@ -16,9 +16,9 @@ def write_expansions(text: str, vision: VisionSpec, num_images: int, param: str)
     """A prompt's text, with each image's marker replaced by the text for the tokenizer.
 
     Args:
-        text: has a marker for each image.
-        vision: of the model.
-        num_images: of the prompt.
+        text: the prompt's text, with a marker for each image.
+        vision: how the model takes images.
+        num_images: number of the prompt's images.
         param: the field that holds the images, for errors.
 
     Raises:
@@ -33,10 +33,13 @@ def write_expansions(text: str, vision: VisionSpec, num_images: int, param: str)
 def expand_text(
     input_ids: list[int], images: Sequence[PreparedImage], vision: VisionSpec, param: str
 ) -> tuple[list[int], list[ImageInput]]:
-    """Token ids of `write_expansions`'s text, with a token for each vector; and their positions.
+    """Return token ids with one token for each vector, and the images at their positions.
+
+    `input_ids` are the ids of the text that `write_expansions` wrote.
 
     Raises:
-        InvalidRequest: a different number of placeholders, as the text itself contains one.
+        InvalidRequest: the numbers of placeholders and images differ, because the prompt's own text
+            contains a placeholder.
     """
     spans = [(at, at + 1) for at in _places(input_ids, vision.image_token_id)]
     if len(spans) != len(images):
@@ -53,12 +56,13 @@ def expand_ids(
 ) -> tuple[list[int], list[ImageInput]]:
     """Do what `expand_text` does, for a prompt of token ids.
 
-    Each image may be given as its marker's token, as one placeholder token, or as all of them.
+    An image may be given as its marker's token, as one placeholder token, or as all placeholder
+    tokens.
 
     Args:
         input_ids: the prompt.
-        images: in the order of their positions.
-        vision: of the model.
+        images: the prompt's images, in the order of their positions.
+        vision: how the model takes images.
         encode: returns the token ids of a text, without special tokens around it.
         param: the field that holds the images, for errors.
 

@@ -170,10 +170,10 @@ class Fetcher:
         """Prepare.
 
         Args:
-            policy: which hosts.
+            policy: which hosts may be fetched from.
             resolve: returns the addresses of a host; default is the system's resolver.
             is_allowed: which addresses may be connected to.
-            timeout_s: for one file, including redirects.
+            timeout_s: seconds for one file, including redirects.
             max_parallel: most fetches at a time.
         """
         self._policy = policy
@@ -187,11 +187,11 @@ class Fetcher:
         """The file at `url`.
 
         Args:
-            url: from the request.
-            param: its place in the request, for errors.
+            url: the address in the request.
+            param: the image's place in the request, for errors.
 
         Raises:
-            InvalidRequest: it may not or cannot be fetched, or it is too large.
+            InvalidRequest: the file may not or cannot be fetched, or is too large.
             Overloaded: too many images are being fetched.
         """
         if not self._policy.fetches:

@@ -70,7 +70,7 @@ class EngineProcesses:
     Attributes:
         status: the engine's status, which the replicas keep current.
         on_change: callbacks, called after every change of `status`.
-        restarts: see `__init__`.
+        restarts: whether a dead child is started again; see `__init__`.
         random_seed: seed of dummy weights.
     """
 
@@ -198,11 +198,12 @@ class EngineProcesses:
         """Replace the workers, one replica after the other; their requests go on.
 
         Args:
-            folder: of the weights that the new ones load; `None` for those of now.
+            folder: folder of the weights that the new workers load; `None` for the weights that are
+                loaded now.
 
         Returns:
-            Why one could not start, empty if all are ready. Then those before it are left as they
-            are, so the caller must say what they load.
+            Why a new worker could not start; empty if all are ready. After a failure the workers
+            that were replaced before it stay, so the caller must say what they load.
         """
         for replica in self._replicas:
             if why := await replica.renew(folder):

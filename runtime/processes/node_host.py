@@ -1,7 +1,7 @@
 """A node above 0: starts its ranks when rank 0 asks for them, and ends them when rank 0 has gone.
 
-It serves no HTTP. Rank 0's worker may end and be started again at any time; the node then waits for
-the next one.
+The node serves no HTTP. Rank 0's worker may end and be started again at any time; the node then
+waits for the next one.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class NodeHost:
         """Open the sockets.
 
         Args:
-            worker: this node's configuration; its folders and threads are used, the rest comes from
+            worker: this node's configuration. Its folders and threads are used; the rest comes from
                 rank 0.
             link: how the node reaches rank 0.
-            node_rank: at least 1.
-            find_link: looks up once more how the node reaches rank 0; StartupError if it does not
-                find out.
+            node_rank: the node's number, at least 1.
+            find_link: looks up once more how the node reaches rank 0; raises StartupError if that
+                stays unknown.
             start_child: starts a process as `Child` does.
         """
         self._own, self._node_rank = worker, node_rank
@@ -108,7 +108,7 @@ class NodeHost:
         """Serve rank 0 until `stop`; return the exit status.
 
         Raises:
-            StartupError: rank 0 refuses this node; one line.
+            StartupError: rank 0 refuses this node; the message is one line.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.stop())

@@ -149,7 +149,7 @@ class Replica:
             worker: configuration of the scheduler's process, in this replica's run folder.
             detokenizer: configuration of the detokenizer's process, in the same folder.
             client: receives every message and the notice of every death.
-            context: for the sockets.
+            context: the ZMQ context of the sockets.
             owner: notified of every change.
             start_child: starts a process as `Child` does.
             restart_delays_s: seconds to wait after each of several failures in a row.
@@ -236,10 +236,12 @@ class Replica:
         """Replace the worker; its requests go on in the new one.
 
         Args:
-            folder: of the weights that the new one loads; `None` for those of this one.
+            folder: folder of the weights that the new worker loads; `None` for the weights of the
+                present worker.
 
         Returns:
-            Why it could not start, empty if it is ready. Then one with the earlier weights starts.
+            Why the new worker could not start; empty if it is ready. After a failure, a worker with
+            the earlier weights starts.
         """
         async with self._restarting:
             old = self._worker

@@ -51,7 +51,7 @@ class EngineStatus:
     """The status of one engine: that of its replicas together.
 
     Attributes:
-        replicas: in the order of their ranks.
+        replicas: the statuses of the replicas, in the order of their ranks.
         has_started: whether every replica has been ready once.
         fatal: why the engine has ended for good; `None` while it runs.
     """

@@ -17,7 +17,7 @@ class Arrival:
 
     Attributes:
         http_id: the id that the response's `x-request-id` tells.
-        began_at: `time.monotonic()`.
+        began_at: when the request came, `time.monotonic()`.
         spent_s: seconds by kind of work.
         system: the chat's first system message; empty if there is none.
         blocked_s: seconds in which the socket took nothing of a stream, because the client did not

@@ -12,7 +12,7 @@ class PreparedImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
         digest: 16 bytes, the server's hash of `pixels`, their shape, the parameters of the
             processor and the tenant. It is the key of the tower's output and of cached prefixes.
         size: `(channels, height, width)` of `pixels`; both sides fit the model's patches.
-        num_tokens: placeholder tokens that it takes in the prompt.
+        num_tokens: placeholder tokens that the image takes in the prompt.
         pixels: uint8, in the order of `size`, scaled but not yet normalised by `VisionSpec`: so
             they take a quarter of the bytes of float32.
     """
@@ -27,7 +27,8 @@ class ImageInput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An image at its position in a prompt.
 
     Attributes:
-        start: position of its first placeholder; it has `image.num_tokens` consecutive ones.
+        start: position of the image's first placeholder; the image has `image.num_tokens`
+            consecutive placeholders.
         image: the image.
     """
 

@@ -13,7 +13,7 @@ class RequestContext:
     Attributes:
         request_id: its `X-Request-Id`.
         trace_id: 32 hexadecimal digits; empty if requests are not traced.
-        span_id: 16 hexadecimal digits, of its own span.
+        span_id: 16 hexadecimal digits, the id of the request's own span.
         is_sampled: whether its spans are exported.
         route: path of its route, as registered.
     """

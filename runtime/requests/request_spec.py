@@ -19,8 +19,7 @@ class RowSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
         sampling: checked parameters (`n` is unrolled by the service: one spec per sample). The
             client fits `max_new_tokens` into the context and sets the seed.
         extras: the requested extras, each name once.
-        adapter_id: the adapter (LoRA) that changes its weights, as the front numbers them; 0 for
-            none.
+        adapter_id: the front's number of the adapter (LoRA) that the row uses; 0 for none.
     """
 
     sampling: SamplingParams
@@ -55,15 +54,15 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
     @property
     def sampling(self) -> SamplingParams:
-        """The row's."""
+        """The sampling parameters of the row."""
         return self.row.sampling
 
     @property
     def extras(self) -> list[ExtraSpec]:
-        """The row's."""
+        """The extras that the row requests."""
         return self.row.extras
 
     @property
     def num_pixel_bytes(self) -> int:
-        """Size of its images' pixels."""
+        """Size of the pixels of all its images, bytes."""
         return sum(len(each.image.pixels) for each in self.images)

@@ -45,8 +45,9 @@ class ThinkingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         lead_ids: tokens at the start of an answer without thoughts, before its grammar applies;
             only with `open_ids`.
         end_ids: tokens that end thoughts, at least one.
-        implied_ids: each of these tokens ends thoughts as well, but belongs to what follows: if
-            the answer has a grammar, to `bridge_ids`, or to the answer if it may begin so.
+        implied_ids: tokens each of which ends thoughts as well, but belongs to the text that
+            follows. If the answer has a grammar, that text is `bridge_ids`, or the answer if it may
+            begin so.
         bridge_ids: tokens between that end and the answer; forced if the answer has a grammar.
         budget: most tokens of thoughts; `None` for no bound.
         forced_ids: tokens forced when the budget is used up; they include `end_ids`.
@@ -198,7 +199,7 @@ def check_priority(priority: int | None) -> int:
     """Return the priority of a request, 0 if it names none.
 
     Raises:
-        InvalidRequest: more than 64 bits.
+        InvalidRequest: the number needs more than 64 bits.
     """
     if priority is not None and not -INT64_MAX - 1 <= priority <= INT64_MAX:
         raise InvalidRequest("priority must fit in 64 bits.", param="priority")
@@ -349,8 +350,8 @@ def resolve_sampling(
     """Turn the wire's fields into checked parameters.
 
     Args:
-        fields: as decoded from the request.
-        defaults: used for keys that the request omits (`max_new_tokens`, `temperature`, ...).
+        fields: the fields as decoded from the request.
+        defaults: values for keys that the request omits (`max_new_tokens`, `temperature`, ...).
         vocab_size: the logits' width, against which every token id is checked.
 
     Raises:
@@ -403,7 +404,7 @@ def grammar_of(fields: SamplingFields) -> GrammarSpec | None:
     """Return the request's constraint; an empty text means none.
 
     Raises:
-        InvalidRequest: more than one constraint.
+        InvalidRequest: the request has more than one constraint.
     """
     given = [GrammarSpec(kind, text) for kind in GRAMMAR_KINDS if (text := getattr(fields, kind))]
     if len(given) > 1:

@@ -254,7 +254,7 @@ class Program:
             threads: state to the earliest start of a match that leads there, by start.
             place: index of `char`.
             before: the character before it, `""` at the beginning.
-            char: one character.
+            char: the character to read.
 
         Returns:
             The threads after the character, and the match that ends with it or right before it, if

@@ -27,9 +27,9 @@ class TokenBudget:
         alone: the bound while no sequence decodes; `None` for whole prompts.
         beside_streams: the bound while sequences decode. It keeps streams from standing still for
             long, and the requests of a burst get their first tokens one after the other, not in
-            large groups. On an H200 at the 8B shape, with 64 requests at a time: at 4096 tokens the
-            median first token comes after 285 ms and each next one after 7.9 ms; at 8192, after 463
-            ms and 7.25 ms.
+            large groups. On an H200 at the 8B shape, with 64 requests at a time: with 4096 tokens
+            the median first token comes after 285 ms and each next token after 7.9 ms; with 8192
+            tokens these times are 463 ms and 7.25 ms.
         shared_grain: whole prompts of a step that share a prefix compute it once, in multiples of
             this many tokens; 0 if each prompt computes all of its tokens.
         splits_prompts: whether a prompt may be computed in several steps. If not, each is computed
@@ -68,7 +68,7 @@ class StepBudget:
 
         Args:
             num_tokens: prompt tokens and image tokens of the step.
-            tower: how many of them images may take.
+            tower: most image tokens among these that the step may compute.
             costs: costs of whole prompts; `None` if prompts are split.
             image_tokens: number of tokens that fit into the step's memory; `None` if an image may
                 be split over steps.
@@ -100,8 +100,8 @@ class StepBudget:
 
         Args:
             request: the request; it joins the step.
-            start: its number of computed tokens.
-            num_left: its number of known tokens that are not computed.
+            start: number of the request's computed tokens.
+            num_left: number of the request's known tokens that are not computed.
 
         Returns:
             The chunk's length; 0 if it has to wait for the next step.

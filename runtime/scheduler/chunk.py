@@ -15,10 +15,10 @@ class Chunk:
     Building it is the last thing that can fail.
 
     Attributes:
-        tokens: `[length]`.
-        spans: for each report on some of the positions: the report, the first position relative to
-            `start`, and the tokens that follow the positions.
-        embeds: float32 bytes that replace its first `num_embeds` tokens.
+        tokens: the chunk's token ids, `[length]`.
+        spans: one entry for each report on positions of the chunk: the report, its first position
+            relative to `start`, and the tokens that follow the positions.
+        embeds: float32 bytes that replace the chunk's first `num_embeds` tokens.
     """
 
     request: Request

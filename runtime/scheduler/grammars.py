@@ -47,9 +47,9 @@ class Jump:
     """Tokens that the grammar forces on an output; its matcher has already accepted them.
 
     Attributes:
-        request: the request they belong to.
-        token_ids: at least one.
-        end: why the request ends with the last of them; `None` if it goes on.
+        request: the request that the tokens belong to.
+        token_ids: the forced tokens, at least one.
+        end: why the request ends with the last token; `None` if it goes on.
     """
 
     request: Request
@@ -173,7 +173,7 @@ class Grammars:
             rows: rows that get a token.
 
         Returns:
-            The masks of the constrained rows, and by row why some of them cannot go on.
+            The masks of the constrained rows; and, for rows that cannot go on, the reasons by row.
         """
         sample_indices = np.flatnonzero(table.is_masked[rows])
         if not len(sample_indices):

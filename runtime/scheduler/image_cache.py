@@ -25,7 +25,7 @@ def cache_keys(tokens: Tokens, images: Sequence[ImageInput]) -> Tokens:
 
     Args:
         tokens: token ids of the prompt.
-        images: its images, with their positions.
+        images: the prompt's images, with their positions.
 
     Returns:
         `tokens` itself if there are no images, else a new array.
@@ -46,7 +46,7 @@ class ImageCache:
 
     Attributes:
         step_tokens: most prompt tokens of a step, if a step must compute an image's remaining
-            tokens together; `None` if it may stop among them.
+            tokens together; `None` if a step may stop within an image.
         num_computed: images that were passed to the tower.
         num_hits: images of prompts whose vectors were already kept.
     """
@@ -83,7 +83,10 @@ class ImageCache:
         return digest not in self._failed_ahead
 
     def count_read(self, digest: bytes) -> None:
-        """Note that a prompt begins to read an image: a hit if not computed for that prompt."""
+        """Note that a prompt begins to read an image.
+
+        The read is a hit unless the image was computed for this prompt.
+        """
         self.num_hits += digest in self._kept and digest not in self._unread
         self._unread.discard(digest)
 
@@ -123,7 +126,7 @@ class ImageCache:
                 return
 
     def forget(self, digests: Collection[bytes]) -> None:
-        """Stop keeping these: their vectors may be wrong or missing."""
+        """Stop keeping these images: their vectors may be wrong or missing."""
         for digest in digests:
             self._used -= self._kept.pop(digest, 0)
             self._drops.add(digest)

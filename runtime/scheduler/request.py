@@ -97,12 +97,13 @@ class Request:
     Attributes:
         tokens: prompt and output so far while the request waits; while it runs, its row of
             `RequestTable.tokens` holds them.
-        row: its row in the running batch, -1 while it waits.
+        row: the request's row in the running batch, -1 while it waits.
         num_computed: tokens whose keys and values are written or in flight.
-        admitted_at: `time.monotonic()` of its first admission, 0 before it.
+        admitted_at: when the request was first admitted, `time.monotonic()`; 0 before that.
         is_resumed: whether an earlier process accepted it.
-        sent_ids: int32 bytes, the output that was sent then, about which extras have reported.
-        num_shown: characters that were sent with it.
+        sent_ids: int32 bytes, the output tokens that the earlier process sent; extras have reported
+            about these tokens.
+        num_shown: characters of text that were sent with those tokens.
         cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before it.
         started: whether its `StreamStart` was added for the detokenizer.
         row_spec: the data that its row needs, from the service.
@@ -111,9 +112,9 @@ class Request:
         embeds: float32 bytes, one row instead of each prompt token; empty if the prompt is tokens.
         images: images of the prompt, with their positions, in order.
         grammar: state of the output's grammar and thoughts; `None` for free text.
-        adapter_id: its adapter (LoRA), 0 for none.
+        adapter_id: id of the request's adapter (LoRA), 0 for none.
         adapter_slot: the adapter's slot on the device while the request runs; else -1.
-        times: where its time goes here.
+        times: how the request spends its time at the scheduler.
     """
 
     __slots__ = (
@@ -259,7 +260,7 @@ class LiveRequests(dict[int, Request]):
     """Every request at the scheduler, by id. Removing one, in whatever state, notes its end."""
 
     def __init__(self, clock: StepClock) -> None:
-        """Start empty; `clock` gets the times of those that end."""
+        """Start empty; `clock` gets the times of requests that end."""
         super().__init__()
         self._clock = clock
 

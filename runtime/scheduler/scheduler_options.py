@@ -21,7 +21,7 @@ class SchedulerOptions:
         stream_interval: tokens between two events of a stream.
         overlap: launch a step before the last one's tokens are read.
         num_adapter_slots: different adapters (LoRA) of one step; 0 if the server takes none.
-        evicts_oldest: see `AdapterPlaces`.
+        evicts_oldest: which adapter is overwritten first; see `AdapterPlaces`.
     """
 
     max_running_requests: int

@@ -21,7 +21,7 @@ def report_prefix(message: MatchPrefix, cache: CacheManager, generation: str) ->
 
     Args:
         message: the prompt.
-        cache: the worker's.
+        cache: the worker's prefix cache.
         generation: generation of the weights, the first part of every name space.
     """
     tokens = cache_keys(np.frombuffer(message.input_ids, dtype=np.int32), message.images)
@@ -41,7 +41,7 @@ LOG_INTERVAL_S = 5.0
 
 
 class SchedulerStats:
-    """Numbers of one worker.
+    """Gauges and counters of one worker.
 
     Attributes:
         num_prompt_tokens: prompt tokens of all accepted requests.

@@ -36,9 +36,9 @@ class StepNote(NamedTuple):
     """The facts about a step that are known when it is planned.
 
     Attributes:
-        planned_at: `time.monotonic()`.
+        planned_at: when the step was planned, `time.monotonic()`.
         num_prompt: prompt tokens of the step.
-        largest: the request with the longest chunk of them; -1 without prompts.
+        largest: id of the request with the longest prompt chunk; -1 without prompts.
     """
 
     planned_at: float
@@ -47,12 +47,12 @@ class StepNote(NamedTuple):
 
 
 class StepClock:
-    """The sums of one scheduler, and the times of requests that have ended.
+    """Sums over the steps of one scheduler, and the times of requests that have ended.
 
     Attributes:
         tower_s: seconds of steps that computed images.
         stepped_at: when the last step ended, `time.monotonic()`.
-        last_prompts: that step, if it computed prompts.
+        last_prompts: the last step, if it computed prompts; else `None`.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class StepClock:
         self._ended: list[WorkerTimes] = []
 
     def waits(self) -> list[float]:
-        """Return the seconds of the queue's head until now, by `Wait`."""
+        """Return how many seconds the queue's heads have waited since the start, by `Wait`."""
         now = time.monotonic()
         self._waits[self._wait] += now - self._waited_until
         self._waited_until = now
@@ -90,7 +90,7 @@ class StepClock:
         return self._plain_s / max(self._plain_steps, 1)
 
     def sums(self) -> _Sums:
-        """Return what all steps so far amount to."""
+        """Return the numbers and the seconds of all steps so far."""
         return _Sums(self._plain_steps, self._plain_s, self._mixed_steps, self._mixed_s)
 
     def planned(self, parts: Sequence[tuple[TimeRecord, int, int]], wait: Wait) -> StepNote:
@@ -98,8 +98,8 @@ class StepClock:
 
         Args:
             parts: for each chunk, the record of its request, its first position and its length.
-            wait: what the head of the queue waits for. A step that computes prompts is what it
-                waits for unless it lacks something else.
+            wait: what the head of the queue waits for. If this step computes prompts, the head
+                waits for the step, unless it lacks something else.
         """
         if not parts:
             self.wait_for(wait)
@@ -164,7 +164,7 @@ class TimeRecord:
     """The times of one request while it is at the scheduler.
 
     Attributes:
-        told: what the front will get.
+        told: the times that the front will get.
     """
 
     __slots__ = (
@@ -214,7 +214,7 @@ class TimeRecord:
         """Note that the request has a row and pages, for the first time or again.
 
         Args:
-            num_cached: its tokens from the cache.
+            num_cached: number of the request's tokens that came from the cache.
             prefix: where its prompt leaves the cache.
             is_empty: whether the cache is empty.
         """

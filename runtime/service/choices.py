@@ -121,8 +121,9 @@ class SelectBody(msgspec.Struct, kw_only=True):
 class Choice(TypedDict):
     """One choice.
 
-    A triple is log-probability, id and text of a token. The log-probability is `null` if no token
-    precedes it. `logprob` is the sum, `prob` the share among all choices.
+    A triple has the log-probability, the id and the text of a token. The log-probability is `null`
+    if no token precedes it. `logprob` is the sum over the tokens, and `prob` is the choice's share
+    among all choices.
     """
 
     token_logprobs: list[TripleBody]
@@ -134,8 +135,8 @@ class Choice(TypedDict):
 class SelectMeta(TypedDict):
     """Figures for all choices together.
 
-    `cached_tokens` of the prompt's tokens were in the prefix cache when the request came;
-    `computed_tokens` is the number of tokens computed for all choices.
+    `cached_tokens` is the number of the prompt's tokens that were in the prefix cache when the
+    request came. `computed_tokens` is the number of tokens computed for all choices.
     """
 
     id: str

@@ -47,7 +47,7 @@ class ServiceContext:
         images: prepares the images of prompts.
         status: status of the engine and of each replica; their owner keeps it current.
         weights: executes weight updates and pauses.
-        adapters: adapters (LoRA): loaded, unloaded, found by name.
+        adapters: loads and unloads adapters (LoRA), and finds them by name.
         changes: changes of options since the start.
     """
 

@@ -109,7 +109,7 @@ async def generate(
     """Admit every sample of a request, or none: if one is refused, the others are taken back.
 
     Args:
-        context: the server's.
+        context: the server's context.
         inputs: the samples to admit.
         session: the session that they continue, if any.
 
@@ -127,14 +127,14 @@ async def generate_native(
     """Check a body of the native API, encode its prompts and admit its samples.
 
     Args:
-        context: the server's.
+        context: the server's context.
         body: the decoded body.
         body_size: size of the body, bytes.
 
     Raises:
         InvalidRequest: the first error.
         TooLong: a prompt is longer than the context or the KV pool.
-        EngineNotReady, Overloaded: it cannot be accepted now.
+        EngineNotReady, Overloaded: the request cannot be accepted now.
     """
     vocab_size = context.client.limits.vocab_size
     defaults, features = context.sampling_defaults, context.features
@@ -158,10 +158,11 @@ async def admit_plan(
     """Admit every sample of `plan`, or none: if one is refused, the others are undone.
 
     Args:
-        context: the server's.
+        context: the server's context.
         plan: the request.
-        prompt_ids: of each of its prompts.
-        as_json: see `open_output`; if set, the size of all answers together is checked, too.
+        prompt_ids: token ids of each of the plan's prompts.
+        as_json: whether the answers will be encoded as JSON; if so, the size of all answers
+            together is checked, too.
     """
     inputs = [GenerationInput(prompt_ids[each.prompt_index], each.spec) for each in plan.samples]
     if as_json:
@@ -418,14 +419,14 @@ def open_output(
     """Admit one sample of `plan`.
 
     Args:
-        context: the server's.
+        context: the server's context.
         plan: the request.
         item: the sample.
         as_json: whether the answers will be encoded; else they have Python lists.
 
     Raises:
         InvalidRequest: the sample can never fit, or its `rid` is in flight.
-        EngineNotReady, Overloaded: it cannot be accepted now.
+        EngineNotReady, Overloaded: the request cannot be accepted now.
     """
     if context.tokenizer.is_missing:
         _refuse_text_rules(item.spec.sampling)

@@ -26,7 +26,7 @@ async def encode_with_images(
     """Return token ids of a request's prompts, and the plan with the images in its samples.
 
     Args:
-        context: the server's.
+        context: the server's context.
         plan: a request with images.
         encode: encodes prompts that have one placeholder per image.
 

@@ -16,7 +16,7 @@ class Features:
     """Features that requests may use, depending on how the server was started.
 
     Attributes:
-        hidden_size: numbers of a token's embedding.
+        hidden_size: length of a token's embedding.
         offered: extras that a server option has enabled, among those that need an option.
         input_embeds: whether prompts may be embeddings.
         sees: whether the model accepts images.

@@ -65,7 +65,7 @@ async def prefill(
     the cache.
 
     Args:
-        context: the server's.
+        context: the server's context.
         rid: the caller's name for all prompts; aborting it aborts each.
         prompts: token ids and requested log-probabilities of each prompt.
         param: the request field that has the prompts.
@@ -97,7 +97,7 @@ def check_tokens_together(
     """Refuse a request that has too many tokens to compute; see `docs/limits.md`.
 
     Raises:
-        InvalidRequest: more than `most_tokens`, and more than the context length.
+        InvalidRequest: there are more than `most_tokens` tokens, and more than the context length.
     """
     most = max(most_tokens, context.client.limits.context_len)
     if num_tokens > most:

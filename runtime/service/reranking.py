@@ -149,7 +149,7 @@ async def rerank(
     Args:
         context: the service.
         body: the request.
-        ask: for a model that generates text: writes the prompt with the chat template. `None` if
+        ask: writes the prompt with the chat template, for a model that generates text. `None` if
             the template does not ask for yes or no.
 
     Raises:

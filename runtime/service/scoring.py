@@ -65,7 +65,7 @@ async def score(context: ServiceContext, body: ScoreBody, body_size: int = 0) ->
     """Score every item, or none.
 
     Args:
-        context: the server's.
+        context: the server's context.
         body: the request.
         body_size: size of the body, bytes; work that grows with it leaves the event loop.
 

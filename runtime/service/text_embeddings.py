@@ -47,7 +47,8 @@ def choose_prompt(model: ModelSpec, prompt: str | None, name: str | None) -> str
         name: name of one of the model's own prompts.
 
     Raises:
-        InvalidRequest: both are given, the name is unknown, or the model does not give vectors.
+        InvalidRequest: both `prompt` and `name` are given, the name is unknown, or the model does
+            not give vectors.
     """
     given = "prompt_name" if name is not None else "prompt"
     if prompt is not None and name is not None:
@@ -71,7 +72,7 @@ def choose_prompt(model: ModelSpec, prompt: str | None, name: str | None) -> str
 
 
 async def count_prompt_tokens(tokenizer: Tokenizer, prompt: str) -> int:
-    """Return the number of tokens of `prompt` before a text, with those that begin every text.
+    """Return how many tokens come before a text: those of `prompt`, and those that begin any text.
 
     As in sentence-transformers, the prompt is encoded alone, and the token that ends a text does
     not count.
@@ -252,7 +253,7 @@ async def embed(
     Raises:
         InvalidRequest: there are too many inputs, an input is too long, or the model does not give
             vectors.
-        EmbeddingAborted: one was aborted.
+        EmbeddingAborted: a text was aborted.
     """
     check_priority(options.priority)
     # The kind of model is checked before time is spent on texts.
@@ -363,7 +364,7 @@ async def read_texts(
         made_of: makes the result from the text's rid, its answer and its last chunk.
 
     Raises:
-        EmbeddingAborted: one was aborted.
+        EmbeddingAborted: a text was aborted.
     """
     streams = generation.streams
     answers = [new_answer() for _ in streams]

@@ -33,7 +33,7 @@ class TokenVectors:
 
     Attributes:
         data: `[prompt_tokens, size]` float32, each row of unit length.
-        size: numbers of a token's vector.
+        size: length of a token's vector.
     """
 
     data: bytes
@@ -60,7 +60,7 @@ class TokenVectorsJson(Pieces):
         self._as_base64 = encoding_format == "base64"
 
     def pieces(self) -> Iterator[bytes]:
-        """See `Pieces`."""
+        """Return the pieces of the JSON; see `Pieces`."""
         return self._base64() if self._as_base64 else self._lists()
 
     def _base64(self) -> Iterator[bytes]:
@@ -102,7 +102,7 @@ async def embed_tokens(
     Raises:
         InvalidRequest: there are too many inputs, an input is too long, the answer would be too
             large, or the model does not give vectors.
-        EmbeddingAborted: one was aborted.
+        EmbeddingAborted: a text was aborted.
     """
     model = context.model
     check_priority(options.priority)

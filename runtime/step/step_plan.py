@@ -186,7 +186,7 @@ class MaskSource(Protocol):
     def make(self) -> TokenMasks | None:
         """Return the masks.
 
-        They are made once, at the first call, even if a failing step is retried.
+        The masks are made once, at the first call, even if a failing step is retried.
         """
 
 
@@ -320,8 +320,8 @@ class StepResult:
         nan_rows: rows of `failed` whose logits contained NaN.
         was_retried: whether the step failed and each sequence was tried alone. If so, images that
             no sequence reads were not computed.
-        outputs: by row: reports on its new token, for rows with extras.
-        inputs: by row and extra: reports on the step's span of the row's prompt.
+        outputs: by row, reports about the row's new token, for rows with extras.
+        inputs: by row and extra, reports about the step's span of the row's prompt.
     """
 
     token_ids: Int32Array

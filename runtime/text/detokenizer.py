@@ -84,8 +84,8 @@ class Detokenizer:
     def step(self, message: TokenDeltas) -> tuple[TextDeltas, StopHit | None]:
         """Decode one step of the whole batch.
 
-        Unknown requests and those that have ended are ignored: the scheduler may be a step ahead of
-        a stop string. A failure ends only its request.
+        Requests that are unknown or have ended are ignored: the scheduler may be a step ahead of a
+        stop string. A failure ends only its request.
 
         Returns:
             The deltas that are due, and the requests that have ended without the scheduler's
@@ -222,8 +222,8 @@ class Stream:
     def go_on_after(self, token_ids: list[int], num_shown: int) -> None:
         """Take the tokens that an earlier process sent, with `num_shown` characters of text.
 
-        Decoding them together may give more text than was sent with them, or less; what follows
-        begins after exactly those characters.
+        Decoding these tokens together may give more text than was sent with them, or less; the text
+        that follows begins after exactly `num_shown` characters.
         """
         self._undecoded += token_ids
         if self._matcher is not None:
@@ -247,7 +247,7 @@ class Stream:
 
         Args:
             token_ids: the new ids.
-            data: the same as int32 bytes.
+            data: the new ids as int32 bytes.
             reason: why the request ends with this step, if it does.
 
         Returns:

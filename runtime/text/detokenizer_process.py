@@ -1,7 +1,7 @@
 """The detokenizer process: turns tokens into text for the front, and reports stop hits.
 
-It belongs to one generation of the scheduler: when the scheduler is restarted, this process is
-restarted, too.
+The process belongs to one generation of the scheduler: when the scheduler is restarted, this
+process is restarted, too.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class TextEncoder:
         """Return token ids of each text; the library releases the GIL meanwhile.
 
         Args:
-            texts: any number.
+            texts: the texts, any number.
             add_special_tokens: whether the tokenizer's own BOS and EOS rule applies.
             check_length: called with the number of each text's tokens; raises to refuse. It runs
                 before the ids become Python integers, which holds the GIL for 20 milliseconds per
@@ -112,8 +112,9 @@ class TextEncoder:
     def encode_inner(self, texts: Sequence[str]) -> list[list[int]]:
         """Return token ids of texts inside another text, independent of the text before them.
 
-        Some tokenizers write a space before the text that begins a prompt, but not before these
-        texts. Tokenizers that write one after every special token do so here as well.
+        Some tokenizers write a space before the text that begins a prompt, but not before inner
+        texts. Tokenizers that write a space after every special token write it before inner texts
+        as well.
 
         Raises:
             InvalidRequest: a text holds half a surrogate pair.
@@ -133,13 +134,13 @@ class TextEncoder:
         """Return token ids of pairs of texts, in the form that models of pairs are trained on.
 
         Args:
-            pairs: any number.
-            check_length: see `encode_batch`.
-            most: see `encode_batch`; the longer text of a pair is cut first.
+            pairs: the pairs of texts, any number.
+            check_length: refuses a number of tokens; see `encode_batch`.
+            most: most tokens of a pair, see `encode_batch`; the longer text of a pair is cut first.
 
         Returns:
-            For each pair its ids, and how many of them belong to the first text; 0 if the tokenizer
-            does not distinguish the texts.
+            For each pair, its ids and the number of ids that belong to the first text; the number
+            is 0 if the tokenizer does not distinguish the texts.
 
         Raises:
             InvalidRequest: a text holds half a surrogate pair.
@@ -192,7 +193,7 @@ def check_num_chars(num_chars: int, *, most: int = MAX_TEXT_CHARS) -> None:
     """Refuse a request whose texts have `num_chars` characters together.
 
     Raises:
-        InvalidRequest: more than `most`.
+        InvalidRequest: the texts have more than `most` characters.
     """
     if num_chars > most:
         raise InvalidRequest(
@@ -213,7 +214,7 @@ async def encode_prompts(
     Raises:
         InvalidRequest: the texts are too long together, or one holds half a surrogate pair.
         TooLong: a prompt is longer than the context or the KV pool.
-        Overloaded: too many other requests wait for the same.
+        Overloaded: too many other requests wait for the tokenizer.
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if not texts:
@@ -260,7 +261,7 @@ async def encode_pieces(
     Raises:
         InvalidRequest: a piece holds half a surrogate pair.
         TooLong: the prompt is longer than the context or the KV pool.
-        Overloaded: too many other requests wait for the same.
+        Overloaded: too many other requests wait for the tokenizer.
     """
     check_texts(["".join(pieces)], limits)
     (ids,) = await encode_texts(tokenizer, pieces[:1], add_special_tokens=False)
@@ -279,7 +280,7 @@ async def encode_pairs(
     Raises:
         InvalidRequest: the texts are too long together, or one holds half a surrogate pair.
         TooLong: a pair is longer than the context.
-        Overloaded: too many other requests wait for the same.
+        Overloaded: too many other requests wait for the tokenizer.
     """
     check_texts([text for pair in pairs for text in pair], limits)
     encoded: list[tuple[list[int], int]] = []

@@ -1,4 +1,4 @@
-"""Makes a GGUF file's tokenizer, equal to that of the source's `tokenizer.json`. No torch.
+"""Makes a GGUF file's tokenizer, equal to the tokenizer in the source's `tokenizer.json`. No torch.
 
 There are two kinds. Byte-level BPE (`gpt2`) has merges, and the file has only the name of its
 pre-tokenizer. SentencePiece BPE (`llama`) has pieces with scores, and no merges.
@@ -124,7 +124,8 @@ def gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, Any], str | None]:
             there is one.
 
     Raises:
-        StartupError: the file has no vocabulary, or one of an unknown kind; one line.
+        StartupError: the file has no vocabulary, or one of an unknown kind; the message is one
+            line.
     """
     file = open_gguf(path)
     words = _Words(str(file.path), file.metadata)

@@ -33,7 +33,7 @@ class StopMatcher:
         After a match `matched` is set, and no text follows.
 
         Args:
-            text: more of it.
+            text: the next part of the text.
             may_match: whether a stop string that is complete with this part counts.
         """
         if not text or self.matched is not None:
@@ -97,11 +97,11 @@ class StopSearch(Protocol):
         ...
 
     def let_go(self) -> str:
-        """Return what is held back: the text ends here, and a different part follows."""
+        """Return the text held back: the text ends here, and a different part follows."""
         ...
 
     def finish(self, *, may_match: bool = True) -> str:
-        """End the text; returns what may be shown of the rest, which may still match."""
+        """End the text; return the part of the rest that may be shown. The rest may still match."""
         ...
 
 
@@ -140,7 +140,7 @@ class RegexStopMatcher:
         """Add `text`; returns what may be shown now. After a match nothing follows.
 
         Args:
-            text: more of it.
+            text: the next part of the text.
             may_match: whether a pattern that is complete with this part counts.
         """
         if not text or self.matched is not None:
@@ -168,7 +168,7 @@ class RegexStopMatcher:
         return held[:start]
 
     def let_go(self) -> str:
-        """Return what is held back: the text ends here, and a different part follows."""
+        """Return the text held back: the text ends here, and a different part follows."""
         held, self._held, self._held_len = "".join(self._held), [], 0
         self._threads, self._before = {}, ""
         return held

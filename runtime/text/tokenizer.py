@@ -112,7 +112,7 @@ class Tokenizer(TextEncoder):
         """Load the tokenizer of a model folder, or of a GGUF file.
 
         Raises:
-            StartupError: no tokenizer there that can be read.
+            StartupError: there is no tokenizer that can be read.
         """
         folder = Path(folder)
         if is_gguf(folder):
@@ -184,7 +184,7 @@ class Tokenizer(TextEncoder):
     def turn_end_ids(self) -> list[int]:
         """Ids of the tokens that end a turn, the same as in SGLang.
 
-        They are the end of a sequence, and Llama 3's end of a message that calls a tool.
+        These tokens are the end of a sequence, and Llama 3's end of a message that calls a tool.
         """
         found = (self.eos_token_id, self.backend.token_to_id("<|eom_id|>"))
         return [each for each in found if each is not None]

@@ -86,13 +86,13 @@ def build_worker(
     Args:
         config: the worker's configuration.
         shared: shared memory for the gauges.
-        send_tokens: sends to the detokenizer.
-        send_front: sends to the front.
+        send_tokens: sends a message to the detokenizer.
+        send_front: sends a message to the front.
         report: reports the progress of start-up.
         ranks: the other ranks' processes, already starting; needed when `tp_size > 1`.
 
     Raises:
-        StartupError: the model or the memory does not allow it; one line.
+        StartupError: the model or the memory does not allow a start; the message is one line.
     """
     grammars = build_grammars(config)
     executor = build_rank(config, 0, report)
@@ -197,7 +197,7 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
     All ranks call this at the same time: each waits for the others where they compute together.
 
     Raises:
-        StartupError: the model or the memory does not allow it; one line.
+        StartupError: the model or the memory does not allow a start; the message is one line.
     """
     torch.set_num_threads(config.num_threads)
     torch.set_grad_enabled(False)

@@ -84,12 +84,12 @@ class Nodes:
         """Listen for the nodes.
 
         Args:
-            context: for the sockets.
-            config: rank 0's, with its meeting point.
+            context: the ZMQ context of the sockets.
+            config: rank 0's configuration, with its meeting point.
             on_death: called on the thread with one line when a rank or a node has gone.
 
         Raises:
-            StartupError: the address cannot be bound; one line.
+            StartupError: the address cannot be bound; the message is one line.
         """
         link = config.node
         assert link is not None, "there are several nodes"

@@ -57,13 +57,13 @@ class Ranks:
         """Start the processes; they load at the same time as this process.
 
         Args:
-            context: for the sockets.
-            config: rank 0's.
+            context: the ZMQ context of the sockets.
+            config: rank 0's configuration.
             start_failed: called with the reason, one line, on another thread when a rank ends
                 during start-up; this process ends as soon as it returns.
 
         Raises:
-            StartupError: the address for other nodes cannot be bound; one line.
+            StartupError: the address for other nodes cannot be bound; the message is one line.
         """
         self._context = context
         self._config = config

@@ -50,7 +50,8 @@ class BodyLimit:
         """Wrap `receive` so that it raises once the body is too large, too slow or cut off.
 
         Raises:
-            BodyTooLarge, SlowBody, ClientGone: from the call that detects it.
+            BodyTooLarge, SlowBody, ClientGone: raised by the call of `receive` that detects the
+                problem.
         """
         received = 0
         is_complete = False

@@ -33,7 +33,7 @@ class LastErrorsAnswer(TypedDict):
 
 
 class LastErrors:
-    """The last `MAX_KEPT` of them, the latest first."""
+    """The last `MAX_KEPT` errors, the latest first."""
 
     def __init__(self) -> None:
         self._kept: deque[LastError] = deque(maxlen=MAX_KEPT)
@@ -52,12 +52,12 @@ class LastErrors:
         )
 
     def newest_first(self) -> list[LastError]:
-        """All that are kept."""
+        """All errors that are kept, the latest first."""
         return list(self._kept)
 
 
 def create_errors_router(last_errors: LastErrors) -> AccessRouter:
-    """The route; it shows all clients' errors, so it is the operator's.
+    """Create the route; it shows all clients' errors, so only the operator may call it.
 
     A browser must POST to such routes; see `server.entry.origins`.
     """

@@ -32,7 +32,7 @@ _ABORT = msgspec.json.Decoder(AbortBody)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """The one route."""
+    """Create the router of `/abort_request`."""
     router = AccessRouter(Access.ADMIN, tags=["control"], serves_tenants=True)
 
     documented = operation(AbortBody, body_may_be_absent=True, refuses=(404,))

@@ -40,7 +40,7 @@ _ANSWER = json_of(AdapterAnswer)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """The routes for adapters."""
+    """Create the router of the routes for adapters."""
     router = AccessRouter(Access.ADMIN, tags=["adapters"])
     adapters, model = context.adapters, context.config.model
     own = [str(each.folder) for each in adapters.record.all()]

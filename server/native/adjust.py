@@ -62,7 +62,7 @@ class WorkerRefused(HeadraceError):
 
 
 def create_router(context: ServiceContext, request_log: RequestLog) -> AccessRouter:
-    """The router of these routes."""
+    """Create the router of the routes that change a running server."""
     router = AccessRouter(Access.ADMIN, tags=["control"])
 
     async def tell(make: Any) -> None:

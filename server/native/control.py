@@ -30,7 +30,7 @@ _QUERY = (
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """The one route."""
+    """Create the router of `/flush_cache`."""
     router = AccessRouter(Access.ADMIN, tags=["control"])
 
     async def flush_cache(request: Request) -> Response:

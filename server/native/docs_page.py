@@ -14,7 +14,7 @@ _SCRIPT_BEGIN, _SCRIPT_END = "<script>", "</script>"
 
 
 def create_router() -> AccessRouter:
-    """The page's router; the page only needs the server's own address."""
+    """Create the page's router; the page only needs the server's own address."""
     router = AccessRouter(Access.KEY, include_in_schema=False)
     page = files("server.native").joinpath("docs_page.html").read_text(encoding="utf-8")
     headers = {"content-security-policy": _policy(page)}

@@ -68,7 +68,7 @@ async def encode(context: ServiceContext, body: EncodeBody) -> tuple[list[Embedd
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """The routes, two names for one handler."""
+    """Create the router of both routes, which are two names for one handler."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     async def encode_texts(request: Request) -> Response:

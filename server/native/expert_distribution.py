@@ -16,7 +16,7 @@ _ACTIONS: tuple[Literal["start", "stop", "dump"], ...] = ("start", "stop", "dump
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """The start, stop and dump routes."""
+    """Create the router of the start, stop and dump routes."""
     router = AccessRouter(Access.ADMIN, tags=["control"])
     for action in _ACTIONS:
         path = f"/{action}_expert_distribution_record"

@@ -43,7 +43,7 @@ class ExplainCacheBody(msgspec.Struct, kw_only=True):
 
 
 class CacheExplained(TypedDict):
-    """How much of the prompt is cached; `cache_break` is null if all of it is."""
+    """How much of the prompt is cached; `cache_break` is null if the whole prompt is cached."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -56,7 +56,7 @@ _MESSAGES = msgspec.json.Decoder(CountTokensRequest)
 
 
 def create_router(openai: OpenAIContext) -> AccessRouter:
-    """The route."""
+    """Create the router of `/explain_cache`."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.post(

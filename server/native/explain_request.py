@@ -37,7 +37,7 @@ _DECODER = msgspec.json.Decoder(ExplainRequestBody)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """The one route. A browser must POST to such routes; see `server.entry.origins`."""
+    """Create the router. A browser must POST to the route; see `server.entry.origins`."""
     router = AccessRouter(Access.ADMIN, tags=["native"], serves_tenants=True)
     documented = operation(ExplainRequestBody, ok=json_of(RequestsExplained), refuses=(404,))
 

@@ -25,7 +25,7 @@ _DECODER = msgspec.json.Decoder(GenerateBody)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """The route `/generate`."""
+    """Create the router of `/generate`."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     async def generate(request: Request) -> Response:

@@ -50,7 +50,7 @@ _PROBE_POLL_S = 0.1
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """The routes that probes call."""
+    """Create the router of the routes that probes call."""
     router = AccessRouter(Access.OPEN, tags=["health"])
 
     async def health() -> Response:

@@ -38,10 +38,10 @@ _HEADERS = {
 
 
 def create_router(http: HttpArgs) -> AccessRouter:
-    """The files under `/page/`; `RouteTable` gives `/page/index.html` to browsers that ask for `/`.
+    """Create the routes of the files; `RouteTable` gives `/page/index.html` to browsers at `/`.
 
-    Nothing in the files is secret, so that a browser gets them without a key and the page can ask
-    for it.
+    Nothing in the files is secret, so a browser gets the files without a key, and the page can ask
+    for the key.
     """
     router = AccessRouter(Access.OPEN, include_in_schema=False)
     for file in files("server").joinpath("page").iterdir():

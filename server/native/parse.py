@@ -91,7 +91,7 @@ _CALLS = msgspec.json.Decoder(ParseFunctionCallBody)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """Both routes."""
+    """Create the router of both routes."""
     del context
     router = AccessRouter(Access.KEY, tags=["native"])
     parsing = _Parsing()

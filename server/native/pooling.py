@@ -77,7 +77,7 @@ _DECODER = msgspec.json.Decoder(PoolingBody)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """The route."""
+    """Create the router of `/pooling`."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     async def pool_texts(request: Request) -> Response:

@@ -16,7 +16,7 @@ _DECODER = msgspec.json.Decoder(ProfileBody)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """Both routes."""
+    """Create the router of both routes."""
     router = AccessRouter(Access.ADMIN, tags=["control"])
 
     async def start(request: Request) -> Response:

@@ -29,7 +29,7 @@ _RELEVANCE = msgspec.json.Decoder(RelevanceBody)
 
 
 def create_router(context: ServiceContext, template: ChatTemplate | None) -> AccessRouter:
-    """The routes; `template` is the chat template."""
+    """Create the router of the routes; `template` is the chat template."""
     # Errors have OpenAI's shape, because its flat message is where Cohere's clients expect it.
     router = AccessRouter(Access.KEY, tags=["native"], dialect=Dialect.OPENAI)
     ask = _asker(template)

@@ -40,7 +40,7 @@ _DECODER = msgspec.json.Decoder(ScoreBody)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """The route `/v1/score`."""
+    """Create the router of `/v1/score`."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.post("/v1/score", openapi_extra=operation(ScoreBody, ok=json_of(Scores)))

@@ -19,7 +19,7 @@ _DECODER = msgspec.json.Decoder(SelectBody)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """The route `/v1/select`."""
+    """Create the router of `/v1/select`."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.post("/v1/select", openapi_extra=operation(SelectBody, ok=json_of(Choices)))

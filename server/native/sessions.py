@@ -37,7 +37,7 @@ _CLOSE = msgspec.json.Decoder(CloseBody)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """Both routes."""
+    """Create the router of both routes."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.post("/open_session", openapi_extra=operation(OpenBody, ok=json_of(str)))

@@ -78,7 +78,7 @@ _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
 def create_router(context: ServiceContext, template: ChatTemplate | None) -> AccessRouter:
-    """Create the routes, most of them also under `/v1/`; `template` is the chat template."""
+    """Create the routes, most of which also exist under `/v1/`; `template` is the chat template."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     async def tokenize(request: Request) -> Response:

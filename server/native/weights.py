@@ -82,7 +82,7 @@ _BY_NAME = [
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """The routes for weights, pauses and memory."""
+    """Create the router of the routes for weights, pauses and memory."""
     router = AccessRouter(Access.ADMIN, tags=["weights"])
     _add_updates(router, context)
     _add_groups(router, context)

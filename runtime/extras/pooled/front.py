@@ -29,10 +29,10 @@ class VectorAnswer(ExtraAnswer):
             self._data = block.data
 
     def numbers(self) -> array[float]:
-        """Return the vector or the scores, float32.
+        """Return the vector or the scores as float32.
 
         Raises:
-            HeadraceError: the model returned no numbers, or some are not finite.
+            HeadraceError: the model returned no numbers, or some numbers are not finite.
         """
         found = array("f", self._data)
         if not found or not all(map(math.isfinite, found)):
