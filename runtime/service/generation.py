@@ -161,8 +161,7 @@ async def admit_plan(
         context: the server's context.
         plan: the request.
         prompt_ids: token ids of each of the plan's prompts.
-        as_json: whether the answers will be encoded as JSON; if so, the size of all answers
-            together is checked, too.
+        as_json: whether answers will be JSON; if so, the size of all of them is checked, too.
     """
     inputs = [GenerationInput(prompt_ids[each.prompt_index], each.spec) for each in plan.samples]
     if as_json:
