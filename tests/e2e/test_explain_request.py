@@ -162,10 +162,16 @@ def test_a_grammar(seeing: Asked) -> None:
 def test_a_long_neighbor(seeing: Asked, clients: ThreadPoolExecutor) -> None:
     running = clients.submit(seeing.generate, "beside", seeing.ids(20), 150)
     until(seeing.is_decoding)
-    num_neighbors = 0
-    while not running.done():
-        seeing.generate(f"neighbor-{num_neighbors}", seeing.ids(1500), 1)
-        num_neighbors += 1
+
+    def send_neighbors(client: int) -> None:
+        number = 0
+        while not running.done():
+            seeing.generate(f"neighbor-{client}-{number}", seeing.ids(1500), 1)
+            number += 1
+
+    # Several, so that the next prompt waits already when one is computed, however slow a client is.
+    for each in [clients.submit(send_neighbors, client) for client in range(3)]:
+        each.result()
     running.result()
     found = seeing.explain("beside")
     (text,) = [each["text"] for each in found["causes"] if each["name"] == "long neighbor"]
