@@ -101,8 +101,8 @@ class Life:
     Attributes:
         times: seconds from the begin of the run, one for each sample.
         pss_mb: proportional set size: its memory, and its part of what it shares.
-        own_mb: the part of it that is no file, which other processes of the machine cannot change.
-        descriptors: open ones.
+        own_mb: memory that belongs to no file, MB; other processes of the machine do not change it.
+        descriptors: number of open descriptors.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""The further nodes of a worker, as rank 0 sees them: who is there, and whose ranks have ended."""
+"""The nodes above 0 of a worker, as rank 0 sees them: which are there, and which lost a rank."""
 
 from __future__ import annotations
 

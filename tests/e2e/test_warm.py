@@ -81,7 +81,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     assert run(TOY_NAME).returncode == 2
 
 
-@pytest.mark.skipif(not READ_ONLY.is_dir(), reason="no folder that nobody may write to")
+@pytest.mark.skipif(not READ_ONLY.is_dir(), reason="no folder that even root cannot write to")
 def test_a_folder_that_may_only_be_read_is_copied(tmp_path: Path) -> None:
     triton = pytest.importorskip("triton")
     with triton.knobs.cache.scope():

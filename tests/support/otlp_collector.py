@@ -15,7 +15,7 @@ class Collector:
 
     Attributes:
         spans: all that have come, as protobuf messages.
-        resources: the attributes of who sent them.
+        resources: the attributes of the process that sent them.
         answers: while it is not set, no post is answered.
     """
 

@@ -87,7 +87,7 @@ class KvScales(WeightHolder):
 
 
 def _power(scale: Tensor) -> Tensor:
-    """The next power of two; 1 for what is no scale, such as the -1 of tools for none."""
+    """Return the next power of two; 1 for a value that is not a scale, such as -1 for "none"."""
     is_scale = scale.isfinite() & (scale > 0)
     usual = torch.where(is_scale, scale, 1.0).clamp(2.0**-14, 2.0**14)
     return torch.exp2(usual.log2().ceil())

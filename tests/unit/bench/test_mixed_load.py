@@ -23,7 +23,7 @@ def grown(per_hour: float, level: float = 100.0, seconds: int = 600) -> Life:
 def test_a_slope_is_found_behind_levels_and_settling() -> None:
     young = grown(7200, seconds=60)
     first, second = grown(12.0), grown(12.0, level=500.0)
-    # What grows in the first seconds is no leak.
+    # Growth in the first seconds is not a leak.
     first.pss_mb[:5] = [10.0] * 5
     assert slope_per_hour([first, second, young], "pss_mb") == pytest.approx(12.0)
     assert slope_per_hour([young], "pss_mb") is None
