@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,13 @@ class Asked:
         """The text of each cause that is named."""
         return {cause["name"]: cause["text"] for cause in self.explain(name)["causes"]}
 
+    @contextmanager
+    def slow_steps(self, step_s: float = 0.02) -> Iterator[None]:
+        """Each step takes so much longer: a request runs until a test has looked at it."""
+        self.post("/slow_down", forward_sleep_time=step_s)
+        yield
+        self.post("/slow_down", forward_sleep_time=0)
+
     def is_decoding(self, num_running: int = 1) -> bool:
         """Whether that many requests run, and no prompt waits."""
         (load,) = self.server.client.get("/v1/loads").json()["loads"]
@@ -98,10 +106,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
 
 @pytest.fixture
 def slowly(small: Asked) -> Iterator[Asked]:
-    """The same one while each of its steps takes twenty milliseconds longer."""
-    small.post("/slow_down", forward_sleep_time=0.02)
-    yield small
-    small.post("/slow_down", forward_sleep_time=0)
+    with small.slow_steps():
+        yield small
 
 
 @pytest.fixture
@@ -113,7 +119,7 @@ def clients() -> Iterator[ThreadPoolExecutor]:
 def test_a_cold_cache(seeing: Asked) -> None:
     name = seeing.chat("Where is the lion?", "This begins like nothing else. " + RULES)
     found = seeing.explain(name)
-    assert found["causes"][0]["name"] == "cold cache"
+    assert "cold cache" in {cause["name"] for cause in found["causes"]}
     assert found["cached_tokens"] == 0
     assert sum(each["tokens"] for each in found["prompt_chunks"]) == found["prompt_tokens"]
     warm = seeing.chat("Where is the lion?", "This begins like nothing else. " + RULES)
@@ -160,18 +166,18 @@ def test_a_grammar(seeing: Asked) -> None:
 
 
 def test_a_long_neighbor(seeing: Asked, clients: ThreadPoolExecutor) -> None:
-    running = clients.submit(seeing.generate, "beside", seeing.ids(20), 150)
-    until(seeing.is_decoding)
-
     def send_neighbors(client: int) -> None:
         number = 0
         while not running.done():
             seeing.generate(f"neighbor-{client}-{number}", seeing.ids(1500), 1)
             number += 1
 
-    # Several, so that the next prompt waits already when one is computed, however slow a client is.
-    for each in [clients.submit(send_neighbors, client) for client in range(3)]:
-        each.result()
+    with seeing.slow_steps():
+        running = clients.submit(seeing.generate, "beside", seeing.ids(20), 150)
+        until(seeing.is_decoding)
+        # Several, so that the next prompt waits already when one is computed.
+        for each in [clients.submit(send_neighbors, client) for client in range(3)]:
+            each.result()
     running.result()
     found = seeing.explain("beside")
     (text,) = [each["text"] for each in found["causes"] if each["name"] == "long neighbor"]
@@ -256,7 +262,7 @@ def test_a_restart(slowly: Asked, clients: ThreadPoolExecutor) -> None:
     running.result()
     found = slowly.explain("resumed")
     assert found["resumes"] == 1
-    assert found["causes"][0]["name"] == "restart"
+    assert "restart" in {cause["name"] for cause in found["causes"]}
 
 
 def test_the_command_and_its_refusals(seeing: Asked, tmp_path: Path) -> None:
