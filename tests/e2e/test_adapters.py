@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from headrace.trainer import adapter_body
 from tests.support.adapters import ATTENTION, make_adapter, merged_model, write_adapter
+from tests.support.native import slowed
 from tests.support.server import ServerProcess, running_server
 from tests.support.tiny_models import tiny_model
 from tests.support.waiting import until
@@ -257,7 +258,7 @@ def test_unloading_waits_for_requests(server, folders, expected):
     load(server, "wide", folders["wide"])
     sampling = {"temperature": 0, "max_new_tokens": 120, "ignore_eos": True}
     body = {"input_ids": PROMPT, "lora_path": "wide", "sampling_params": sampling}
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, slowed(server, 0.02):
         running = [pool.submit(post, server, "/generate", **body) for _ in range(4)]
         until(lambda: in_flight(server, "wide") == len(running))
         unloaded = pool.submit(post, server, "/unload_lora_adapter", lora_name="wide")

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 
 from benchmarks.survival import children
 from tests.support.adapters import make_adapter
+from tests.support.native import slowed
 from tests.support.pictures import data_url, encoded, noise
 from tests.support.seeing_model import seeing_model
 from tests.support.server import ServerProcess
@@ -26,6 +26,8 @@ from tests.support.waiting import until
 
 # The context of the tiny model, too.
 POOL_TOKENS = 256
+# So much longer takes a step where a request must run until a test has looked at it.
+STEP_S = 0.02
 RULES = "You are the guide of a museum. Answer in one short sentence, and name the hall. " * 12
 
 
@@ -67,13 +69,6 @@ class Asked:
         """The text of each cause that is named."""
         return {cause["name"]: cause["text"] for cause in self.explain(name)["causes"]}
 
-    @contextmanager
-    def slow_steps(self, step_s: float = 0.02) -> Iterator[None]:
-        """Each step takes so much longer: a request runs until a test has looked at it."""
-        self.post("/slow_down", forward_sleep_time=step_s)
-        yield
-        self.post("/slow_down", forward_sleep_time=0)
-
     def is_decoding(self, num_running: int = 1) -> bool:
         """Whether that many requests run, and no prompt waits."""
         (load,) = self.server.client.get("/v1/loads").json()["loads"]
@@ -106,7 +101,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
 
 @pytest.fixture
 def slowly(small: Asked) -> Iterator[Asked]:
-    with small.slow_steps():
+    with slowed(small.server, STEP_S):
         yield small
 
 
@@ -172,7 +167,7 @@ def test_a_long_neighbor(seeing: Asked, clients: ThreadPoolExecutor) -> None:
             seeing.generate(f"neighbor-{client}-{number}", seeing.ids(1500), 1)
             number += 1
 
-    with seeing.slow_steps():
+    with slowed(seeing.server, STEP_S):
         running = clients.submit(seeing.generate, "beside", seeing.ids(20), 150)
         until(seeing.is_decoding)
         # Several, so that the next prompt waits already when one is computed.
