@@ -16,7 +16,7 @@ from tests.support.driver import Driver, load
 from tests.support.gguf_models import write_gguf
 from tests.support.stored_numerics import WIDE, divergence, prompt, reference, variant
 
-ARCHITECTURES = {
+ARCHITECTURES: dict[str, dict[str, object]] = {
     "llama": {},
     "llama_tied": {},
     "llama_biased": {},
@@ -24,7 +24,11 @@ ARCHITECTURES = {
     "mistral": {},
     "qwen2": {},
     "qwen3": {},
+    "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3": {"query_pre_attn_scalar": 32},
+    "granite": {},
+    # The files cannot tell which layers rotate: the fourth does not.
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
     "qwen2_moe": {},
     "qwen3_moe": {},
 }

@@ -38,7 +38,7 @@ _NAMES = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
-_GEMMA3 = {
+_GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -50,8 +50,13 @@ _ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen2MoeForCausalLM": "qwen2moe",
     "Qwen3MoeForCausalLM": "qwen3moe",
+    "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "GraniteForCausalLM": "granite",
+    "SmolLM3ForCausalLM": "smollm3",
 }
+# Those whose halves of rotated heads are interleaved.
+_INTERLEAVED = {"llama", "granite", "smollm3"}
 
 
 def write_gguf(
@@ -111,12 +116,12 @@ def _name(full: str, architecture: str) -> tuple[str, int | None]:
         _, _, expert, part = rest.split(".")
         kind = part.removesuffix("_proj")
         return f"blk.{layer}.ffn_{kind}_exps.weight", int(expert)
-    names = {**_NAMES, **(_GEMMA3 if architecture == "gemma3" else {})}
+    names = {**_NAMES, **(_GEMMA if architecture.startswith("gemma") else {})}
     return f"blk.{layer}.{names[rest]}.{last}", None
 
 
 def _heads(name: str, architecture: str, config: dict[str, Any]) -> int:
-    if architecture != "llama":
+    if architecture not in _INTERLEAVED:
         return 0
     if ".attn_q." in name:
         return int(config["num_attention_heads"])
@@ -136,7 +141,7 @@ def _write(
     stored = weight
     if heads:
         stored = weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-    offset = 1.0 if architecture == "gemma3" and name.endswith("norm.weight") else 0.0
+    offset = 1.0 if architecture.startswith("gemma") and name.endswith("norm.weight") else 0.0
     if stored.dim() == 1 or "_inp." in name or name.endswith("gate_inp_shexp.weight"):
         if name.endswith("gate_inp_shexp.weight"):
             stored = stored.flatten()
@@ -177,8 +182,11 @@ def _write_keys(
     if rope.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(config, rope))
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if name in _INTERLEAVED:
+        writer.add_rope_dimension_count(head_dim)
+    if config.get("head_dim"):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     # Version 5 of `transformers` calls them local in some files.
     experts = config.get("num_experts") or config.get("num_local_experts")
     if experts:
@@ -187,6 +195,15 @@ def _write_keys(
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         if config.get("shared_expert_intermediate_size"):
             writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if name == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if name == "gemma2":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if name == "gemma3":
         writer.add_sliding_window(config["sliding_window"])
         writer.add_sliding_window_pattern(

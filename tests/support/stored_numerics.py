@@ -12,18 +12,27 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.checkpoint.headers import SINGLE_FILE as SINGLE
-from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, TinyModel, tiny_model
+from tests.support.tiny_families import TINY_FAMILIES, tiny_family
+from tests.support.tiny_models import (
+    ENDOFTEXT_ID,
+    TINY_MODELS,
+    VOCAB_SIZE,
+    TinyModel,
+    tiny_model,
+)
 
 # Blocks of 256 need rows as long.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 
 
 def variant(name: str, options: dict[str, object]) -> Path:
-    """A tiny model's folder with other options than the table's."""
-    model = TINY_MODELS[name]
+    """The folder of a tiny model or family with other options than its table's."""
+    if name in TINY_FAMILIES and not options:
+        return tiny_family(name)
+    model = {**TINY_FAMILIES, **TINY_MODELS}[name]
     key = f"{name} {sorted(options.items())}"
     if options and key not in TINY_MODELS:
-        changed = {**model.options, **options}
+        changed = {"pad_token_id": ENDOFTEXT_ID, **model.options, **options}
         TINY_MODELS[key] = TinyModel(model.architecture, changed)
         try:
             return tiny_model(key)

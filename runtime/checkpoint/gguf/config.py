@@ -278,23 +278,58 @@ def _moe(
     return read
 
 
-def _gemma3(keys: _OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+def _granite(keys: _OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    # llama.cpp reads this key of Granite as whether heads rotate.
+    if not keys.flag("rope.scaling.finetuned", True):
+        raise keys.error("rope.scaling.finetuned", "true")
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    # As in llama.cpp: an absent factor or a factor of 0 is the usual one.
+    return {
+        "architectures": ["GraniteForCausalLM"],
+        "mlp_bias": keys.has("blk.0.ffn_gate.bias"),
+        "attention_multiplier": keys.values.get("attention.scale") or head_dim**-0.5,
+        "embedding_multiplier": keys.values.get("embedding_scale") or 1.0,
+        "residual_multiplier": keys.values.get("residual_scale") or 1.0,
+        # A divisor despite its name.
+        "logits_scaling": keys.values.get("logit_scale") or 1.0,
+    }
+
+
+def _smollm3(keys: _OwnKeys, config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001  # as others
+    # The files do not name the layers without positions; in llama.cpp, every fourth is one.
+    return {
+        "architectures": ["SmolLM3ForCausalLM"],
+        "mlp_bias": keys.has("blk.0.ffn_gate.bias"),
+        "no_rope_layer_interval": 4,
+    }
+
+
+def _gemma(keys: _OwnKeys, config: dict[str, Any], num_layers_of_largest: int) -> dict[str, Any]:
+    """Return the keys that Gemma 2 and Gemma 3 share."""
     layers, hidden = config["num_hidden_layers"], config["hidden_size"]
     # As in llama.cpp: only the largest model does not scale by its head size.
-    scalar = (
-        hidden // config["num_attention_heads"] if layers == 62 else config.get("head_dim", 256)
-    )
-    found: dict[str, Any] = {
-        "architectures": ["Gemma3ForCausalLM"],
-        "query_pre_attn_scalar": scalar,
-        "rope_local_base_freq": keys.number("rope.freq_base_swa", 1.0, 1e12, 10000.0),
-        "rope_theta": keys.number("rope.freq_base", 1.0, 1e12, 1e6),
-    }
+    is_largest = layers == num_layers_of_largest
+    scalar = hidden // config["num_attention_heads"] if is_largest else config.get("head_dim", 256)
+    found: dict[str, Any] = {"query_pre_attn_scalar": scalar}
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if keys.values.get(name):
             found[name] = keys.values[name]
     if keys.values.get("attention.sliding_window"):
         found["sliding_window"] = keys.values["attention.sliding_window"]
+    return found
+
+
+def _gemma2(keys: _OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    return {"architectures": ["Gemma2ForCausalLM"], **_gemma(keys, config, 46)}
+
+
+def _gemma3(keys: _OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "architectures": ["Gemma3ForCausalLM"],
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", 1.0, 1e12, 10000.0),
+        "rope_theta": keys.number("rope.freq_base", 1.0, 1e12, 1e6),
+        **_gemma(keys, config, 62),
+    }
     pattern = keys.values.get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
         found["layer_types"] = [
@@ -312,6 +347,9 @@ _ARCHITECTURES: dict[str, Callable[[_OwnKeys, dict[str, Any]], dict[str, Any]]] 
     "qwen3": _plain("Qwen3ForCausalLM"),
     "qwen2moe": _moe("Qwen2MoeForCausalLM", sums_to_one=False),
     "qwen3moe": _moe("Qwen3MoeForCausalLM", sums_to_one=True),
+    "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "granite": _granite,
+    "smollm3": _smollm3,
 }
 assert set(_FLOAT_DTYPES) == set(FLOAT_TYPES)

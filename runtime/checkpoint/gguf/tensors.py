@@ -1,8 +1,8 @@
 """The tensors of a GGUF file with the names and the order of a Hugging Face checkpoint.
 
-llama.cpp renames every tensor, stacks experts, interleaves the halves of Llama's rotated heads and
-adds one to Gemma's norms. All of that is described or undone here, so that other code is
-independent of it.
+llama.cpp renames every tensor, stacks experts, interleaves the halves of rotated heads (Llama,
+Granite, SmolLM3) and adds one to Gemma's norms. All of that is described or undone here, so that
+other code is independent of it.
 Front-safe: no torch.
 """
 
@@ -51,7 +51,7 @@ _MIXTRAL = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
-_GEMMA3 = {
+_GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
@@ -80,11 +80,13 @@ _LLAMA_HEADS = {"attn_q": "attention.head_count", "attn_k": "attention.head_coun
 
 def _dialect(file: GgufFile) -> _Dialect:
     name = architecture_of(file)
-    if name == "gemma3":
-        return _Dialect(_GEMMA3, norm_offset=1.0)
+    if name in ("gemma2", "gemma3"):
+        return _Dialect(_GEMMA, norm_offset=1.0)
     if name == "llama":
         has_experts = bool(file.metadata.get("llama.expert_count"))
         return _Dialect(_MIXTRAL if has_experts else {}, _LLAMA_HEADS)
+    if name in ("granite", "smollm3"):
+        return _Dialect(heads=_LLAMA_HEADS)
     return _Dialect()
 
 
@@ -152,7 +154,8 @@ def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[Tensor
 
 
 def _num_heads(file: GgufFile, key: str, shape: tuple[int, ...]) -> int:
-    count = file.metadata.get(f"llama.{key}", file.metadata.get("llama.attention.head_count"))
+    name = architecture_of(file)
+    count = file.metadata.get(f"{name}.{key}", file.metadata.get(f"{name}.attention.head_count"))
     if not isinstance(count, int) or count < 1 or shape[0] % (2 * count):
         raise StartupError(f"{file.path}: {shape[0]} rows are not {count!r} heads of halves")
     return count
