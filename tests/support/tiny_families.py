@@ -103,7 +103,9 @@ TINY_FAMILIES: dict[str, TinyModel] = {
 }
 
 # Also served by their own code in `transformers`, in `test_adapted_models`.
-TINY_FAMILIES |= {name: ADAPTED_MODELS[name] for name in ("gemma2", "granite", "smollm3")}
+TINY_FAMILIES |= {
+    name: ADAPTED_MODELS[name] for name in ("gemma2", "glm", "glm4", "granite", "smollm3")
+}
 
 
 @cache

@@ -42,6 +42,7 @@ class AttentionLayer:
         cos_sin: `[max_positions, rotary_dim]` float32, cosines then sines, half each; `None` if
             `run` should not rotate. Usually a whole head rotates, else its first `rotary_dim`
             elements.
+        interleaved: whether neighbors rotate together; see `RopeConfig`.
         q_norm, k_norm: `[head_dim]` weights of a per-head RMSNorm before rotation, or `None`; only
             `run` applies them.
         eps: epsilon of that norm.
@@ -61,6 +62,7 @@ class AttentionLayer:
     head_dim: int
     scale: float
     cos_sin: Tensor | None = None
+    interleaved: bool = False
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     eps: float = 1e-6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from kernels.latent_attention import latent_attention
@@ -30,7 +29,7 @@ def rotate_and_write(
     kv = batch.kv[layer.layer_idx]
     num_tokens, row = qkv.shape
     q = qkv.as_strided((num_tokens, num_heads, head_dim), (row, head_dim, 1))
-    if layer.cos_sin is None or layer.cos_sin.shape[1] < head_dim:
+    if layer.cos_sin is None or layer.interleaved or layer.cos_sin.shape[1] < head_dim:
         _turn_and_write(kernels, layer, qkv, batch)
         return q
     kernels.rope_kv_write(
@@ -54,7 +53,7 @@ def rotate_and_write(
 def _turn_and_write(
     kernels: RopeKernels, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch
 ) -> None:
-    """Do the same where no head rotates, or only the first elements of each."""
+    """Do the same where no head rotates, only the first elements of each, or neighbors do."""
     heads = qkv.unflatten(1, (-1, layer.head_dim))
     q, k, v = heads.split([layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
     for each, weight in ((q, layer.q_norm), (k, layer.k_norm)):
@@ -66,21 +65,28 @@ def _turn_and_write(
     if layer.cos_sin is not None:
         cos_sin = layer.cos_sin.index_select(0, batch.positions).unsqueeze(1)
         for each in (q, k):
-            turn(each, cos_sin)
+            turn(each, cos_sin, interleaved=layer.interleaved)
     write_heads(kernels, layer, k, v, batch)
 
 
-def turn(part: Tensor, cos_sin: Tensor) -> Tensor:
+def turn(part: Tensor, cos_sin: Tensor, *, interleaved: bool = False) -> Tensor:
     """Rotate the first elements of each head, as many as the table has; in place.
 
     Args:
         part: `[num_tokens, heads, head_dim]`.
         cos_sin: `[num_tokens, 1, rotary_dim]` float32, cosines then sines.
+        interleaved: see `RopeConfig`.
     """
     cos, sin = cos_sin.chunk(2, dim=-1)
-    first, second = part[..., : cos_sin.shape[-1]].float().chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    part[..., : cos_sin.shape[-1]] = turned.to(part.dtype)
+    rotated = part[..., : cos_sin.shape[-1]]
+    if interleaved:
+        first, second = rotated[..., ::2], rotated[..., 1::2]
+    else:
+        first, second = rotated.chunk(2, dim=-1)
+    x, y = first.float(), second.float()
+    turned = x * cos - y * sin, y * cos + x * sin
+    first.copy_(turned[0])
+    second.copy_(turned[1])
     return part
 
 

@@ -77,6 +77,7 @@ class DecoderAttention(Mixer):
             head_dim=head_dim,
             scale=of_layer.scale,
             cos_sin=None if rope is None else ropes.table(rope, of_layer.rotary_dim or head_dim),
+            interleaved=rope is not None and rope.interleaved,
             q_norm=None if self.q_norm is None else self.q_norm.weight,
             k_norm=None if self.k_norm is None else self.k_norm.weight,
             eps=spec.rms_norm_eps,
@@ -143,13 +144,14 @@ class DecoderMLP:
 
     def __init__(self, spec: DecoderSpec, size: int, context: BuildContext) -> None:
         self.activation = spec.activation
-        self.gate_up_proj = Linear.column_parallel(
-            spec.hidden_size,
-            [column("gate", size, context), column("up", size, context)],
-            spec.mlp_bias,
-            context,
-        )
-        self.down_proj = Linear.row_parallel(size, spec.hidden_size, spec.mlp_bias, context)
+        hidden, bias = spec.hidden_size, spec.mlp_bias
+        if spec.fused_gate_up:
+            half = column("", size, context)
+            self.gate_up_proj = Linear.stacked(hidden, half, 2, bias, context)
+        else:
+            halves = [column("gate", size, context), column("up", size, context)]
+            self.gate_up_proj = Linear.column_parallel(hidden, halves, bias, context)
+        self.down_proj = Linear.row_parallel(size, hidden, bias, context)
 
     @property
     def rounding(self) -> Rounding | None:

@@ -62,6 +62,7 @@ class DecoderSpec(ModelSpec):
         num_heads, num_kv_heads, head_dim: query heads, key/value heads and elements of a head, in
             all layers for which `attention` does not set others.
         attention_bias, output_bias, mlp_bias: whether q/k/v, o and the MLP have biases.
+        fused_gate_up: whether checkpoints store the MLP's gate and up projections as one tensor.
         qk_norm: whether each head of q and k is normalised (Qwen3).
         sliding_window: keys that each query may see, including its own; `None` for all.
         windowed_layers: indices of the layers that have the window; `None` for every layer.
@@ -98,6 +99,7 @@ class DecoderSpec(ModelSpec):
     attention_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    fused_gate_up: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
     windowed_layers: frozenset[int] | None = None

@@ -127,8 +127,11 @@ def _latent_weights(
 def _mlp_weights(spec: DecoderSpec, mlp: str) -> list[WeightSpec]:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     weights: list[WeightSpec] = []
-    for shard in ("gate", "up"):
-        name, target = f"{mlp}.{shard}_proj", f"{mlp}.gate_up_proj"
+    target = f"{mlp}.gate_up_proj"
+    if spec.fused_gate_up:
+        weights += linear_weights(target, target, (2 * inner, hidden), bias=spec.mlp_bias)
+    for shard in () if spec.fused_gate_up else ("gate", "up"):
+        name = f"{mlp}.{shard}_proj"
         weights += linear_weights(name, target, (inner, hidden), shard, bias=spec.mlp_bias)
     down = f"{mlp}.down_proj"
     weights += linear_weights(down, down, (hidden, inner), bias=spec.mlp_bias)
