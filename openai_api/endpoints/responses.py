@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from openai_api.call import Call, Reply, Streamed, Whole
@@ -18,6 +19,7 @@ from openai_api.responses.chat_of_items import chat_of, set_generation
 from openai_api.responses.compaction import Compaction, compacted
 from openai_api.responses.context_management import managed
 from openai_api.responses.item_list import page_of
+from openai_api.responses.item_references import new_response_id, with_items
 from openai_api.responses.item_writer import Event
 from openai_api.responses.offered_tools import OfferedTools
 from openai_api.responses.response_run import ResponseRun, refused_stream
@@ -36,11 +38,8 @@ from openai_api.schemas.responses import (
 from runtime.client.tenant import TENANT
 from runtime.errors import HeadraceError, InvalidRequest, TooLong
 from runtime.eventloop.heavy_work import aside
-from runtime.requests.random_hex import random_hex
 from runtime.requests.sampling_params import INT64_MAX
 from runtime.service.generation import Chunk, joined, named_event
-
-_PREFIX = "resp_"
 
 
 class UnknownResponse(HeadraceError):
@@ -53,7 +52,7 @@ async def create_response(call: Call, context: OpenAIContext) -> Reply:
     """Answer `POST /v1/responses`."""
     request = await read_body(call, DECODER)
     await aside(request, _check, request, context)
-    response_id = f"{_PREFIX}{random_hex(24)}"
+    response_id = new_response_id()
     try:
         with _wire_names():
             opened = await _open(response_id, request, context)
@@ -229,7 +228,7 @@ async def _conversation(
     if isinstance(request.input, str):
         items.append({"type": "message", "role": "user", "content": request.input})
     else:
-        items += request.input
+        items += await with_items(request.input, partial(_own, context=context))
     return items, await aside((items, request.tools), _offered, items, request.tools or [])
 
 

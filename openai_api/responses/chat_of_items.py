@@ -36,19 +36,16 @@ from openai_api.schemas.responses import (
     ShellOutputItem,
     TextConfig,
     TextFormat,
-    kind_of,
     read_item,
 )
 from runtime.errors import InvalidRequest
 
 # This text is put before the summary of a compacted conversation.
 SUMMARY = "Summary of the conversation before:"
-_UNSUPPORTED = {
-    "item_reference": "items are not kept by their ids; send the item itself, or "
-    "previous_response_id.",
-    "compaction_trigger": "compaction_trigger is not supported; POST /v1/responses/compact, or "
-    "context_management, makes a summary.",
-}
+_NO_TRIGGER = (
+    "compaction_trigger is not supported; POST /v1/responses/compact, or context_management, "
+    "makes a summary."
+)
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 LOGPROBS = "message.output_text.logprobs"
 THOUGHTS = "reasoning.encrypted_content"
@@ -155,7 +152,7 @@ class _Turns:
             case ReasoningItem():
                 self._think(_thought(item))
             case _:
-                raise InvalidRequest(f"{where}: {_UNSUPPORTED[kind_of(raw)]}", param=where)
+                raise InvalidRequest(f"{where}: {_NO_TRIGGER}", param=where)
 
     def _add_message(self, item: MessageItem, where: str) -> None:
         if item.role == "assistant":

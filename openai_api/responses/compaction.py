@@ -14,6 +14,7 @@ from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import ContentText
 from openai_api.responses.chat_of_items import chat_of
 from openai_api.responses.item_list import listed
+from openai_api.responses.item_references import new_response_id
 from openai_api.responses.offered_tools import OfferedTools
 from openai_api.responses.opaque_text import wrapped
 from openai_api.responses.response_usage import usage_of_response
@@ -61,7 +62,7 @@ async def compacted(request: ItemsRequest, items: Items, context: OpenAIContext)
     """
     made = await summarised(request, items, context)
     return {
-        "id": f"resp_{secrets.token_hex(24)}",
+        "id": new_response_id(),
         "object": "response.compaction",
         "created_at": int(time.time()),
         "output": [*listed(spoken(items, ("user",))), made.item],

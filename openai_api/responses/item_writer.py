@@ -14,6 +14,7 @@ from openai_api.output_parser import (
     OutputEvent,
 )
 from openai_api.responses import local_shell
+from openai_api.responses.item_references import id_of_item
 from openai_api.responses.offered_tools import OfferedTools, Origin
 from openai_api.responses.opaque_text import wrapped
 from runtime.requests.random_hex import random_hex
@@ -29,14 +30,16 @@ class ItemWriter:
         output: the items so far; the last one may still grow.
     """
 
-    def __init__(self, tools: OfferedTools, *, keeps_thoughts: bool) -> None:
+    def __init__(self, response_id: str, tools: OfferedTools, *, keeps_thoughts: bool) -> None:
         """Begin with no item.
 
         Args:
+            response_id: id of the response; it is part of the ids of the items.
             tools: the request's tools; calls are reported with their names.
             keeps_thoughts: reasoning items have encrypted content, which the client can send back.
         """
         self.output: list[dict[str, Any]] = []
+        self._response_id = response_id
         self._tools = tools
         self._keeps_thoughts = keeps_thoughts
         self._texts: list[str] = []
@@ -107,10 +110,14 @@ class ItemWriter:
         yield from self.finish("completed")
         self._open, self._texts, self._logprobs = kind, [], []
         if kind == "message":
-            item: dict[str, Any] = {"id": _id("msg"), "type": "message", "role": "assistant"}
+            item: dict[str, Any] = {
+                "id": self._new_id("msg"),
+                "type": "message",
+                "role": "assistant",
+            }
             part = _text_part("", [])
         else:
-            item = {"id": _id("rs"), "type": "reasoning", "summary": []}
+            item = {"id": self._new_id("rs"), "type": "reasoning", "summary": []}
             part = {"type": "reasoning_text", "text": ""}
         self.output.append({**item, "content": [], "status": "in_progress"})
         yield self._of_item("response.output_item.added")
@@ -130,9 +137,9 @@ class ItemWriter:
         if origin.namespace is not None:
             item["namespace"] = origin.namespace
         if origin.is_custom:
-            item = {"id": _id("ctc"), "type": "custom_tool_call", **item, "input": ""}
+            item = {"id": self._new_id("ctc"), "type": "custom_tool_call", **item, "input": ""}
         else:
-            item = {"id": _id("fc"), "type": "function_call", **item, "arguments": ""}
+            item = {"id": self._new_id("fc"), "type": "function_call", **item, "arguments": ""}
         self.output.append({**item, "status": "in_progress"})
         return self._of_item("response.output_item.added")
 
@@ -164,7 +171,7 @@ class ItemWriter:
 
     def _shell_call(self, action: dict[str, Any]) -> Iterator[Event]:
         item = {
-            "id": _id("lsh"),
+            "id": self._new_id("lsh"),
             "type": "local_shell_call",
             "call_id": self._call_id,
             "action": action,
@@ -173,6 +180,9 @@ class ItemWriter:
         yield self._of_item("response.output_item.added")
         self.output[-1]["status"] = "completed"
         yield self._of_item("response.output_item.done")
+
+    def _new_id(self, prefix: str) -> str:
+        return id_of_item(prefix, self._response_id, len(self.output))
 
     def _of_item(self, kind: str) -> Event:
         return {"type": kind, "output_index": len(self.output) - 1, "item": dict(self.output[-1])}
@@ -187,7 +197,3 @@ class ItemWriter:
 
 def _text_part(text: str, logprobs: list[Any]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def _id(prefix: str) -> str:
-    return f"{prefix}_{random_hex(24)}"

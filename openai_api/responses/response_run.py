@@ -74,7 +74,7 @@ class ResponseRun:
         self._owner = TENANT.get()
         self._context = context
         keeps = THOUGHTS in (request.include or ()) or not self.is_stored
-        self._writer = ItemWriter(tools, keeps_thoughts=keeps)
+        self._writer = ItemWriter(response_id, tools, keeps_thoughts=keeps)
         self._compaction = compaction
 
     def close(self) -> None:

@@ -300,7 +300,7 @@ async def test_in_the_background(make_front: Any) -> None:
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]},
             "input[0].content[0]: this model takes text only",
         ),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "send the item itself"),
+        ({"input": [{"type": "item_reference", "id": 1}]}, "Expected `str`, got `int` - at `$.id`"),
         ({"input": "a", "previous_response_id": "resp_0"}, "not found"),
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens must be at least 1"),
         ({"input": "a", "tools": [{"type": "nonsense"}]}, "tools[0].type must be function"),
