@@ -29,6 +29,13 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     "granite": {},
     # The files cannot tell which layers rotate: the fourth does not.
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
+    "granite_moe": {},
+    "glm4_moe_normed": {
+        "routed_scaling_factor": 1.5,
+        "n_shared_experts": 2,
+        "n_group": 2,
+        "topk_group": 1,
+    },
     "qwen2_moe": {},
     "qwen3_moe": {},
 }

@@ -43,6 +43,19 @@ _GEMMA = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_GLM4_MOE = {
+    "post_attention_layernorm": "post_attention_norm",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
+_GRANITE_MOE = {
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_exps",
+    "block_sparse_moe.up": "ffn_up_exps",
+    "block_sparse_moe.output_linear": "ffn_down_exps",
+}
+_OWN_NAMES = {"gemma2": _GEMMA, "gemma3": _GEMMA, "glm4moe": _GLM4_MOE, "granitemoe": _GRANITE_MOE}
 _ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
@@ -52,11 +65,13 @@ _ARCHITECTURES = {
     "Qwen3MoeForCausalLM": "qwen3moe",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "Glm4MoeForCausalLM": "glm4moe",
     "GraniteForCausalLM": "granite",
+    "GraniteMoeForCausalLM": "granitemoe",
     "SmolLM3ForCausalLM": "smollm3",
 }
 # Those whose halves of rotated heads are interleaved.
-_INTERLEAVED = {"llama", "granite", "smollm3"}
+_INTERLEAVED = {"llama", "granite", "granitemoe", "smollm3"}
 
 
 def write_gguf(
@@ -85,19 +100,28 @@ def write_gguf(
     _write_keys(writer, name, config, weights)
     for key, value in (extra or {}).items():
         writer.add_string(key, value)
+    rest = types, name, config
     stands_for: dict[str, Tensor] = {}
     experts: dict[str, dict[int, tuple[str, Tensor]]] = {}
     for full, weight in weights.items():
         if full == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
+        if full.endswith("input_linear.weight"):
+            # Granite's gate and up of all experts, which the converter separates.
+            halves = [
+                _write(writer, _name(full.replace("input_linear", half), name)[0], values, *rest)
+                for half, values in zip(("gate", "up"), weight.float().chunk(2, dim=1), strict=True)
+            ]
+            stands_for[full] = torch.cat(halves, dim=1)
+            continue
         found, expert = _name(full, name)
         if expert is not None:
             experts.setdefault(found, {})[expert] = full, weight
             continue
-        stands_for[full] = _write(writer, found, weight.float(), types, name, config)
+        stands_for[full] = _write(writer, found, weight.float(), *rest)
     for found, stack in experts.items():
         whole = torch.stack([stack[index][1] for index in sorted(stack)]).float()
-        values = _write(writer, found, whole, types, name, config)
+        values = _write(writer, found, whole, *rest)
         for index, (full, _) in stack.items():
             stands_for[full] = values[index]
     writer.write_header_to_file()
@@ -116,7 +140,9 @@ def _name(full: str, architecture: str) -> tuple[str, int | None]:
         _, _, expert, part = rest.split(".")
         kind = part.removesuffix("_proj")
         return f"blk.{layer}.ffn_{kind}_exps.weight", int(expert)
-    names = {**_NAMES, **(_GEMMA if architecture.startswith("gemma") else {})}
+    if last == "e_score_correction_bias":
+        return f"blk.{layer}.exp_probs_b.bias", None
+    names = {**_NAMES, **_OWN_NAMES.get(architecture, {})}
     return f"blk.{layer}.{names[rest]}.{last}", None
 
 
@@ -166,7 +192,8 @@ def _write(
 def _write_keys(
     writer: gguf.GGUFWriter, name: str, config: dict[str, Any], weights: dict[str, Tensor]
 ) -> None:
-    writer.add_block_count(config["num_hidden_layers"])
+    # With one layer that predicts further tokens, which is not computed.
+    writer.add_block_count(config["num_hidden_layers"] + (name == "glm4moe"))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -189,13 +216,36 @@ def _write_keys(
         writer.add_value_length(head_dim)
     # Version 5 of `transformers` calls them local in some files.
     experts = config.get("num_experts") or config.get("num_local_experts")
+    experts = experts or config.get("n_routed_experts")
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        if config.get("moe_intermediate_size"):
+            writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         if config.get("shared_expert_intermediate_size"):
             writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
-    if name == "granite":
+    _write_own_keys(writer, name, config, head_dim)
+    assert "model.embed_tokens.weight" in weights
+
+
+def _write_own_keys(
+    writer: gguf.GGUFWriter, name: str, config: dict[str, Any], head_dim: int
+) -> None:
+    """Write the keys that only this architecture has."""
+    if name == "glm4moe":
+        writer.add_rope_dimension_count(head_dim // 2)
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_nextn_predict_layers(1)
+        for extra, shape in (("nextn.eh_proj", (8, 16)), ("ffn_up_exps", (2, 8, 8))):
+            weight = np.zeros(shape, dtype=np.float32)
+            writer.add_tensor(f"blk.{config['num_hidden_layers']}.{extra}.weight", weight)
+    if name in ("granite", "granitemoe"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
@@ -211,7 +261,6 @@ def _write_keys(
         )
         local = (config.get("rope_parameters") or {}).get("sliding_attention", {})
         writer.add_float32("gemma3.rope.freq_base_swa", float(local.get("rope_theta", 10000.0)))
-    assert "model.embed_tokens.weight" in weights
 
 
 def _llama3_factors(config: dict[str, Any], rope: dict[str, Any]) -> np.ndarray[Any, Any]:

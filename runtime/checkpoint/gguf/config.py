@@ -46,6 +46,10 @@ _SAMPLING = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
+# llama.cpp's number of the function that scores experts.
+_SIGMOID = 2
+# Architectures whose heads may rotate in part.
+_PARTLY_ROTATED = frozenset({"glm4moe"})
 
 
 def gguf_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -141,7 +145,11 @@ def _common(file: GgufFile, keys: _OwnKeys) -> dict[str, Any]:
     if keys.integer("attention.value_length", MAX_HEAD_DIM, head_dim, low=0) != head_dim:
         raise keys.error("attention.value_length", f"{head_dim}, as attention.key_length")
     if rope_dim not in (0, head_dim):
-        raise keys.error("rope.dimension_count", f"{head_dim}: partial rotation is not supported")
+        if architecture_of(file) not in _PARTLY_ROTATED:
+            raise keys.error(
+                "rope.dimension_count", f"{head_dim}: partial rotation is not supported"
+            )
+        config["partial_rotary_factor"] = rope_dim / head_dim
     if head_dim:
         config["head_dim"] = head_dim
     scaling = _rope_scaling(file, keys)
@@ -295,6 +303,40 @@ def _granite(keys: _OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _granitemoe(keys: _OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    if keys.has("blk.0.ffn_gate_shexp.weight"):
+        raise StartupError(f"{keys.source}: a shared expert is not supported")
+    return {
+        **_granite(keys, config),
+        "architectures": ["GraniteMoeForCausalLM"],
+        "num_local_experts": keys.values.get("expert_count"),
+        "num_experts_per_tok": keys.values.get("expert_used_count"),
+    }
+
+
+def _glm4moe(keys: _OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    if keys.values.get("expert_gating_func", _SIGMOID) != _SIGMOID:
+        raise keys.error("expert_gating_func", f"{_SIGMOID} (sigmoids)")
+    # The layers that predict further tokens are counted among the blocks.
+    num_extra = keys.integer("nextn_predict_layers", MAX_LAYERS, 0, low=0)
+    return {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "head_dim": keys.integer("attention.key_length", MAX_HEAD_DIM),
+        "num_hidden_layers": config["num_hidden_layers"] - num_extra,
+        "num_nextn_predict_layers": num_extra,
+        "use_qk_norm": keys.has("blk.0.attn_q_norm.weight"),
+        "n_routed_experts": keys.values.get("expert_count"),
+        "n_shared_experts": keys.values.get("expert_shared_count"),
+        "num_experts_per_tok": keys.values.get("expert_used_count"),
+        "moe_intermediate_size": keys.values.get("expert_feed_forward_length"),
+        "first_k_dense_replace": keys.values.get("leading_dense_block_count"),
+        "n_group": keys.values.get("expert_group_count"),
+        "topk_group": keys.values.get("expert_group_used_count"),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+        "routed_scaling_factor": keys.values.get("expert_weights_scale") or 1.0,
+    }
+
+
 def _smollm3(keys: _OwnKeys, config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001  # as others
     # The files do not name the layers without positions; in llama.cpp, every fourth is one.
     return {
@@ -349,7 +391,9 @@ _ARCHITECTURES: dict[str, Callable[[_OwnKeys, dict[str, Any]], dict[str, Any]]] 
     "qwen3moe": _moe("Qwen3MoeForCausalLM", sums_to_one=True),
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "glm4moe": _glm4moe,
     "granite": _granite,
+    "granitemoe": _granitemoe,
     "smollm3": _smollm3,
 }
 assert set(_FLOAT_DTYPES) == set(FLOAT_TYPES)

@@ -37,6 +37,7 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
@@ -50,6 +51,18 @@ _MIXTRAL = {
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+_GRANITE_MOE = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.gate_proj",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.up_proj",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.down_proj",
+}
+_GLM4_MOE = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 _GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
@@ -85,6 +98,10 @@ def _dialect(file: GgufFile) -> _Dialect:
     if name == "llama":
         has_experts = bool(file.metadata.get("llama.expert_count"))
         return _Dialect(_MIXTRAL if has_experts else {}, _LLAMA_HEADS)
+    if name == "granitemoe":
+        return _Dialect(_GRANITE_MOE, _LLAMA_HEADS)
+    if name == "glm4moe":
+        return _Dialect(_GLM4_MOE)
     if name in ("granite", "smollm3"):
         return _Dialect(heads=_LLAMA_HEADS)
     return _Dialect()
@@ -120,11 +137,14 @@ def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[Tensor
     else:
         match = _BLOCK.fullmatch(tensor.name)
         part = match[2] if match else ""
-        known = {**_LAYER, **dialect.names}.get(part)
+        # Layers that predict further tokens are named here, and ignored by the family.
+        extra = part if part.startswith("nextn.") else None
+        known = {**_LAYER, **dialect.names}.get(part, extra)
         if match is None or known is None:
             name = tensor.name
         else:
-            name = f"model.layers.{match[1]}.{known}.{match[3]}"
+            separator = "_" if part == "exp_probs_b" else "."
+            name = f"model.layers.{match[1]}.{known}{separator}{match[3]}"
     shape = tensor.shape
     if part == "ffn_gate_inp_shexp" and len(shape) == 1:
         shape = (1, *shape)

@@ -35,6 +35,9 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
 def read_moe(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the `config.json` of a Granite with experts; see `read_decoder`."""
     spec = replace(read(config, generation), mlp_bias=False)
+    # A GGUF file has gate and up of the experts apart.
+    is_gguf = config.mapping("quantization_config").get("quant_method") == "gguf"
+    stacked = StackedForm(gate_up="input_linear.weight", down="output_linear.weight")
     num_experts = config.integer("num_local_experts", MAX_EXPERTS, 8)
     experts = ExpertsSpec(
         num_experts=num_experts,
@@ -44,6 +47,6 @@ def read_moe(config: Keys, generation: Keys) -> DecoderSpec:
         # A softmax of the chosen logits is one of all logits, scaled to a sum of one.
         router=RouterSpec(sums_to_one=True),
         names=ExpertNames(block="block_sparse_moe", router="router.layer"),
-        stacked=StackedForm(gate_up="input_linear.weight", down="output_linear.weight"),
+        stacked=None if is_gguf else stacked,
     )
     return replace(spec, experts=experts)
