@@ -106,6 +106,8 @@ FAMILIES: dict[str, Family] = {
     "Qwen3MoeForCausalLM": _decoder("qwen3_moe"),
     "Qwen3NextForCausalLM": _hybrid("qwen3_next"),
     "Qwen3VLForConditionalGeneration": _seeing("qwen3_vl", "Qwen3VL"),
+    "Olmo2ForCausalLM": _decoder("olmo2"),
+    "Olmo3ForCausalLM": _decoder("olmo3"),
     "SmolLM3ForCausalLM": _decoder("smollm3"),
     "LlamaModel": _headed("llama", "vectors"),
     "MistralModel": _headed("mistral", "vectors"),

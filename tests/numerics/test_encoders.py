@@ -99,6 +99,12 @@ def test_vectors_of_latents_do_not_depend_on_what_pages_held() -> None:
     torch.testing.assert_close(again, expected, atol=2e-5, rtol=2e-5)
 
 
+def test_vectors_behind_norms_over_all_heads() -> None:
+    folder = tiny_family("olmo3_yarn")
+    found = our_vectors(InProcessEngine(folder, is_embedding=True))
+    torch.testing.assert_close(found, their_vectors(folder, TEXTS, "last"), atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.parametrize("name", SCORES)
 def test_scores_of_every_family(name: str) -> None:
     folder = text_model(name)

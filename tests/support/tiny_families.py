@@ -95,6 +95,26 @@ TINY_FAMILIES: dict[str, TinyModel] = {
             "logits_scaling": 2.0,
         },
     ),
+    # Norms over all heads together; only layers without a window have a stretched rotation.
+    "olmo3_yarn": TinyModel(
+        "Olmo3ForCausalLM",
+        {
+            **_WINDOWS,
+            "head_dim": 32,
+            "attention_bias": True,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 20000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+        },
+    ),
+    # One head of keys, which both ranks of a pair hold.
+    "olmo2_shared_keys": TinyModel("Olmo2ForCausalLM", {"num_key_value_heads": 1}),
     # Sinks, windows, biases of experts, a clamped gate, all experts in one tensor.
     "gpt_oss": TinyModel(
         "GptOssForCausalLM",
@@ -104,7 +124,7 @@ TINY_FAMILIES: dict[str, TinyModel] = {
 
 # Also served by their own code in `transformers`, in `test_adapted_models`.
 TINY_FAMILIES |= {
-    name: ADAPTED_MODELS[name] for name in ("gemma2", "glm", "glm4", "granite", "smollm3")
+    name: ADAPTED_MODELS[name] for name in ("gemma2", "glm", "glm4", "granite", "olmo2", "smollm3")
 }
 
 

@@ -24,6 +24,7 @@ from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.delta_net import DeltaNet
 from runtime.models.layers.embedding import Embedding
 from runtime.models.layers.gated_attention import GatedAttention
+from runtime.models.layers.joint_norm import JointNorm
 from runtime.models.layers.kv_scales import KvScales
 from runtime.models.layers.linear import Linear, column, heads
 from runtime.models.layers.mixer import Mixer
@@ -39,7 +40,7 @@ from runtime.models.model import CausalLM
 class DecoderAttention(Mixer):
     """Self-attention of one layer: fused q/k/v product, the back end, output product."""
 
-    __slots__ = ("attention", "k_norm", "kv_scales", "q_norm", "qkv_proj", "sinks")
+    __slots__ = ("attention", "joint_norm", "k_norm", "kv_scales", "q_norm", "qkv_proj", "sinks")
 
     name = "self_attn"
 
@@ -57,8 +58,12 @@ class DecoderAttention(Mixer):
         self.o_proj = Linear.row_parallel(
             of_layer.num_heads * head_dim, spec.hidden_size, spec.output_bias, context
         )
-        self.q_norm = _norm(spec, head_dim, context) if spec.qk_norm else None
-        self.k_norm = _norm(spec, head_dim, context) if spec.qk_norm else None
+        has_head_norms = spec.qk_norm and not spec.has_joint_qk_norm
+        self.q_norm = _norm(spec, head_dim, context) if has_head_norms else None
+        self.k_norm = _norm(spec, head_dim, context) if has_head_norms else None
+        self.joint_norm: JointNorm | None = None
+        if spec.has_joint_qk_norm:
+            self.joint_norm = JointNorm(query, key, spec.rms_norm_eps, context)
         self.sinks: Vector | None = None
         if of_layer.has_sinks:
             first, count = query.start // head_dim, query.length // head_dim
@@ -95,6 +100,8 @@ class DecoderAttention(Mixer):
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
         """Run the back end; see `Mixer`."""
         qkv = self.qkv_proj.apply(hidden)
+        if self.joint_norm is not None:
+            self.joint_norm.apply(qkv)
         if self.kv_scales is None:
             return batch.attention.run(self.attention, qkv, batch)
         scaled = self.kv_scales.scale(qkv)
@@ -108,6 +115,8 @@ class DecoderAttention(Mixer):
             yield f"{prefix}.q_norm", self.q_norm
         if self.k_norm is not None:
             yield f"{prefix}.k_norm", self.k_norm
+        if self.joint_norm is not None:
+            yield from self.joint_norm.holders(prefix)
         if self.sinks is not None:
             yield f"{prefix}.sinks", self.sinks
         if self.kv_scales is not None:

@@ -18,6 +18,7 @@ from runtime.checkpoint.config_keys import (
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import LayerState, ModelSpec, NoState, WeightSpec
 from runtime.checkpoint.rope_json import RopeConfig, read_rope
+from runtime.errors import StartupError
 from runtime.models.decoder.weight_map import decoder_weights, is_old_buffer
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class DecoderSpec(ModelSpec):
             all layers for which `attention` does not set others.
         attention_bias, output_bias, mlp_bias: whether q/k/v, o and the MLP have biases.
         fused_gate_up: whether checkpoints store the MLP's gate and up projections as one tensor.
-        qk_norm: whether each head of q and k is normalised (Qwen3).
+        qk_norm: whether q and k are normalised: each head by itself (Qwen3).
+        has_joint_qk_norm: whether that norm covers all heads of q, or of k, together (OLMo 2).
         sliding_window: keys that each query may see, including its own; `None` for all.
         windowed_layers: indices of the layers that have the window; `None` for every layer.
         windowed_rope: rotation of the layers that have the window; `None` for that of the others.
@@ -101,6 +103,7 @@ class DecoderSpec(ModelSpec):
     mlp_bias: bool = False
     fused_gate_up: bool = False
     qk_norm: bool = False
+    has_joint_qk_norm: bool = False
     sliding_window: int | None = None
     windowed_layers: frozenset[int] | None = None
     windowed_rope: RopeConfig | None = None
@@ -177,6 +180,14 @@ class DecoderSpec(ModelSpec):
             return True
         has_spare_head = self.gives != "tokens" and name == "lm_head.weight"
         return has_spare_head or super().is_ignored(name) or is_old_buffer(name)
+
+    def check(self, tp_size: int, *, deterministic: bool) -> None:
+        """See `ModelSpec`: torch sums the squares of a rank's heads in an order of its own."""
+        if deterministic and tp_size > 1 and self.has_joint_qk_norm:
+            raise StartupError(
+                f"--enable-deterministic-inference: {self.architecture} has norms over all heads, "
+                f"which are not batch-invariant with --tp-size {tp_size}."
+            )
 
     def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:
         """See `ModelSpec`."""

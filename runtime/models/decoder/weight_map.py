@@ -96,8 +96,12 @@ def _attention_weights(spec: DecoderSpec, layer_idx: int, prefix: str) -> list[W
         ]
     if spec.qk_norm:
         weights += [
-            norm_weight(f"{attention}.{norm}", head_dim, zero_centered=zero_centered)
-            for norm in ("q_norm", "k_norm")
+            norm_weight(
+                f"{attention}.{norm}",
+                rows if spec.has_joint_qk_norm else head_dim,
+                zero_centered=zero_centered,
+            )
+            for norm, rows in (("q_norm", query), ("k_norm", key))
         ]
     return weights
 

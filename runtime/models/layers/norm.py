@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.norm import fused_add_layer_norm, fused_add_rms_norm, layer_norm, rms_norm
 from kernels.rounding import RoundedTokens, Rounding, rms_norm_rounded
 from runtime.models.layers.build_context import BuildContext
-from runtime.models.layers.parameter import Parameter, WeightHolder, whole
+from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard, whole
 
 
 class LayerNorm(WeightHolder):
@@ -67,9 +67,18 @@ class RMSNorm(WeightHolder):
     __slots__ = ("eps", "parameter", "weight", "zero_centered")
 
     def __init__(
-        self, size: int, eps: float, context: BuildContext, *, zero_centered: bool = False
+        self,
+        size: int,
+        eps: float,
+        context: BuildContext,
+        *,
+        zero_centered: bool = False,
+        part: WeightShard | None = None,
     ) -> None:
-        self.parameter = Parameter((size,), whole((size,)), context.dtype, context.device)
+        """Make the weight: `[size]`, or this rank's `part` of it."""
+        shards = whole((size,)) if part is None else {"": part}
+        shape = shards[""].local_shape
+        self.parameter = Parameter(shape, shards, context.dtype, context.device)
         self.weight = self.parameter.allocate()
         self.eps = eps
         self.zero_centered = zero_centered

@@ -11,6 +11,7 @@ import pytest
 
 from runtime.checkpoint.model_spec import LatentState, ModelSpec, PagedState
 from runtime.errors import StartupError
+from runtime.models.decoder.spec import DecoderSpec
 from runtime.models.registry import read_model_spec
 
 # Keys that every file has.
@@ -33,6 +34,8 @@ FAMILIES = [
     "GptOssForCausalLM",
     "GraniteForCausalLM",
     "GraniteMoeForCausalLM",
+    "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
     "SmolLM3ForCausalLM",
 ]
 
@@ -82,6 +85,29 @@ def test_latents_have_no_invariant_products(tmp_path: Path, architecture: str) -
     read(tmp_path, "Glm4MoeForCausalLM", SIZES).check(1, deterministic=True)
 
 
+def test_joint_norms_are_not_invariant_on_several_ranks(tmp_path: Path) -> None:
+    spec = read(tmp_path, "Olmo2ForCausalLM", SIZES)
+    spec.check(2, deterministic=False)
+    spec.check(1, deterministic=True)
+    with pytest.raises(StartupError, match=r"deterministic-inference: .*--tp-size 2") as caught:
+        spec.check(2, deterministic=True)
+    assert "\n" not in caught.value.message
+
+
+def test_version_4_stretches_only_layers_without_a_window(tmp_path: Path) -> None:
+    """The rotation of OLMo 3 as its published files have it."""
+    stretch = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    rope = {"rope_theta": 5e5, "rope_scaling": stretch, "max_position_embeddings": 65_536}
+    spec = read(tmp_path, "Olmo3ForCausalLM", {**SIZES, **rope})
+    assert isinstance(spec, DecoderSpec)
+    assert spec.context_len == 65_536
+    layers = [spec.attention(i) for i in range(spec.num_layers)]
+    assert [each.window for each in layers] == [4096, 4096, 4096, None, 4096, 4096]
+    ropes = [each.rope for each in layers if each.rope is not None]
+    assert [rope.scaling for rope in ropes] == ["default"] * 3 + ["yarn"] + ["default"] * 2
+    assert {rope.theta for rope in ropes} == {5e5}
+
+
 def test_every_second_layer_has_a_window(tmp_path: Path) -> None:
     for architecture, window in (("GptOssForCausalLM", 128), ("Gemma2ForCausalLM", 4096)):
         states = read(tmp_path, architecture, SIZES).layer_states
@@ -120,6 +146,10 @@ def test_layers_after_the_last_are_not_loaded(tmp_path: Path) -> None:
         ("Gemma3ForCausalLM", "layer_types", [["full_attention"]] * 6),
         ("Lfm2ForCausalLM", "layer_types", [["conv"]] * 6),
         ("Qwen3NextForCausalLM", "layer_types", [{"linear_attention": 1}] * 6),
+        ("Olmo2ForCausalLM", "hidden_act", "gelu"),
+        ("Olmo3ForCausalLM", "hidden_act", "gelu"),
+        ("Olmo3ForCausalLM", "sliding_window", None),
+        ("Olmo3ForCausalLM", "rope_parameters", {"rope_type": "default", "rope_theta": 1e4}),
         ("SmolLM3ForCausalLM", "use_sliding_window", True),
         ("SmolLM3ForCausalLM", "no_rope_layers", [1, 0]),
     ],

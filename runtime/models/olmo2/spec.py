@@ -1,0 +1,23 @@
+"""OLMo 2: norms after each half, and over all heads of q and of k. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.checkpoint.json_file import Keys
+from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, read_decoder
+
+TRAITS = DecoderTraits(biases="keyed", qk_norm=True)
+NORMS = {
+    "attention_output_norm": "post_attention_layernorm",
+    "mlp_output_norm": "post_feedforward_layernorm",
+}
+# Defaults of `transformers` for absent keys.
+DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "eos_token_id": 50_279}
+
+
+def read(config: Keys, generation: Keys) -> DecoderSpec:
+    """Read the family's `config.json`; see `read_decoder`."""
+    config = Keys(config.source, {**DEFAULTS, **config.values})
+    spec = read_decoder(config, generation, TRAITS)
+    return replace(spec, norms=NORMS, has_joint_qk_norm=True)
