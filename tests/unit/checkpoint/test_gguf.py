@@ -8,10 +8,14 @@ import struct
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 
 from runtime.checkpoint.check import check_model_folder
+from runtime.checkpoint.gguf.config import gguf_configs
 from runtime.checkpoint.gguf.files import find_gguf
 from runtime.checkpoint.gguf.header import read_gguf
 from runtime.checkpoint.hub import resolve_model_folder
@@ -161,6 +165,85 @@ def test_unknown_architecture(tmp_path: Path) -> None:
     path.write_bytes(one)
     with pytest.raises(StartupError, match="'mamba' is not supported"):
         read_model_spec(path)
+
+
+def written(path: Path, architecture: str, *, num_layers: int = 2) -> gguf.GGUFWriter:
+    """A file's writer with the keys that every architecture has, and with embeddings alone."""
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_block_count(num_layers)
+    writer.add_context_length(64)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_key_length(32)
+    writer.add_value_length(32)
+    writer.add_tensor("token_embd.weight", np.zeros((8, 64), dtype=np.float32))
+    return writer
+
+
+def config_of(writer: gguf.GGUFWriter, path: Path) -> dict[str, Any]:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return gguf_configs(path)[0]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_layers", "expected"),
+    [("gemma2", 26, 32), ("gemma2", 46, 16), ("gemma3", 46, 32), ("gemma3", 62, 16)],
+)
+def test_only_the_largest_gemma_scales_by_its_width(
+    architecture: str, num_layers: int, expected: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    writer = written(path, architecture, num_layers=num_layers)
+    assert config_of(writer, path)["query_pre_attn_scalar"] == expected
+
+
+def test_granite_without_its_factors(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    config = config_of(written(path, "granite"), path)
+    assert config["attention_multiplier"] == 32**-0.5
+    for key in ("embedding_multiplier", "residual_multiplier", "logits_scaling"):
+        assert config[key] == 1.0
+
+
+UNSUPPORTED: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None], str]] = {
+    "unrotated": (
+        "granite",
+        lambda writer: writer.add_rope_scaling_finetuned(False),
+        "rope.scaling.finetuned",
+    ),
+    "shared expert": (
+        "granitemoe",
+        lambda writer: writer.add_tensor(
+            "blk.0.ffn_gate_shexp.weight", np.zeros((8, 64), dtype=np.float32)
+        ),
+        "a shared expert",
+    ),
+    "softmax": (
+        "glm4moe",
+        lambda writer: writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX),
+        "expert_gating_func",
+    ),
+    "partial rotation": (
+        "qwen3",
+        lambda writer: writer.add_rope_dimension_count(16),
+        "partial rotation is not supported",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_a_family_lacks_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    architecture, add, expected = UNSUPPORTED[name]
+    path = tmp_path / "model.gguf"
+    writer = written(path, architecture)
+    add(writer)
+    with pytest.raises(StartupError, match=expected):
+        config_of(writer, path)
 
 
 def split(model: Path, folder: Path) -> list[Path]:
