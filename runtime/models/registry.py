@@ -83,6 +83,7 @@ def _headed(family: str, head: str, model: str = _DECODER_TEXTS) -> Family:
 
 
 FAMILIES: dict[str, Family] = {
+    "Cohere2ForCausalLM": _decoder("cohere2"),
     "DeepseekV2ForCausalLM": _decoder("deepseek", "read_v2"),
     "DeepseekV3ForCausalLM": _decoder("deepseek", "read_v3"),
     "Gemma2ForCausalLM": _decoder("gemma2"),

@@ -83,6 +83,14 @@ def test_vectors_of_every_family(name: str) -> None:
     torch.testing.assert_close(our_vectors(engine), expected, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["cohere2", "glm4"])
+def test_vectors_of_decoders_whose_neighbors_rotate_together(name: str) -> None:
+    folder = tiny_family(name)
+    engine = InProcessEngine(folder, is_embedding=True)
+    expected = their_vectors(folder, TEXTS, "last")
+    torch.testing.assert_close(our_vectors(engine), expected, atol=2e-5, rtol=2e-5)
+
+
 def test_vectors_of_latents_do_not_depend_on_what_pages_held() -> None:
     folder = tiny_family("deepseek_v3")
     expected = their_vectors(folder, TEXTS, "last")

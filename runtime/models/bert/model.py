@@ -49,9 +49,9 @@ class BertLayer:
             self._head_dim**-0.5,
             is_rounded=self._is_rounded,
         )
-        hidden = self.attention_norm.add(self.attention_output.apply(attended), hidden)
+        hidden = self.attention_norm.add_forward(self.attention_output.apply(attended), hidden)
         inner = self.intermediate.activated(hidden, self._activation)
-        return self.output_norm.add(self.output.apply(inner), hidden)
+        return self.output_norm.add_forward(self.output.apply(inner), hidden)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""

@@ -29,7 +29,7 @@ from runtime.models.layers.kv_scales import KvScales
 from runtime.models.layers.linear import Linear, column, heads
 from runtime.models.layers.mixer import Mixer
 from runtime.models.layers.mixture import SharedExpert, SparseMLP
-from runtime.models.layers.norm import RMSNorm
+from runtime.models.layers.norm import LayerNorm, RMSNorm
 from runtime.models.layers.parameter import WeightHolder, WeightShard
 from runtime.models.layers.rope import RopeTables
 from runtime.models.layers.short_conv import ShortConv
@@ -202,6 +202,7 @@ class DecoderLayer:
     __slots__ = (
         "attention_output_norm",
         "input_norm",
+        "is_parallel",
         "mlp",
         "mlp_norm",
         "mlp_output_norm",
@@ -215,11 +216,12 @@ class DecoderLayer:
         self.self_attn = _mixer(spec, context, layer_idx, ropes)
         self.mlp = _mlp(spec, context, layer_idx)
         self.residual_scale = spec.residual_scale
+        self.is_parallel = spec.is_parallel
 
-        def norm(place: str) -> RMSNorm | None:
+        def norm(place: str) -> RMSNorm | LayerNorm | None:
             if place not in spec.norms:
                 return None
-            return _norm(spec, spec.hidden_size, context)
+            return _stream_norm(spec, context)
 
         self.input_norm = norm("input_norm")
         self.attention_output_norm = norm("attention_output_norm")
@@ -258,7 +260,13 @@ class DecoderLayer:
             hidden.mul_(self.residual_scale)
         if self.attention_output_norm is not None:
             hidden = self.attention_output_norm.forward(hidden)
-        if isinstance(self.mlp, DecoderMLP):
+        if self.is_parallel:
+            assert isinstance(self.mlp, DecoderMLP), "a parallel layer has no experts"
+            # Computed again: `attended` may hold only some of the rows that `attend` normed.
+            normed = add_normed(None, residual, self.input_norm, self.mlp.rounding)
+            residual.add_(hidden)
+            hidden = self.mlp.forward(normed)
+        elif isinstance(self.mlp, DecoderMLP):
             rounding = self.mlp.rounding
             hidden = self.mlp.forward(add_normed(hidden, residual, self.mlp_norm, rounding))
         else:
@@ -272,13 +280,16 @@ class DecoderLayer:
         yield from self.self_attn.holders(f"{prefix}.{self.self_attn.name}")
         yield from self.mlp.holders(f"{prefix}.mlp")
         for place in ("input_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm"):
-            norm: RMSNorm | None = getattr(self, place)
+            norm: RMSNorm | LayerNorm | None = getattr(self, place)
             if norm is not None:
                 yield f"{prefix}.{place}", norm
 
 
 def run_layers(
-    layers: Sequence[DecoderLayer], norm: RMSNorm, residual: Tensor, batch: ForwardBatch
+    layers: Sequence[DecoderLayer],
+    norm: RMSNorm | LayerNorm,
+    residual: Tensor,
+    batch: ForwardBatch,
 ) -> Tensor:
     """Run all layers and the last norm.
 
@@ -311,15 +322,20 @@ def run_layers(
 
 
 @overload
-def add_normed(hidden: Tensor | None, residual: Tensor, norm: RMSNorm | None) -> Tensor: ...
+def add_normed(
+    hidden: Tensor | None, residual: Tensor, norm: RMSNorm | LayerNorm | None
+) -> Tensor: ...
 @overload
 def add_normed(
-    hidden: Tensor | None, residual: Tensor, norm: RMSNorm | None, rounding: Rounding | None
+    hidden: Tensor | None,
+    residual: Tensor,
+    norm: RMSNorm | LayerNorm | None,
+    rounding: Rounding | None,
 ) -> Activations: ...
 def add_normed(
     hidden: Tensor | None,
     residual: Tensor,
-    norm: RMSNorm | None,
+    norm: RMSNorm | LayerNorm | None,
     rounding: Rounding | None = None,
 ) -> Activations:
     """Add `hidden` to the stream in place and return the stream's norm.
@@ -328,12 +344,12 @@ def add_normed(
         hidden: `[num_tokens, hidden_size]`, what `residual` still lacks, if anything.
         residual: the stream, `[num_tokens, hidden_size]`.
         norm: `None` if the next block reads the stream itself.
-        rounding: how the product that takes the norm rounds its input; the norm is then rounded
-            in this way.
+        rounding: how the product that takes the norm rounds its input; an RMS norm is then rounded
+            in this way, and the product rounds a layer norm itself.
     """
     if norm is None:
         return residual if hidden is None else residual.add_(hidden)
-    if rounding is not None:
+    if rounding is not None and isinstance(norm, RMSNorm):
         return (
             norm.rounded(residual, None, rounding)
             if hidden is None
@@ -360,7 +376,7 @@ class Decoder:
         self.layers = [
             DecoderLayer(spec, context, layer_idx, ropes) for layer_idx in range(spec.num_layers)
         ]
-        self.norm = _norm(spec, spec.hidden_size, context)
+        self.norm = _stream_norm(spec, context)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return `[num_outputs, hidden_size]`, normed."""
@@ -381,6 +397,12 @@ class Decoder:
 
 def _norm(spec: DecoderSpec, size: int, context: BuildContext) -> RMSNorm:
     return RMSNorm(size, spec.rms_norm_eps, context, zero_centered=spec.zero_centered_norms)
+
+
+def _stream_norm(spec: DecoderSpec, context: BuildContext) -> RMSNorm | LayerNorm:
+    if spec.has_layer_norms:
+        return LayerNorm(spec.hidden_size, spec.rms_norm_eps, context, has_bias=False)
+    return _norm(spec, spec.hidden_size, context)
 
 
 class DecoderForCausalLM(CausalLM):

@@ -72,6 +72,9 @@ class DecoderSpec(ModelSpec):
         zero_centered_norms: whether all norms, including those of heads, multiply by `1 + weight`.
         norms: from place in a layer to name in the checkpoint, for the family's norms: `input_norm`
             and `mlp_norm` before each half, `attention_output_norm` and `mlp_output_norm` after it.
+        has_layer_norms: whether norms of the stream are LayerNorms without biases; `rms_norm_eps`
+            is their epsilon.
+        is_parallel: whether attention and the MLP both read `input_norm`, the layer's only norm.
         activation: activation of the gate in the feed-forward block.
         embedding_scale: multiplies embeddings, rounded to the model's type.
         has_sinks: whether each head has a score without a value.
@@ -109,6 +112,8 @@ class DecoderSpec(ModelSpec):
     windowed_rope: RopeConfig | None = None
     zero_centered_norms: bool = False
     norms: Mapping[str, str] = field(default_factory=lambda: dict(PRE_NORMS))
+    has_layer_norms: bool = False
+    is_parallel: bool = False
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     has_sinks: bool = False
@@ -289,6 +294,25 @@ def read_layer_types(config: Keys, num_layers: int) -> frozenset[int] | None:
     if not is_list or not all(kind in known for kind in kinds):
         raise config.error("layer_types", f"{num_layers} of full_attention or sliding_attention")
     return frozenset(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+
+
+def read_window_pattern(config: Keys, num_layers: int, pattern: int) -> frozenset[int]:
+    """Return the windowed layers by `layer_types`, or by `sliding_window_pattern` if it is absent.
+
+    Args:
+        config: keys of the model.
+        num_layers: layers of the model.
+        pattern: size of the groups of layers if the file does not say; the last layer of each group
+            sees all keys.
+
+    Raises:
+        StartupError: see `read_layer_types`; or the size is not such a number.
+    """
+    layers = read_layer_types(config, num_layers)
+    if layers is not None:
+        return layers
+    pattern = config.integer("sliding_window_pattern", MAX_LAYERS, pattern)
+    return frozenset(i for i in range(num_layers) if (i + 1) % pattern)
 
 
 def _head_dim(config: Keys, traits: DecoderTraits, hidden_size: int, num_heads: int) -> int:

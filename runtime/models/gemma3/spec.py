@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from runtime.checkpoint.config_keys import MAX_LAYERS, MAX_WIDTH
+from runtime.checkpoint.config_keys import MAX_WIDTH
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.rope_json import MAX_POSITIONS, read_rope
 from runtime.checkpoint.sentence_transformers import Pooling
@@ -13,7 +13,7 @@ from runtime.models.decoder.spec import (
     DecoderSpec,
     DecoderTraits,
     decoder_fields,
-    read_layer_types,
+    read_window_pattern,
 )
 
 TRAITS = DecoderTraits(
@@ -77,7 +77,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
         if config.values.get(key) not in (None, only):
             raise config.error(key, json.dumps(only))
     fields = decoder_fields(config, generation, TRAITS)
-    windowed_layers = _windowed_layers(config, fields["num_layers"])
+    windowed_layers = read_window_pattern(config, fields["num_layers"], 6)
     if windowed_layers and fields["sliding_window"] is None:
         raise config.error("sliding_window", "the keys that a query of a windowed layer sees")
     parameters = config.mapping("rope_parameters")
@@ -103,12 +103,3 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
         embedding_scale=fields["hidden_size"] ** 0.5,
         query_scale=scalar**-0.5,
     )
-
-
-def _windowed_layers(config: Keys, num_layers: int) -> frozenset[int]:
-    layers = read_layer_types(config, num_layers)
-    if layers is not None:
-        return layers
-    # The last layer of each group of this size sees all keys.
-    pattern = config.integer("sliding_window_pattern", MAX_LAYERS, 6)
-    return frozenset(i for i in range(num_layers) if (i + 1) % pattern)

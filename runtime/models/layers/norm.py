@@ -1,4 +1,4 @@
-"""RMS normalisation with its weight."""
+"""Norms with their weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LayerNorm(WeightHolder):
         """Return the norm of `x`, `[num_tokens, size]`, as a new tensor."""
         return layer_norm(x, self.weight, self.bias, self.eps)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add_forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """Add `x` to `residual`, `[num_tokens, size]`, in place; return the sum's norm, new."""
         return fused_add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 

@@ -47,9 +47,11 @@ class Block:
             stream: `[num_patches, width]`, all patches.
             run: the constants of these patches.
         """
-        normed = self.norm1.forward(stream) if hidden is None else self.norm1.add(hidden, stream)
+        normed = (
+            self.norm1.forward(stream) if hidden is None else self.norm1.add_forward(hidden, stream)
+        )
         attended = self.attn.forward(normed, run, run.lengths)
-        inner = self.linear_fc1.activated(self.norm2.add(attended, stream), "gelu_tanh")
+        inner = self.linear_fc1.activated(self.norm2.add_forward(attended, stream), "gelu_tanh")
         return self.linear_fc2.apply(inner)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:

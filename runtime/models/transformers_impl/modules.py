@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from kernels.activation import Activation
 from runtime.models.attention.backend import AttentionLayer
 from runtime.models.attention.forward_batch import ForwardBatch
+from runtime.models.decoder.model import add_normed
 from runtime.models.layers.embedding import Embedding
 from runtime.models.layers.experts import Experts
 from runtime.models.layers.linear import Linear
@@ -349,22 +350,6 @@ class Given(nn.Module):
 
     def forward(self, *_args: Any, inputs_embeds: Tensor, **_others: Any) -> _Vectors:
         return _Vectors(inputs_embeds)
-
-
-def add_normed(hidden: Tensor | None, residual: Tensor, norm: RMSNorm | LayerNorm | None) -> Tensor:
-    """Add `hidden` to the stream in place and return the stream's norm.
-
-    Args:
-        hidden: `[num_tokens, hidden_size]`, the output that `residual` still lacks, if any.
-        residual: the stream, `[num_tokens, hidden_size]`.
-        norm: `None` if the next block reads the stream itself.
-    """
-    if norm is None:
-        return residual if hidden is None else residual.add_(hidden)
-    if hidden is None:
-        return norm.forward(residual)
-    add = norm.add if isinstance(norm, LayerNorm) else norm.add_forward
-    return add(hidden, residual)
 
 
 def _without_batch(module: nn.Module, x: Tensor) -> Tensor:

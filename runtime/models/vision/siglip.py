@@ -101,7 +101,7 @@ class Siglip:
         hidden: Tensor | None = None
         for block in self.blocks:
             normed = _add_normed(hidden, residual, block.layer_norm1)
-            normed = block.layer_norm2.add(block.attend(normed, lengths), residual)
+            normed = block.layer_norm2.add_forward(block.attend(normed, lengths), residual)
             hidden = block.feed(normed)
         normed = _add_normed(hidden, residual, self.post_layernorm)
         return normed.view(len(images), *embedding.shape)
@@ -123,4 +123,4 @@ class Siglip:
 
 def _add_normed(hidden: Tensor | None, residual: Tensor, norm: LayerNorm) -> Tensor:
     """Add the previous block's output, if any, to the stream; return the norm."""
-    return norm.forward(residual) if hidden is None else norm.add(hidden, residual)
+    return norm.forward(residual) if hidden is None else norm.add_forward(hidden, residual)

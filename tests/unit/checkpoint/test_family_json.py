@@ -24,6 +24,7 @@ SIZES = {
     "num_experts_per_tok": 2,
 }
 FAMILIES = [
+    "Cohere2ForCausalLM",
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
     "Gemma2ForCausalLM",
@@ -115,6 +116,13 @@ def test_every_second_layer_has_a_window(tmp_path: Path) -> None:
         assert windows == [window, None] * 3
 
 
+def test_layers_of_cohere_without_a_window_do_not_rotate(tmp_path: Path) -> None:
+    for window, rotated in ((512, [True, True, True, False, True, True]), (None, [False] * 6)):
+        spec = read(tmp_path, "Cohere2ForCausalLM", {**SIZES, "sliding_window": window})
+        assert isinstance(spec, DecoderSpec)
+        assert [spec.attention(i).rope is not None for i in range(6)] == rotated
+
+
 def test_layers_after_the_last_are_not_loaded(tmp_path: Path) -> None:
     values = {**SIZES, "num_nextn_predict_layers": 1}
     for architecture in ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"):
@@ -135,6 +143,8 @@ def test_layers_after_the_last_are_not_loaded(tmp_path: Path) -> None:
         ("DeepseekV3ForCausalLM", "n_group", 7),
         # Each group needs two experts for its score.
         ("DeepseekV3ForCausalLM", "n_group", 256),
+        ("Cohere2ForCausalLM", "hidden_act", "gelu"),
+        ("Cohere2ForCausalLM", "sliding_window_pattern", 0),
         ("Gemma2ForCausalLM", "hidden_activation", "gelu"),
         ("Gemma2ForCausalLM", "use_bidirectional_attention", True),
         ("Glm4ForCausalLM", "hidden_act", "gelu"),
