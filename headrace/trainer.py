@@ -199,7 +199,7 @@ def describe_tensors(named_tensors: NamedTensors) -> dict[str, Any]:
 
 
 def broadcast_weights(named_tensors: NamedTensors, group: Any, *, flattened: bool = False) -> None:
-    """Send the tensors to a server that has been asked to receive exactly these tensors.
+    """Send the tensors to a server, which must already wait for exactly these tensors.
 
     Args:
         named_tensors: the tensors, in the order of the request.

@@ -22,7 +22,7 @@ class WrittenArguments(dict[str, Any]):
     """
 
     def __init__(self, arguments: dict[str, Any], text: str) -> None:
-        """Hold the same entries as `arguments`."""
+        """Copy the entries of `arguments`."""
         super().__init__(arguments)
         self.text = text
 

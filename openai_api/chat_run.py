@@ -60,7 +60,7 @@ _PROMPT_TAIL = 8
 
 @dataclass(frozen=True)
 class ChatRun:
-    """The admitted samples of one answer, which are not read yet.
+    """The samples of one answer, which are admitted but whose output is not read yet.
 
     Attributes:
         id: the answer's id; aborting this id aborts all samples.
@@ -142,7 +142,7 @@ async def open_chat(
 
 
 class _Checked(NamedTuple):
-    """What a request's fields ask for, once each is checked.
+    """The settings that follow from a request's fields, which have been checked.
 
     Attributes:
         forms: of its tools.

@@ -239,7 +239,7 @@ class JsonValue:
 
 
 def _without(rest: str, closers: list[str]) -> str:
-    """Return `rest` without the brackets at its end, if these are exactly `closers`."""
+    """Return `rest` without the closing brackets at its end, if they are exactly `closers`."""
     kept = rest.rstrip()
     for closer in closers:
         if not kept.endswith(closer):

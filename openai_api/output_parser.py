@@ -164,7 +164,7 @@ class WholeCalls:
         self._arguments: list[str] = []
 
     def feed(self, events: Iterable[OutputEvent]) -> Iterator[ReasoningText | ContentText | Call]:
-        """Return the events, but replace those of each call by one `Call` at the call's end."""
+        """Return the events; one `Call` at a call's end replaces all events of this call."""
         for event in events:
             if isinstance(event, BeginCall):
                 self._name, self._arguments = event.name, []

@@ -92,7 +92,7 @@ class WireNames:
     """Renames the engine's fields to OpenAI's in the errors of a block."""
 
     def __init__(self, max_tokens: str, top: str, others: Mapping[str, str] | None = None) -> None:
-        """Rename two fields by endpoint, and the others as everywhere.
+        """Store the endpoint's names of two fields; other fields have one name at all endpoints.
 
         Args:
             max_tokens: the endpoint's name for the output limit.

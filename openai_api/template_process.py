@@ -1,4 +1,4 @@
-"""A process that renders chat templates not known to be harmless, each render in its own fork."""
+"""A process that renders untrusted chat templates, each render in its own fork."""
 
 from __future__ import annotations
 

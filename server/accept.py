@@ -10,7 +10,7 @@ _HTML, _JSON = "text/html", "application/json"
 def prefers_html(scope: Scope) -> bool:
     """Whether `Accept` names HTML and ranks it above JSON, as browsers' navigations do.
 
-    `*/*`, no header and equal ranks mean JSON: programs send these.
+    A request with `*/*`, equal ranks or no such header gets JSON, because programs send these.
     """
     ranks: dict[str, float] = {}
     for name, value in scope["headers"]:

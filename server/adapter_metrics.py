@@ -52,7 +52,7 @@ class AdapterCollector(Collector):
 
 
 def vllm_requests_info(context: ServiceContext) -> GaugeMetricFamily:
-    """VLLM's gauge that routers read: names of adapters in use; its value is the time."""
+    """Return the gauge by which vLLM tells routers the adapters in use; the value is the time."""
     client = context.client
     running, waiting = [], []
     for adapter in client.adapters.all():

@@ -34,7 +34,10 @@ class ConnectionLimit:
         self._spare: OrderedDict[Connection, None] = OrderedDict()
 
     def add(self, connection: Connection, num_open: int) -> bool:
-        """Whether `connection`, one of `num_open`, is over the limit."""
+        """Return whether `connection` exceeds the limit, where `num_open` connections are open.
+
+        If it does, it becomes a spare connection.
+        """
         if num_open <= self.most:
             return False
         self._spare[connection] = None

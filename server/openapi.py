@@ -126,7 +126,7 @@ class _Schemas:
         self._by_kind = {_key(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
 
     def of(self, *kinds: Any) -> dict[str, Any]:
-        """The schema of a value of one of `kinds`."""
+        """Return the schema of a value whose type is one of `kinds`."""
         schemas = [self._by_kind[_key(kind)] for kind in kinds]
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
@@ -137,7 +137,7 @@ def _key(kind: Any) -> Any:
 
 
 class _Route:
-    """One route, plus what its access level and dialect add to its declaration."""
+    """A route as the document shows it: its declaration, access level and error dialect."""
 
     def __init__(self, route: APIRoute, match: RouteMatch) -> None:
         self.api = route
@@ -146,7 +146,7 @@ class _Route:
         self._operation = _operation_of(route)
 
     def kinds(self) -> Iterator[Any]:
-        """Every type that it uses."""
+        """Every type in the route's body, query and responses."""
         if self._operation.body is not None:
             yield self._operation.body
         yield from self._operation.mentions
@@ -158,7 +158,7 @@ class _Route:
                     yield from kinds
 
     def document(self, method: str, schemas: _Schemas) -> dict[str, Any]:
-        """OpenAPI's object for one of its methods."""
+        """Return OpenAPI's operation object for one method of the route."""
         said = self._operation
         description = self.api.description
         name = re.sub(r"\W", "_", f"{self.api.name}{self.api.path_format}")

@@ -59,7 +59,7 @@ def why_waiting(context: ServiceContext) -> str | None:
 
 
 def why_not_healthy(context: ServiceContext) -> str | None:
-    """Why requests could not be served even without a pause; `None` when they could.
+    """Why requests cannot be served, pauses aside; `None` if no such reason exists.
 
     Once all replicas have started, one that accepts requests is enough.
     """

@@ -12,7 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 async def follow_restart_signal(context: ServiceContext) -> None:
-    """Replace the workers on each SIGUSR2; signals that come meanwhile are one. Never returns."""
+    """Replace the workers on each SIGUSR2; several signals during one replacement count once.
+
+    Never returns.
+    """
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, asked.set)
     while True:

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: one span for each HTTP request, and below it those of each sample.
+"""OpenTelemetry traces: a span for each HTTP request, with child spans for each sample.
 
 A sample's spans are made from its finished record (`runtime.client.recorder`), so that running
 requests do no work for them. The SDK's own thread encodes and sends; its queue drops spans when
@@ -222,7 +222,7 @@ class Tracing:
         return {name: value for name, value in found.items() if value is not None}
 
     def close(self) -> None:
-        """Send what is left, for a few seconds at most; blocks."""
+        """Send the spans that are still queued; blocks for a few seconds at most."""
         # The SDK waits for a collector that does not answer; the process's end must not.
         thread = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         thread.start()

@@ -17,7 +17,7 @@ _DONE = b"[DONE]"
 
 
 class Wire(msgspec.Struct, frozen=True):
-    """The parts of a body that are the same for every request.
+    """The fields of a request body that have the same value in every request.
 
     Attributes:
         model: the name that OpenAI's routes require.

@@ -60,7 +60,7 @@ class Run:
         print("\n".join(lines), flush=True)
 
     def write(self, result: Mapping[str, Any], **details: Any) -> None:
-        """Write `--output-file`, if given: the figures, and details beside them."""
+        """Write the figures and their details to `--output-file`, if it is given."""
         if self.options.output_file is None:
             return
         content = {

@@ -68,7 +68,7 @@ class EngineTarget:
     def __init__(
         self, host: EngineProcesses, client: EngineClient, prepared: PreparedEngine, stream: bool
     ) -> None:
-        """Wrap a host that has been started."""
+        """Store the engine's processes, which `host` has already started, and their client."""
         self.vocab_size = prepared.model.vocab_size
         self.stream = stream
         self.start_s = 0.0

@@ -26,7 +26,10 @@ _COLOURS = ("#1667b8", "#b8541a", "#2b8a3e", "#8639a8", "#555", "#b01050", "#0a8
 
 @dataclass(frozen=True)
 class Line:
-    """One curve; curves of one name have one colour, and an empty name is not shown."""
+    """One curve; curves with the same name have the same colour.
+
+    A curve with an empty name is not listed in the legend.
+    """
 
     name: str
     points: Points
@@ -80,7 +83,7 @@ def write_plot(path: Path, title: str, records: Sequence[RequestRecord]) -> None
 
 
 def draw(title: str, records: Sequence[RequestRecord]) -> str:
-    """Four latencies as the share of requests below them, then load and output over time."""
+    """Draw the distributions of four latencies, then load and output over time."""
     values = latencies_ms(records)
     return draw_panels(
         title,

@@ -102,7 +102,7 @@ def distribution(values: Sequence[float]) -> dict[str, float]:
 
 
 def latencies_ms(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
-    """All values of the four latencies, milliseconds, in the order of the records."""
+    """The values of each of the four latencies in milliseconds, in the order of the records."""
     tpots = (record.tpot_s for record in records)
     return {
         "ttft_ms": [record.ttft_s * 1e3 for record in records],

@@ -282,7 +282,7 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
 
     @waiting
     async def start_profile(self, /, **options: Any) -> None:
-        """Record the next steps with torch's profiler; the fields are those of `/start_profile`.
+        """Record the next steps with torch's profiler; takes the fields of `/start_profile`.
 
         The fields include `output_dir`, `num_steps` (after which the trace is written
         automatically), `activities`, `profile_by_stage`, `with_stack`, `record_shapes`,

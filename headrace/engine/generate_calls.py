@@ -149,7 +149,7 @@ class StreamedRequest:
             return await anext(self._answers, None)
 
     async def abandon(self) -> None:
-        """Abort what is still running."""
+        """Abort the requests of this call that still run."""
         # A generator that never started runs no cleanup code, so the streams are closed first.
         self._generation.close()
         try:

@@ -1,4 +1,4 @@
-"""An event loop on its own thread, so that callers may have any loop, or none."""
+"""An event loop on its own thread, so that callers may use any event loop or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors and scores of texts, for models that produce them."""
+"""Vectors and scores of texts, for embedding models, classifiers and reward models."""
 
 from __future__ import annotations
 

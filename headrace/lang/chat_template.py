@@ -73,7 +73,10 @@ class ChatTemplate:
         return prefix, suffix
 
     def get_prompt(self, messages: Turns) -> str:
-        """The text of a conversation; a system turn without content is the default one."""
+        """Return a conversation as text.
+
+        A system turn without content gets the template's default system prompt.
+        """
         text = ""
         for index, message in enumerate(messages):
             role, content = message["role"], message["content"]
@@ -92,7 +95,7 @@ _warned: set[str] = set()
 
 
 def register_chat_template(template: ChatTemplate) -> None:
-    """Register a template under its name; it replaces one of the same name."""
+    """Register a template under its name, in place of any earlier template of this name."""
     _templates[template.name] = template
 
 
@@ -147,7 +150,10 @@ def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
 
 
 def _alike(begin: str, end: str) -> dict[str, tuple[str, str]]:
-    """Return the same markup for all three roles; ROLE in `begin` becomes the role's name."""
+    """Return markup that is equal for all three roles, except for the role's name.
+
+    `ROLE` in `begin` stands for the name.
+    """
     roles = ("system", "user", "assistant")
     return {role: (begin.replace("ROLE", role), end) for role in roles}
 

@@ -106,7 +106,7 @@ class Core:
         self._loop.call_soon(callback, *args)
 
     def start_soon(self, start: Callable[[], object]) -> None:
-        """Do the same as `call_soon`, but calls made while the loop is busy share one wake-up."""
+        """Schedule a call like `call_soon`; calls made while the loop is busy share one wake-up."""
         self._starts.append(start)
         if not self._will_start:
             self._will_start = True

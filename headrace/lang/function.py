@@ -171,7 +171,7 @@ class SglFunction(Generic[P, R]):
         return state
 
     async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """Do the same as `run` in a coroutine of any loop.
+        """Run the program as `run` does, as a coroutine of any event loop.
 
         An `async def` function runs as a task of the caller's loop, a plain one in a thread.
 

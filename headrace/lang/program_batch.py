@@ -71,7 +71,7 @@ class BatchOptions:
 
     @property
     def max_threads(self) -> int:
-        """How many bodies may wait or compute at once."""
+        """How many programs of the batch may run at the same time, waiting ones included."""
         if isinstance(self.num_threads, str):
             return max(96, 16 * (os.cpu_count() or 1))
         return self.num_threads

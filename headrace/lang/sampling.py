@@ -1,4 +1,4 @@
-"""Sampling parameters: those of `gen` override those of the program's run."""
+"""Sampling parameters: parameters of a `gen` override the parameters of the program's run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SglSamplingParams:
         return dataclasses.replace(self)
 
     def over(self, defaults: SglSamplingParams) -> SglSamplingParams:
-        """Return these parameters, filled up with `defaults`."""
+        """Return a copy in which unset parameters have their values from `defaults`."""
         both = zip(_values(self), _values(defaults), strict=True)
         return SglSamplingParams(*[own if own is not None else other for own, other in both])
 

@@ -329,7 +329,7 @@ class ProgramState(_State):
 
     @property
     def ret_value(self) -> Any:
-        """What the function returned; waits for it to return.
+        """The value that the program's function returned; waits until the function has returned.
 
         Raises:
             BaseException: what the function raised.
@@ -363,7 +363,7 @@ class ProgramState(_State):
 
     @contextlib.contextmanager
     def copy(self, position_ids_offset: list[int] | None = None) -> Iterator[ProgramState]:
-        """Return a `with` block with one child; its variables come back as lists of one."""
+        """Return a `with` block with one child; each of its variables becomes a list of one."""
         group = self.fork(1, position_ids_offset)
         try:
             yield group[0]

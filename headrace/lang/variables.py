@@ -135,7 +135,7 @@ class Splitter:
         return Splitter(self._model_type, self._prompt_tail)
 
     def feed(self, text: str) -> Split:
-        """Add more output and return what it adds."""
+        """Add more output and return the new reasoning and answer in it."""
         return _joined(self._parser.feed(text))
 
     def finish(self) -> Split:

@@ -81,7 +81,7 @@ class Waiters:
         """Called by a thread before it blocks."""
 
     async def wait_async(self, is_met: Callable[[], bool]) -> None:
-        """Do the same as `wait` in a coroutine of any loop."""
+        """Wait as `wait` does, as a coroutine of any event loop."""
         with self.lock:
             if is_met():
                 return

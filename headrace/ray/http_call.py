@@ -98,7 +98,7 @@ _OF_ONE = ("/v1/files", "/v1/batches", "/v1/responses/", "/v1/loads", "/get_load
 
 
 def is_for_any_replica(method: str, path: str) -> bool:
-    """Whether a request means the same whichever of several replicas answers it.
+    """Whether any of several replicas can answer a request with the same result.
 
     False for a request that changes a replica (weights, adapters, its cache, sessions) and for a
     request about what one replica keeps (files, batches, stored responses).

@@ -48,7 +48,7 @@ class HarmonyChannels:
         self._until_message = UntilTag(MESSAGE, keep_space=True)
 
     def feed(self, text: str) -> list[SplitText]:
-        """Take more output; return what it adds, in order."""
+        """Take more output; return the new parts of reasoning and answer, in order."""
         parts: list[SplitText] = []
         place = 0
         while place < len(text):
@@ -59,7 +59,7 @@ class HarmonyChannels:
         return parts
 
     def finish(self) -> list[SplitText]:
-        """End the output; return what was held back."""
+        """End the output; return the text that was held back."""
         if self._header is None:
             return [self._part(self._body.finish())]
         header, self._header = [*self._header, self._until_message.finish()], None

@@ -53,10 +53,10 @@ class ReasoningParser(Protocol):
         """Begin; the arguments tell whether the prompt ends in reasoning and calls may come."""
 
     def feed(self, text: str) -> list[SplitText]:
-        """Take more output; return what it adds, in order."""
+        """Take more output; return the new parts of reasoning and answer, in order."""
 
     def finish(self) -> list[SplitText]:
-        """End the output; return what was held back."""
+        """End the output; return the text that was held back."""
 
 
 def implied_ends(kind: type[ReasoningParser], *, may_call: bool) -> tuple[str, ...]:

@@ -40,13 +40,13 @@ class ThinkTags:
         self._until_close = UntilTag(self.close_tag, *implied_ends(type(self), may_call=may_call))
 
     def feed(self, text: str) -> list[SplitText]:
-        """Take more output; return what it adds, in order."""
+        """Take more output; return the new parts of reasoning and answer, in order."""
         if self._start is not None:
             text = self._decide_start(text)
         return [self._split(text)]
 
     def finish(self) -> list[SplitText]:
-        """End the output; return what was held back."""
+        """End the output; return the text that was held back."""
         undecided, self._start = self._start or "", None
         self._skip_space = self._skip_space or (bool(undecided) and self.is_reasoning)
         reasoning, content = self._split(undecided)

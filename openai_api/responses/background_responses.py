@@ -55,7 +55,7 @@ class BackgroundResponses:
         self.logs = EventLogs()
 
     async def start(self, run: RunningResponse, *, is_streamed: bool) -> None:
-        """Let `run` continue by itself; its events are kept if it `is_streamed`."""
+        """Start `run` as a task of its own; its events are kept if `is_streamed`."""
         try:
             await run.keep()
         except BaseException:

@@ -14,7 +14,7 @@ _DEFAULT_LIMIT = 20
 
 
 def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Return a page: `limit` items `after` one of them, the newest first unless `order` is `asc`.
+    """Return `limit` items that follow the item `after`, the newest first unless `order` is `asc`.
 
     Raises:
         InvalidRequest: the query is wrong.

@@ -55,7 +55,10 @@ def function_of(item: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def hosted_text(item: Mapping[str, Any]) -> str:
-    """Return a text, never empty, for an item of `HOSTED_ITEMS` with unchecked fields."""
+    """Return a short text that shows an item of `HOSTED_ITEMS`; the text is never empty.
+
+    The fields of `item` need not have been checked.
+    """
     kind = item["type"]
     given = {
         field: _plain(item[field]) for field in _SHOWN[kind] if item.get(field) not in (None, [])
@@ -64,7 +67,10 @@ def hosted_text(item: Mapping[str, Any]) -> str:
 
 
 def output_text(item: Mapping[str, Any]) -> str:
-    """Return the text for an item of `CLIENT_OUTPUTS` with unchecked fields."""
+    """Return the text that shows an item of `CLIENT_OUTPUTS`.
+
+    The fields of `item` need not have been checked.
+    """
     return "\n".join(_lines({key: item.get(key) for key in _RESULTS})) or _status(item)
 
 

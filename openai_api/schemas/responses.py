@@ -133,7 +133,7 @@ class AdditionalToolsItem(msgspec.Struct, kw_only=True):
 
 
 class HostedItem(msgspec.Struct, kw_only=True):
-    """What a tool on OpenAI's servers did; a short text shows it."""
+    """The record of a call of a tool on OpenAI's servers; the prompt shows it as a short text."""
 
 
 class ConfigurationItem(msgspec.Struct, kw_only=True):
@@ -215,7 +215,7 @@ def kind_of(item: Mapping[str, Any]) -> Any:
 
 
 def read_item(item: Mapping[str, Any], where: str) -> Item:
-    """Give an item its type.
+    """Convert a JSON object to the item type that its `type` names.
 
     Raises:
         InvalidRequest: an unknown type, or a wrong field; the message has its path.

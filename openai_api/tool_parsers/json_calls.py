@@ -44,7 +44,7 @@ class JsonCalls:
     has_array: ClassVar[bool] = False
 
     def __init__(self, functions: Functions, *, max_calls: int | None) -> None:
-        """Accept calls of these functions only, and at most `max_calls` of them."""
+        """Accept at most `max_calls` calls, and only calls of the given functions."""
         self._writer = CallWriter(functions, max_calls)
         self._outside = UntilTag(*self.opens) if self.opens else None
         self._behind = sorted((*self.opens, *self.tails, *self.separators), key=len, reverse=True)
@@ -71,7 +71,7 @@ class JsonCalls:
         return self._writer.take()
 
     def finish(self) -> list[ToolPart]:
-        """End the output; return what was held back, and the end of an open call."""
+        """End the output; return the text that was held back, and the end of an open call."""
         if self._object is not None:
             if self._writer.is_open:
                 self._writer.arguments(self._held)

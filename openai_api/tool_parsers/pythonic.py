@@ -39,7 +39,7 @@ class PythonicParser:
     id_form: IdForm | None = None
 
     def __init__(self, functions: Functions, *, max_calls: int | None) -> None:
-        """Accept calls of these functions only, and at most `max_calls` of them."""
+        """Accept at most `max_calls` calls, and only calls of the given functions."""
         self._writer = CallWriter(functions, max_calls)
         self._start, self._end = self.markers
         # Text that was read and is not yet known to belong to a call.
@@ -61,7 +61,7 @@ class PythonicParser:
         return self._writer.take()
 
     def finish(self) -> list[ToolPart]:
-        """End the output; return what was held back."""
+        """End the output; return the text that was held back."""
         rest = "".join([*self._read, self._held])
         if not (self._writer.has_called and rest.isspace()):
             self._writer.text(rest)
@@ -214,10 +214,10 @@ def _read_call(source: str) -> tuple[str, str] | None:
 
 
 def _dotted(node: ast.expr) -> str:
-    """The name of the called function.
+    """Return the dotted name of the called function.
 
     Raises:
-        ValueError: the call is not by name.
+        ValueError: the called expression is not a name.
     """
     names = []
     while isinstance(node, ast.Attribute):

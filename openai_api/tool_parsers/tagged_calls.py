@@ -53,7 +53,7 @@ class TaggedCalls:
     separators: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, functions: Functions, *, max_calls: int | None) -> None:
-        """Accept calls of these functions only, and at most `max_calls` of them."""
+        """Accept at most `max_calls` calls, and only calls of the given functions."""
         self._writer = CallWriter(functions, max_calls)
         self._outside = UntilTag(*self.opens)
         self._inside: UntilTag | None = None
@@ -79,7 +79,7 @@ class TaggedCalls:
         return self._writer.take()
 
     def finish(self) -> list[ToolPart]:
-        """End the output; return what was held back, and the end of an open call."""
+        """End the output; return the text that was held back, and the end of an open call."""
         rest = "".join([*self._lead, *self._header, self._held, self._outside.finish()])
         if self._writer.is_open:
             self._writer.end(is_complete=False)

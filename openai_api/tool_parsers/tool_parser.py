@@ -107,10 +107,10 @@ class ToolParser(Protocol):
     id_form: IdForm | None
 
     def __init__(self, functions: Functions, *, max_calls: int | None) -> None:
-        """Accept calls of these functions only, and at most `max_calls` of them."""
+        """Accept at most `max_calls` calls, and only calls of the given functions."""
 
     def feed(self, text: str) -> list[ToolPart]:
         """Take more output; return texts and parts of calls, in order."""
 
     def finish(self) -> list[ToolPart]:
-        """End the output; return what was held back, and the end of an open call."""
+        """End the output; return the text that was held back, and the end of an open call."""

@@ -80,7 +80,7 @@ class Keys:
         return self._tenants.get(_digest(_sent_key(scope)), "") if self._tenants else ""
 
     def refusal(self, scope: Scope) -> KeyRefused | None:
-        """Why the request may not have its route; None when it may."""
+        """Why the request's key does not open the route; None if it does."""
         route: RouteMatch = scope["route"]
         access = route.access
         if access is Access.OPEN:

@@ -71,7 +71,7 @@ def create_router(context: ServiceContext, request_log: RequestLog) -> AccessRou
             raise WorkerRefused(reply.message)
 
     async def set_internal_state(request: Request) -> Response:
-        """Change options of the running scheduler; true if all of them were changed."""
+        """Change options of the running scheduler; return true if all options were changed."""
         body = await read_json(await request.body(), _STATE)
         return json_response([await change_options(context, body.server_args)])
 

@@ -1,4 +1,4 @@
-"""`/docs`: a page that shows `/openapi.json` and sends requests; all of it is in this package."""
+"""`/docs`: a page that shows `/openapi.json` and sends requests, without files of other hosts."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Root(TypedDict):
 
 
 def create_router(openai: OpenAIContext) -> AccessRouter:
-    """Create the routes that describe model and server; `parsers` are those of the chat routes."""
+    """Create the routes that describe model and server; `parsers` are the chat routes' parsers."""
     context, parsers = openai.service, openai.parser_names.as_options
     router = AccessRouter(Access.KEY, tags=["native"])
 

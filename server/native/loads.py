@@ -44,7 +44,7 @@ class LoadDisaggregation(TypedDict):
 
 
 class LoadAdapters(TypedDict):
-    """Slots of the device for adapters (LoRA), and those that running requests use."""
+    """The device's slots for adapters (LoRA), and how many slots running requests use."""
 
     slots_used: int
     slots_total: int

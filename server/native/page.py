@@ -64,7 +64,7 @@ def _file(data: bytes, content_type: str) -> Callable[[Request], Awaitable[Respo
     headers = {**_HEADERS, "etag": tag}
 
     async def send_file(request: Request) -> Response:
-        """A file of the page."""
+        """Answer with a file of the page, or with 304 if the browser has this version."""
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         return Response(data, media_type=content_type, headers=headers)

@@ -80,7 +80,7 @@ class ParsedCall(TypedDict):
 
 
 class ParsedCalls(TypedDict):
-    """The calls, and the text around them."""
+    """The calls that a text contains, and the text around the calls."""
 
     normal_text: str
     calls: list[ParsedCall]

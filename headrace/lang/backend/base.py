@@ -82,7 +82,7 @@ class TurnPart(Protocol):
 
 
 class BaseBackend:
-    """Runs the generations of programs. This one runs none, which is enough for tracing.
+    """Runs the generations of programs. The base class runs none, which is enough for tracing.
 
     Attributes:
         support_concate_and_append: whether texts can be joined by concatenating their KV cache.

@@ -26,7 +26,7 @@ def need_backend(given: Any = None) -> BaseBackend:
 
 
 def find_backend(given: Any = None) -> BaseBackend | None:
-    """Like `need_backend`, but None where there is none."""
+    """Return the back end to use, as `need_backend` does, or None if there is no back end."""
     chosen = global_config.default_backend if given is None else given
     return None if chosen is None else as_backend(chosen)
 
