@@ -188,6 +188,31 @@ def test_another_adapter_of_the_same_slot_starts_afresh(adapters, expected):
         assert "not loaded" in engine.reasons[100 + round_].message
 
 
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [
+        # Gate and up are one matrix in the files, and one module of the adapter.
+        ("glm4", ("q_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj")),
+        # Attention and the MLP read one norm.
+        ("cohere2", (*ATTENTION, *MLP)),
+        # The norms of q and k follow the adapted products.
+        ("olmo2", (*ATTENTION, *MLP)),
+    ],
+)
+def test_families_with_other_layers(tmp_path, name, modules):
+    folder, tokens = tiny_family(name), prompts()[3]
+    adapter = make_adapter(tmp_path / "adapter", folder, 4, 1, modules)
+    engine = InProcessEngine(folder, lora=limits(folder))
+    assert engine.ask(LoadAdapter(1, str(adapter))).success
+    with torch.inference_mode():
+        base, merged = (
+            merged_model(folder, each).model(torch.tensor([tokens])).last_hidden_state[0, -1]
+            for each in (None, adapter)
+        )
+    for found, states in zip(last_states(engine, tokens), (base, merged), strict=True):
+        assert torch.dist(found, states) < 1e-4 * torch.dist(base, merged)
+
+
 def test_a_router_in_float32_is_not_adapted(tmp_path):
     """The rest of such a model is adapted in 16 bits."""
     folder = tiny_family("deepseek_v3")
