@@ -62,7 +62,6 @@ class AttentionLayer:
     head_dim: int
     scale: float
     cos_sin: Tensor | None = None
-    interleaved: bool = False
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     eps: float = 1e-6
@@ -73,6 +72,7 @@ class AttentionLayer:
     softcap: float = 0.0
     sinks: Tensor | None = None
     is_latent: bool = False
+    interleaved: bool = False
 
     @cached_property
     def shape(self) -> AttentionShape:
