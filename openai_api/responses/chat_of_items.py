@@ -15,7 +15,6 @@ from openai_api.responses.shown_items import function_of, hosted_text, output_te
 from openai_api.schemas.chat import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from openai_api.schemas.chat import ContentPart as ChatPart
 from openai_api.schemas.responses import (
-    MAX_ITEMS,
     AdditionalToolsItem,
     CallOutputItem,
     ClientCallItem,
@@ -36,6 +35,7 @@ from openai_api.schemas.responses import (
     ShellOutputItem,
     TextConfig,
     TextFormat,
+    check_num_items,
     read_item,
 )
 from runtime.errors import InvalidRequest
@@ -69,8 +69,7 @@ def chat_of(
     Raises:
         InvalidRequest: a part that chat cannot represent; the message names its place.
     """
-    if len(items) > MAX_ITEMS:
-        raise InvalidRequest(f"input may have at most {MAX_ITEMS} items.", param="input")
+    check_num_items(len(items))
     turns = _Turns(tools, sees)
     if request.instructions:
         turns.messages.append(ChatMessage(role="system", content=request.instructions))

@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from openai_api.responses.response_store import StoredResponse
-from openai_api.schemas.responses import ItemReference, kind_of, read_item
+from openai_api.schemas.responses import ItemReference, check_num_items, kind_of, read_item
 from runtime.errors import InvalidRequest
+from runtime.eventloop.heavy_work import aside
 from runtime.requests.random_hex import random_hex
 
 _PREFIX = "resp_"
@@ -45,31 +46,38 @@ async def with_items(
 
     Raises:
         UnknownItem: no stored response has the item.
-        InvalidRequest: a reference without an id.
+        InvalidRequest: a reference without an id, or too many references.
     """
+    named = await aside(items, _references, items)
+    check_num_items(len(named))
+    found = list(items)
     # A response is decoded once, however many of its items are named.
     outputs: dict[str, dict[str, dict[str, Any]]] = {}
-    found = []
-    for index, item in enumerate(items):
-        if kind_of(item) != "item_reference":
-            found.append(item)
-            continue
-        where = f"input[{index}]"
-        reference = read_item(item, where)
-        assert isinstance(reference, ItemReference)
-        digits = reference.id.partition("_")[2][:_NUM_DIGITS]
+    for index, item_id in named.items():
+        digits = item_id.partition("_")[2][:_NUM_DIGITS]
         if digits not in outputs:
             response = await stored(f"{_PREFIX}{digits}")
             output = [] if response is None else response.response["output"]
             outputs[digits] = {each["id"]: each for each in output}
             # Large responses take milliseconds to decode, and other requests come in between.
             await asyncio.sleep(0)
-        if reference.id not in outputs[digits]:
+        if item_id not in outputs[digits]:
             raise UnknownItem(
-                f"{where}: item with id {reference.id[:64]!r} not found. This server keeps the "
+                f"input[{index}]: item with id {item_id[:64]!r} not found. This server keeps the "
                 "newest responses with store, for a day (--response-store-mb); send the item "
                 "itself, or previous_response_id.",
-                param=where,
+                param=f"input[{index}]",
             )
-        found.append(outputs[digits][reference.id])
+        found[index] = outputs[digits][item_id]
+    return found
+
+
+def _references(items: list[dict[str, Any]]) -> dict[int, str]:
+    """Return the indices of the references, with the ids that they name."""
+    found = {}
+    for index, item in enumerate(items):
+        if kind_of(item) == "item_reference":
+            reference = read_item(item, f"input[{index}]")
+            assert isinstance(reference, ItemReference)
+            found[index] = reference.id
     return found

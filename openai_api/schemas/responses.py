@@ -205,6 +205,16 @@ _KINDS: Mapping[str, type[Item]] = {
 }
 
 
+def check_num_items(count: int) -> None:
+    """Refuse more than `MAX_ITEMS` items.
+
+    Raises:
+        InvalidRequest: there are more.
+    """
+    if count > MAX_ITEMS:
+        raise InvalidRequest(f"input may have at most {MAX_ITEMS} items.", param="input")
+
+
 def kind_of(item: Mapping[str, Any]) -> Any:
     """Return the type of an item; an item with only an id is a reference."""
     kind = item.get("type")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from openai_api.responses.response_store import MemoryStore
+from openai_api.schemas.responses import MAX_ITEMS
 from runtime.client.tenant import acting_for
 from tests.unit.openai_api.test_responses import ADD, CALL, THOUGHT, answered, ask, prompt_of
 
@@ -36,3 +37,13 @@ async def test_references_stand_for_stored_items(make_front: Any) -> None:
     assert error["param"] == "input[1]"
     assert f"item with id '{named[0]['id']}' not found" in error["message"]
     assert (await ask(front, [{"type": "item_reference", "id": "msg_1"}])).status_code == 404
+
+
+async def test_too_many_references_are_refused_before_they_are_looked_up(make_front: Any) -> None:
+    store = MemoryStore(2**20, 3600)
+    front = make_front(responses=store)
+    begun = await answered(front)
+    named = {"type": "item_reference", "id": begun["output"][0]["id"]}
+    refused = await ask(front, [named] * (MAX_ITEMS + 1))
+    assert refused.status_code == 400
+    assert f"at most {MAX_ITEMS} items" in refused.json()["error"]["message"]
