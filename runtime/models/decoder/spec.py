@@ -272,11 +272,20 @@ def read_decoder(config: Keys, generation: Keys, traits: DecoderTraits) -> Decod
     Raises:
         StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
-    fields = decoder_fields(config, generation, traits)
-    if config.values.get("hidden_act", "silu") not in ("silu", "swish", None):
-        raise config.error("hidden_act", "'silu'")
+    fields = silu_decoder_fields(config, generation, traits)
     rope, context_len = read_rope(config)
     return DecoderSpec(**fields, rope=rope, context_len=context_len)
+
+
+def silu_decoder_fields(config: Keys, generation: Keys, traits: DecoderTraits) -> dict[str, Any]:
+    """Return the fields that `decoder_fields` reads, for a family whose MLP has SiLU.
+
+    Raises:
+        StartupError: see `decoder_fields`; or the file names another activation.
+    """
+    if config.values.get("hidden_act", "silu") not in ("silu", "swish", None):
+        raise config.error("hidden_act", "'silu'")
+    return decoder_fields(config, generation, traits)
 
 
 def read_layer_types(config: Keys, num_layers: int) -> frozenset[int] | None:

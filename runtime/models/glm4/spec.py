@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.rope_json import read_partial_rope
-from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, decoder_fields
+from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, silu_decoder_fields
 
 TRAITS = DecoderTraits(biases="keyed", head_dim=128)
 # Norms of the 0414 checkpoints: one before and one after each half of a layer.
@@ -42,9 +42,7 @@ def read_glm(config: Keys, generation: Keys) -> DecoderSpec:
         StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
-    if config.values.get("hidden_act", "silu") not in ("silu", "swish", None):
-        raise config.error("hidden_act", "'silu'")
-    fields = decoder_fields(config, generation, TRAITS)
+    fields = silu_decoder_fields(config, generation, TRAITS)
     rope, context_len, rotary_dim = read_partial_rope(config, fields["head_dim"], 0.5)
     # Only q, k and v have biases.
     fields["output_bias"] = False

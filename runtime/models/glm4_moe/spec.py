@@ -12,7 +12,7 @@ from runtime.models.decoder.latent_spec import (
     read_latent_decoder,
     read_shared_experts,
 )
-from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, decoder_fields
+from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, silu_decoder_fields
 
 # Defaults of `transformers` for absent keys.
 DEFAULTS = {
@@ -51,10 +51,8 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
         StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
-    if config.values.get("hidden_act", "silu") not in ("silu", "swish", None):
-        raise config.error("hidden_act", "'silu'")
     traits = DecoderTraits(biases="keyed", qk_norm=config.flag("use_qk_norm", False))
-    fields = decoder_fields(config, generation, traits)
+    fields = silu_decoder_fields(config, generation, traits)
     rope, context_len, rotary_dim = read_partial_rope(config, fields["head_dim"], 0.5)
     # Only q, k and v have biases.
     fields["output_bias"] = False

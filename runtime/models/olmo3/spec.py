@@ -7,8 +7,8 @@ from runtime.checkpoint.rope_json import read_rope
 from runtime.models.decoder.spec import (
     DecoderSpec,
     DecoderTraits,
-    decoder_fields,
     read_layer_types,
+    silu_decoder_fields,
 )
 from runtime.models.olmo2.spec import DEFAULTS, NORMS
 
@@ -26,9 +26,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
         StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
-    if config.values.get("hidden_act", "silu") not in ("silu", "swish", None):
-        raise config.error("hidden_act", "'silu'")
-    fields = decoder_fields(config, generation, TRAITS)
+    fields = silu_decoder_fields(config, generation, TRAITS)
     num_layers = fields["num_layers"]
     layers = read_layer_types(config, num_layers)
     if layers is None:

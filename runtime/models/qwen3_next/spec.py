@@ -10,7 +10,7 @@ from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.rope_json import read_partial_rope
 from runtime.models.decoder.experts_spec import read_qwen_experts
 from runtime.models.decoder.recurrent_spec import DeltaNetSpec, RecurrentSpec
-from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, decoder_fields
+from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, silu_decoder_fields
 
 TRAITS = DecoderTraits(biases="keyed", qk_norm=True, head_dim=256)
 # Defaults of `transformers` for absent keys; `TRAITS` and the readers below have the others.
@@ -59,9 +59,7 @@ def read(config: Keys, generation: Keys) -> Qwen3NextSpec:
         StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
-    if config.values.get("hidden_act", "silu") not in ("silu", "swish", None):
-        raise config.error("hidden_act", "'silu'")
-    fields = decoder_fields(config, generation, TRAITS)
+    fields = silu_decoder_fields(config, generation, TRAITS)
     rope, context_len, rotary_dim = read_partial_rope(config, fields["head_dim"], 0.25)
     return Qwen3NextSpec(
         **fields,
