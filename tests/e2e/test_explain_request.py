@@ -28,6 +28,7 @@ from tests.support.waiting import until
 POOL_TOKENS = 256
 # So much longer takes a step where a request must run until a test has looked at it.
 STEP_S = 0.02
+OF_CLIENTS = ("slow reader", "slow sender")
 RULES = "You are the guide of a museum. Answer in one short sentence, and name the hall. " * 12
 
 
@@ -114,7 +115,9 @@ def clients() -> Iterator[ThreadPoolExecutor]:
 def test_a_cold_cache(seeing: Asked) -> None:
     name = seeing.chat("Where is the lion?", "This begins like nothing else. " + RULES)
     found = seeing.explain(name)
-    assert "cold cache" in {cause["name"] for cause in found["causes"]}
+    # A busy machine delays this test as well, which is then a slow client.
+    causes = [each["name"] for each in found["causes"] if each["name"] not in OF_CLIENTS]
+    assert causes[0] == "cold cache"
     assert found["cached_tokens"] == 0
     assert sum(each["tokens"] for each in found["prompt_chunks"]) == found["prompt_tokens"]
     warm = seeing.chat("Where is the lion?", "This begins like nothing else. " + RULES)
@@ -257,7 +260,7 @@ def test_a_restart(slowly: Asked, clients: ThreadPoolExecutor) -> None:
     running.result()
     found = slowly.explain("resumed")
     assert found["resumes"] == 1
-    assert "restart" in {cause["name"] for cause in found["causes"]}
+    assert found["causes"][0]["name"] == "restart"
 
 
 def test_the_command_and_its_refusals(seeing: Asked, tmp_path: Path) -> None:
