@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -25,12 +25,14 @@ class Toy:
 
     Attributes:
         refused: a token that is offered and not taken.
-        slow: tokens that take long.
+        slow: tokens that take 10 ms, just above the limit.
+        num_slow_walks: for how many more walks they do; empty for all.
     """
 
     allowed: list[list[int]]
     refused: int = -1
     slow: frozenset[int] = frozenset()
+    num_slow_walks: list[int] = field(default_factory=list)
     place: int = 0
     is_terminated: bool = False
 
@@ -41,7 +43,11 @@ class Toy:
         return self
 
     def start(self, compiled: Toy) -> Toy:
-        return Toy(self.allowed, self.refused, self.slow)
+        is_slow = True
+        if self.num_slow_walks:
+            self.num_slow_walks[0] -= 1
+            is_slow = self.num_slow_walks[0] >= 0
+        return Toy(self.allowed, self.refused, self.slow if is_slow else frozenset())
 
     def fill(self, matchers: Sequence[Toy], words: BitmaskRows) -> None:
         (matcher,) = matchers
@@ -82,3 +88,15 @@ def test_what_lies_behind_places_where_blanks_may_come() -> None:
     probe(Toy([*structure, FREE]), b"", VOCAB_SIZE, [EOS])
     with pytest.raises(GrammarError, match="too ambiguous"):
         probe(Toy([*structure, FREE], slow=frozenset(FREE)), b"", VOCAB_SIZE, [EOS])
+
+
+@pytest.mark.parametrize("num_slow_walks", [1, 2])
+def test_a_walk_that_a_neighbour_slowed_is_repeated(num_slow_walks: int) -> None:
+    toy = Toy([FREE], slow=frozenset(FREE), num_slow_walks=[num_slow_walks])
+    probe(toy, b"", VOCAB_SIZE, [EOS])
+
+
+def test_a_walk_is_not_repeated_for_ever() -> None:
+    toy = Toy([FREE], slow=frozenset(FREE), num_slow_walks=[3])
+    with pytest.raises(GrammarError, match="too ambiguous"):
+        probe(toy, b"", VOCAB_SIZE, [EOS])
