@@ -1,4 +1,4 @@
-"""Writes the pages that follow from the code: options, metrics, errors, models, schemas, language.
+"""Writes the pages that are made from the code: options, metrics, errors, models, schemas, language.
 
 python -m docs.generate           rewrite them
 python -m docs.generate --check   exit 1 when one is out of date
@@ -90,15 +90,15 @@ def metrics_page() -> str:
     head = [
         "# Metrics",
         "",
-        "`GET /metrics`, with `--enable-metrics`, in Prometheus' text format; no key needed. Counters and",
-        "histograms of requests and their tokens exclude health probes and warm-up; those of HTTP",
-        "(`sglang:http_requests_total`, `http_responses_total`, `http_requests_active`) count every request,",
-        "including probes, warm-up and scrapes; the label `endpoint` distinguishes them. Gauges",
-        "are read from shared memory at the moment of the scrape. A request's stages are",
-        "`prefill_waiting` (from its arrival to its first prompt step), `prefill_forward` (to its first",
-        "token) and `decode_loop` (to its last). Names that begin with `vllm:` need",
-        "`--metrics-aliases vllm`, `sglang:num_waiting_reqs` with `--metrics-aliases aibrix`; those of",
-        "adapters (`sglang:lora_...`) need `--enable-lora`.",
+        "`GET /metrics` returns these metrics in Prometheus' text format. It needs `--enable-metrics`, but no",
+        "key. Counters and histograms of requests and their tokens exclude health probes and warm-up. The",
+        "HTTP metrics (`sglang:http_requests_total`, `http_responses_total`, `http_requests_active`) count",
+        "every HTTP request, including probes, warm-up and scrapes; the label `endpoint` distinguishes them.",
+        "Gauges are read from shared memory at the moment of the scrape. The stages of a request are",
+        "`prefill_waiting` (from its arrival to its first prompt step), `prefill_forward` (from there to its",
+        "first token) and `decode_loop` (from there to its last token). Metrics whose names begin with",
+        "`vllm:` need `--metrics-aliases vllm`, `sglang:num_waiting_reqs` needs `--metrics-aliases aibrix`,",
+        "and the metrics of adapters (`sglang:lora_...`) need `--enable-lora`.",
         "",
         "| name | type | meaning |",
         "|---|---|---|",
@@ -111,15 +111,16 @@ def errors_page() -> str:
     head = [
         "# Errors",
         "",
-        "One table maps exceptions to answers. The form of the body depends on the route:",
+        "The table below maps exceptions to HTTP answers. The form of an error's body depends on the route:",
         "",
         "- `/v1/` and `/invocations`: OpenAI's nested `error` object, and the flat keys `object`, `message`,",
         "  `type`, `param`, `code`.",
-        '- Native routes: `{"error": {"message": ...}}` for a refused value; `{"error": "Unauthorized"}` or',
-        '  `{"error": "Forbidden"}` for a key without access, as SGLang answers; the flat keys otherwise.',
+        '- Native routes: `{"error": {"message": ...}}` for a refused value. A key without access gets',
+        '  `{"error": "Unauthorized"}` or `{"error": "Forbidden"}`, as from SGLang. Other errors have the flat keys.',
         '- An unknown path or a wrong method: the flat keys, and `"detail"` (`Not Found`, `Method Not Allowed`).',
         "",
-        "A 503 has `Retry-After`. Mistakes of the client are never 5xx, 408 or 429, because routers retry those.",
+        "A 503 has a `Retry-After` header. A client's mistake never gets a 5xx, 408 or 429, because routers retry",
+        "requests after these.",
         "",
         "| exception | status | meaning |",
         "|---|---|---|",
@@ -154,8 +155,9 @@ def models_page() -> str:
     head = [
         "# Models",
         "",
-        "The values of `architectures` in a folder's `config.json` that have a family here. Weights are safetensors in float32,",
-        "bfloat16 or float16; code in a model's folder is never run. Vectors, scores: [texts.md](texts.md).",
+        "The table lists the architectures that Headrace's own model families implement. `architectures` in the",
+        "`config.json` of a model's folder names its architecture. Weights are safetensors in float32, bfloat16 or",
+        "float16. Code in a model's folder is never run. [texts.md](texts.md) explains vectors and scores.",
         "",
         "| architecture | family | gives | `--tp-size` | `--ep-size` |",
         "|---|---|---|---|---|",
@@ -177,19 +179,23 @@ def models_page() -> str:
 _ADAPTER = """
 ## Decoders without a family
 
-Any other text decoder that the installed `transformers` has runs by its own code there, with Headrace's attention,
-products, norms and embeddings in it: `--model-impl auto` chooses this where there is no family, `headrace` refuses it,
-and `transformers` takes it for any decoder. At the start the model is built without memory and one step is followed
-through it, so the model's own code defines its layers. One line in the log names what stays as `transformers` has
-it, which is slower than a family; `/server_info` shows `model_impl`, and `headrace doctor` says it before a start.
+Other text decoders run with the code of the installed `transformers`, in which Headrace replaces attention, linear
+layers, norms and embeddings. `--model-impl auto` does this for architectures without a family, `--model-impl headrace`
+refuses them, and `--model-impl transformers` does this for every decoder. At the start the model is built without
+memory for its weights and one step is traced through it, so the model's own code defines its layers. One line in the
+log names the modules that are not replaced; they make the model slower than a family. `/server_info` shows
+`model_impl`, and `headrace doctor` shows it before a start.
 
-A line and exit code 1 refuse what cannot be served: no attention interface (Bloom, MPT, Falcon: positions as biases of
-scores), recurrent states, chunked attention, encoders, experts with biases or stored as one tensor a layer,
-weights that `transformers` converts otherwise while it loads them. Deterministic inference and `--is-embedding` need a family. Several ranks need the plan for ranks
-that a model has in `transformers`; `--dp-size` needs none. ([why so](decisions/0053-models-of-transformers.md))
+The server refuses some decoders with one line and exit code 1: models without an attention interface (Bloom, MPT and
+Falcon, which add position biases to attention scores), recurrent states, chunked attention, encoders, experts that
+have biases or are stored as one tensor per layer, and weights that `transformers` converts in other ways while it
+loads them. Deterministic inference and `--is-embedding` need a family. `--tp-size` above 1 needs the
+tensor-parallel plan of the model in `transformers`; `--dp-size` does not
+([why so](decisions/0053-models-of-transformers.md)).
 
-These are compared with `transformers` on the same random weights in CI: logits whole, in chunks and after a cached
-prefix, greedy tokens in batches with a recomputed sequence, weights read back, and two ranks.
+CI compares these architectures with `transformers` on the same random weights. It compares the logits of whole
+prompts, of prompts in chunks and after a cached prefix, greedy tokens in batches in which one sequence is recomputed,
+weights that are read back, and the output of two ranks.
 
 | architecture | `--tp-size` |
 |---|---|""".splitlines()
@@ -225,7 +231,7 @@ _NUM_EXAMPLES = 2
 
 
 def structured_output_page() -> str:
-    """The page as it is, with the table of schemas made anew."""
+    """The page `structured_output.md` with its table of schemas written again."""
     text = (FOLDER / "structured_output.md").read_text(encoding="utf-8")
     before, rest = text.split(_SCHEMAS_BEGIN)
     _, after = rest.split(_SCHEMAS_END)
