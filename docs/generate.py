@@ -217,6 +217,7 @@ _WITH_EXPERTS = {
     "glm4_moe",
     "gpt_oss",
     "granite",
+    "minimax_m2",
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",

@@ -98,6 +98,7 @@ FAMILIES: dict[str, Family] = {
     "GptOssForCausalLM": _decoder("gpt_oss"),
     "Lfm2ForCausalLM": _hybrid("lfm2"),
     "LlamaForCausalLM": _decoder("llama"),
+    "MiniMaxM2ForCausalLM": _decoder("minimax_m2"),
     "MistralForCausalLM": _decoder("mistral"),
     "MixtralForCausalLM": _decoder("mixtral"),
     "Qwen2ForCausalLM": _decoder("qwen2"),

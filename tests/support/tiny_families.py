@@ -125,7 +125,7 @@ TINY_FAMILIES: dict[str, TinyModel] = {
 # Also served by their own code in `transformers`, in `test_adapted_models`.
 TINY_FAMILIES |= {
     name: ADAPTED_MODELS[name]
-    for name in ("cohere2", "gemma2", "glm", "glm4", "granite", "olmo2", "smollm3")
+    for name in ("cohere2", "gemma2", "glm", "glm4", "granite", "minimax_m2", "olmo2", "smollm3")
 }
 
 

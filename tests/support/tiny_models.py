@@ -402,3 +402,7 @@ def randomise(model: Any, seed: int, norm: float) -> None:
         else:
             gain = 4.0 if "lm_head" in name or "embed" in name else 1.0
             parameter.data.copy_(gain * noise / parameter.shape[-1] ** 0.5)
+    for name, buffer in model.named_buffers():
+        # Zeros otherwise, as if experts were chosen by their scores alone.
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(std=0.2, generator=generator)

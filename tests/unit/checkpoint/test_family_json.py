@@ -35,6 +35,7 @@ FAMILIES = [
     "GptOssForCausalLM",
     "GraniteForCausalLM",
     "GraniteMoeForCausalLM",
+    "MiniMaxM2ForCausalLM",
     "Olmo2ForCausalLM",
     "Olmo3ForCausalLM",
     "SmolLM3ForCausalLM",
@@ -124,8 +125,8 @@ def test_layers_of_cohere_without_a_window_do_not_rotate(tmp_path: Path) -> None
 
 
 def test_layers_after_the_last_are_not_loaded(tmp_path: Path) -> None:
-    values = {**SIZES, "num_nextn_predict_layers": 1}
-    for architecture in ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"):
+    values = {**SIZES, "num_nextn_predict_layers": 1, "num_mtp_modules": 1}
+    for architecture in ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "MiniMaxM2ForCausalLM"):
         spec = read(tmp_path, architecture, values)
         assert spec.is_ignored("model.layers.6.eh_proj.weight")
         assert not spec.is_ignored("model.layers.5.eh_proj.weight")
@@ -156,6 +157,10 @@ def test_layers_after_the_last_are_not_loaded(tmp_path: Path) -> None:
         ("Gemma3ForCausalLM", "layer_types", [["full_attention"]] * 6),
         ("Lfm2ForCausalLM", "layer_types", [["conv"]] * 6),
         ("Qwen3NextForCausalLM", "layer_types", [{"linear_attention": 1}] * 6),
+        ("MiniMaxM2ForCausalLM", "hidden_act", "gelu"),
+        ("MiniMaxM2ForCausalLM", "num_local_experts", 0),
+        ("MiniMaxM2ForCausalLM", "qk_norm_type", "per_head"),
+        ("MiniMaxM2ForCausalLM", "shared_intermediate_size", 64),
         ("Olmo2ForCausalLM", "hidden_act", "gelu"),
         ("Olmo3ForCausalLM", "hidden_act", "gelu"),
         ("Olmo3ForCausalLM", "sliding_window", None),

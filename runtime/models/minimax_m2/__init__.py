@@ -1,0 +1,1 @@
+"""MiniMax M2 and M2.1."""
