@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime.checkpoint.gguf.config import architecture_of
 from runtime.checkpoint.gguf.files import open_gguf
 from runtime.checkpoint.gguf.header import GgufFile, GgufTensor
+from runtime.checkpoint.gguf.own_keys import architecture_of
 from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
 

@@ -1,0 +1,50 @@
+"""The metadata keys that begin with the name of a GGUF file's architecture. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtime.checkpoint.gguf.header import GgufArray, GgufFile
+from runtime.checkpoint.json_file import Keys
+from runtime.errors import StartupError
+
+
+def architecture_of(file: GgufFile) -> str:
+    """Return the name of the model's architecture, as llama.cpp calls it.
+
+    Raises:
+        StartupError: the metadata names no architecture.
+    """
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise StartupError(f"{file.path}: 'general.architecture' is missing")
+    return name
+
+
+class OwnKeys(Keys):
+    """The keys of the architecture, without its name as a prefix."""
+
+    def __init__(self, file: GgufFile, name: str) -> None:
+        prefix = f"{name}."
+        own = {
+            key.removeprefix(prefix): _same(value)
+            for key, value in file.metadata.items()
+            if key.startswith(prefix)
+        }
+        super().__init__(f"{file.path}: {name}", own)
+        self.file = file
+        self.tensors = {tensor.name: tensor for tensor in file.tensors}
+
+    def has(self, tensor: str) -> bool:
+        """Whether the file has a tensor of this name."""
+        return tensor in self.tensors
+
+
+def _same(value: Any) -> Any:
+    """Return one number instead of an array with the same number for each layer."""
+    if isinstance(value, GgufArray) and not value.is_text and value.count:
+        numbers = value.numbers() if value.data else []
+        if numbers and all(number == numbers[0] for number in numbers):
+            return numbers[0]
+        return numbers
+    return value
