@@ -15,6 +15,7 @@ from runtime.weights.load_model import load_model
 from tests.support.driver import Driver, load
 from tests.support.gguf_models import write_gguf
 from tests.support.stored_numerics import WIDE, divergence, prompt, reference, variant
+from tests.support.two_ranks import TwoRanks
 
 ARCHITECTURES: dict[str, dict[str, object]] = {
     "llama": {},
@@ -30,6 +31,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     # The files cannot tell which layers rotate: the fourth does not.
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
     "granite_moe": {},
+    "gpt_oss": {},
     "glm4_moe_normed": {
         "routed_scaling_factor": 1.5,
         "n_shared_experts": 2,
@@ -98,6 +100,19 @@ def test_types_mix_within_a_layer(name: str, tmp_path: Path) -> None:
     tokens = prompt()
     found = logits(path, tokens)
     assert divergence(reference(folder, weights, tokens), found) < 0.005
+
+
+def test_experts_with_biases_stay_in_blocks(tmp_path: Path) -> None:
+    """The form in which gpt-oss is published: experts in MXFP4, the rest in plain numbers."""
+    folder = variant("gpt_oss", {})
+    path = tmp_path / "model.gguf"
+    weights = write_gguf(folder, path, lambda name: "MXFP4" if "_exps" in name else "F32")
+    tokens = prompt()
+    expected = reference(folder, weights, tokens)
+    assert divergence(expected, logits(path, tokens)) < 0.005
+    # Ranks take their rows of the biases, too.
+    for found in TwoRanks(path).prefill(tokens):
+        assert divergence(expected, found) < 0.005
 
 
 def test_chunks_and_batches_give_the_same(tmp_path: Path) -> None:

@@ -55,7 +55,20 @@ _GRANITE_MOE = {
     "block_sparse_moe.up": "ffn_up_exps",
     "block_sparse_moe.output_linear": "ffn_down_exps",
 }
-_OWN_NAMES = {"gemma2": _GEMMA, "gemma3": _GEMMA, "glm4moe": _GLM4_MOE, "granitemoe": _GRANITE_MOE}
+_GPT_OSS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "mlp.router": "ffn_gate_inp",
+    "mlp.gate": "ffn_gate_exps",
+    "mlp.up": "ffn_up_exps",
+    "mlp.down": "ffn_down_exps",
+}
+_OWN_NAMES = {
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "glm4moe": _GLM4_MOE,
+    "gpt-oss": _GPT_OSS,
+    "granitemoe": _GRANITE_MOE,
+}
 _ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
@@ -66,6 +79,7 @@ _ARCHITECTURES = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Glm4MoeForCausalLM": "glm4moe",
+    "GptOssForCausalLM": "gpt-oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granitemoe",
     "SmolLM3ForCausalLM": "smollm3",
@@ -114,6 +128,9 @@ def write_gguf(
             ]
             stands_for[full] = torch.cat(halves, dim=1)
             continue
+        if name == "gpt-oss" and ".experts." in full:
+            stands_for[full] = _write_gpt_oss_experts(writer, full, weight.float(), rest)
+            continue
         found, expert = _name(full, name)
         if expert is not None:
             experts.setdefault(found, {})[expert] = full, weight
@@ -131,6 +148,25 @@ def write_gguf(
     return stands_for
 
 
+def _write_gpt_oss_experts(
+    writer: gguf.GGUFWriter, full: str, weight: Tensor, rest: tuple[Types, str, dict[str, Any]]
+) -> Tensor:
+    """Write a tensor of all experts, with output rows first and gate and up apart."""
+    prefix, _, part = full.partition(".experts.")
+    is_bias = part.endswith("_bias")
+    ours = weight if is_bias else weight.transpose(1, 2)
+    kind = "bias" if is_bias else "weight"
+    parts = {"down": ours}
+    if part.startswith("gate_up"):
+        parts = {"gate": ours[:, ::2], "up": ours[:, 1::2]}
+    values = [
+        _write(writer, _name(f"{prefix}.{name}.{kind}", "gpt-oss")[0], each.contiguous(), *rest)
+        for name, each in parts.items()
+    ]
+    found = values[0] if len(values) == 1 else torch.stack(values, dim=2).flatten(1, 2)
+    return found if is_bias else found.transpose(1, 2)
+
+
 def _name(full: str, architecture: str) -> tuple[str, int | None]:
     stem, _, last = full.rpartition(".")
     if stem in _NAMES:
@@ -140,6 +176,8 @@ def _name(full: str, architecture: str) -> tuple[str, int | None]:
         _, _, expert, part = rest.split(".")
         kind = part.removesuffix("_proj")
         return f"blk.{layer}.ffn_{kind}_exps.weight", int(expert)
+    if last == "sinks":
+        return f"blk.{layer}.attn_sinks.weight", None
     if last == "e_score_correction_bias":
         return f"blk.{layer}.exp_probs_b.bias", None
     names = {**_NAMES, **_OWN_NAMES.get(architecture, {})}
@@ -168,7 +206,7 @@ def _write(
     if heads:
         stored = weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
     offset = 1.0 if architecture.startswith("gemma") and name.endswith("norm.weight") else 0.0
-    if stored.dim() == 1 or "_inp." in name or name.endswith("gate_inp_shexp.weight"):
+    if stored.dim() == 1 or "_inp." in name or name.endswith(("bias", "gate_inp_shexp.weight")):
         if name.endswith("gate_inp_shexp.weight"):
             stored = stored.flatten()
         writer.add_tensor(name, (stored + offset).numpy())
@@ -206,6 +244,13 @@ def _write_keys(
     if rope.get("rope_type") == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if rope.get("beta_fast"):
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
     if rope.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(config, rope))
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -250,6 +295,9 @@ def _write_own_keys(
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if name == "gpt-oss":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
     if name == "gemma2":
         writer.add_sliding_window(config["sliding_window"])
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])

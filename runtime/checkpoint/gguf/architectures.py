@@ -114,6 +114,25 @@ def _glm4moe(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    # In llama.cpp, too, the windowed layers are every second one unless the file lists them.
+    found: dict[str, Any] = {
+        "architectures": ["GptOssForCausalLM"],
+        "intermediate_size": keys.values.get(
+            "expert_feed_forward_length", config["intermediate_size"]
+        ),
+        "num_local_experts": keys.values.get("expert_count"),
+        "num_experts_per_tok": keys.values.get("expert_used_count"),
+        "sliding_window": keys.values.get("attention.sliding_window"),
+        **_window_pattern(keys),
+    }
+    # The files have no key for it: this family does not round the bounds of the stretched angles.
+    # Without a key, the family would assume the scaling of the released models.
+    scaling = config.get("rope_scaling", {"rope_type": "default"})
+    found["rope_scaling"] = {**scaling, "truncate": False}
+    return found
+
+
 def _smollm3(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001  # as others
     # The files do not name the layers without positions; in llama.cpp, every fourth is one.
     return {
@@ -149,14 +168,21 @@ def _gemma3(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
         "rope_theta": keys.number("rope.freq_base", 1.0, 1e12, 1e6),
         **_gemma(keys, config, 62),
     }
+    return found | _window_pattern(keys)
+
+
+def _window_pattern(keys: OwnKeys) -> dict[str, Any]:
+    """Return which layers have the window, if the file says so."""
     pattern = keys.values.get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
-        found["layer_types"] = [
-            "sliding_attention" if windowed else "full_attention" for windowed in pattern
-        ]
-    elif pattern is not None and not isinstance(pattern, bool):
-        found["sliding_window_pattern"] = pattern
-    return found
+        return {
+            "layer_types": [
+                "sliding_attention" if windowed else "full_attention" for windowed in pattern
+            ]
+        }
+    if pattern is not None and not isinstance(pattern, bool):
+        return {"sliding_window_pattern": pattern}
+    return {}
 
 
 # llama.cpp's names: a Mistral is a "llama" there, and a Mixtral is a "llama" with experts.
@@ -169,6 +195,7 @@ ARCHITECTURES: dict[str, Callable[[OwnKeys, dict[str, Any]], dict[str, Any]]] = 
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "glm4moe": _glm4moe,
+    "gpt-oss": _gpt_oss,
     "granite": _granite,
     "granitemoe": _granitemoe,
     "smollm3": _smollm3,

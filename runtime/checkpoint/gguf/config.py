@@ -35,6 +35,8 @@ _END_TEXTS = frozenset(
         "<end_of_utterance>",
     }
 )
+# gpt-oss ends messages by `<|end|>`, and answers by these two.
+_HARMONY_MESSAGE_END, _HARMONY_ENDS = "<|end|>", frozenset({"<|return|>", "<|call|>"})
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _FLOAT_DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # Keys of `general.sampling.*` to those of `generation_config.json`.
@@ -180,7 +182,10 @@ def _end_ids(file: GgufFile) -> list[int]:
             texts = tokens.texts()
         except ValueError as error:
             raise StartupError(f"{file.path}: 'tokenizer.ggml.tokens': {error}") from error
-        ids += [token_id for token_id, text in enumerate(texts) if text in _END_TEXTS]
+        ends = _END_TEXTS
+        if set(texts) >= _HARMONY_ENDS:
+            ends = ends - {_HARMONY_MESSAGE_END} | _HARMONY_ENDS
+        ids += [token_id for token_id, text in enumerate(texts) if text in ends]
     return list(dict.fromkeys(one for one in ids if one is not None))
 
 

@@ -37,7 +37,6 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
-    "exp_probs_b": "mlp.gate.e_score_correction",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
@@ -64,10 +63,19 @@ _GLM4_MOE = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+_GPT_OSS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+}
 _GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+# Tensors of a layer whose names do not end in `weight` or `bias`.
+_WHOLE_NAMES = {
+    "attn_sinks": "self_attn.sinks",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
 }
 # Read as a part of the configuration, not as a weight.
 _SUPERFLUOUS = frozenset({"rope_freqs.weight"})
@@ -102,6 +110,8 @@ def _dialect(file: GgufFile) -> _Dialect:
         return _Dialect(_GRANITE_MOE, _LLAMA_HEADS)
     if name == "glm4moe":
         return _Dialect(_GLM4_MOE)
+    if name == "gpt-oss":
+        return _Dialect(_GPT_OSS)
     if name in ("granite", "smollm3"):
         return _Dialect(heads=_LLAMA_HEADS)
     return _Dialect()
@@ -140,11 +150,14 @@ def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[Tensor
         # Layers that predict further tokens are named here, and ignored by the family.
         extra = part if part.startswith("nextn.") else None
         known = {**_LAYER, **dialect.names}.get(part, extra)
-        if match is None or known is None:
+        if match is None:
+            name = tensor.name
+        elif part in _WHOLE_NAMES:
+            name = f"model.layers.{match[1]}.{_WHOLE_NAMES[part]}"
+        elif known is None:
             name = tensor.name
         else:
-            separator = "_" if part == "exp_probs_b" else "."
-            name = f"model.layers.{match[1]}.{known}{separator}{match[3]}"
+            name = f"model.layers.{match[1]}.{known}.{kind}"
     shape = tensor.shape
     if part == "ffn_gate_inp_shexp" and len(shape) == 1:
         shape = (1, *shape)
@@ -159,7 +172,7 @@ def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[Tensor
             )
         ]  # fmt: skip
     # Experts are stacked; each one is a contiguous range of bytes.
-    if len(shape) != 3:
+    if len(shape) != (2 if kind == "bias" else 3):
         raise StartupError(
             f"{tensor.file}: {tensor.name!r} is {list(shape)}, not a stack of experts"
         )

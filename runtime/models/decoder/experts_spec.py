@@ -151,12 +151,16 @@ class ExpertsSpec:
     def _each_weight(self, block: str, target: str, hidden: int) -> Iterator[WeightSpec]:
         inner, names = self.intermediate_size, self.names
         for expert in range(self.num_experts):
-            name = f"{block}.experts.{expert}"
-            for shard, part in (("gate", names.gate), ("up", names.up)):
-                place = f"{target}.gate_up", f"{expert}.{shard}"
-                yield WeightSpec(f"{name}.{part}.weight", (inner, hidden), *place)
-            down = f"{name}.{names.down}.weight"
-            yield WeightSpec(down, (hidden, inner), f"{target}.down", str(expert))
+            for part, kind, shard, (out, width) in (
+                (names.gate, "gate_up", f"{expert}.gate", (inner, hidden)),
+                (names.up, "gate_up", f"{expert}.up", (inner, hidden)),
+                (names.down, "down", str(expert), (hidden, inner)),
+            ):
+                name = f"{block}.experts.{expert}.{part}"
+                yield WeightSpec(f"{name}.weight", (out, width), f"{target}.{kind}", shard)
+                if self.has_bias:
+                    bias = f"{target}.{kind}_bias"
+                    yield WeightSpec(f"{name}.bias", (out,), bias, shard, kind="bias")
 
     def _stacked_weights(
         self, form: StackedForm, block: str, target: str, hidden: int

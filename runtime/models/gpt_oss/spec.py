@@ -50,6 +50,9 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
             raise config.error(key, f"{only}")
     spec = read_decoder(config, generation, TRAITS)
     layers = read_layer_types(config, spec.num_layers)
+    # A GGUF file has gate and up of the experts apart.
+    is_gguf = config.mapping("quantization_config").get("quant_method") == "gguf"
+    stacked = StackedForm(is_transposed=True, is_interleaved=True)
     num_experts = config.integer("num_local_experts", MAX_EXPERTS, 128)
     experts = ExpertsSpec(
         num_experts=num_experts,
@@ -61,7 +64,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
         has_bias=True,
         gate="swigluoai",
         names=ExpertNames(router="router"),
-        stacked=StackedForm(is_transposed=True, is_interleaved=True),
+        stacked=None if is_gguf else stacked,
     )
     return replace(
         spec,

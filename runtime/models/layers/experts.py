@@ -78,10 +78,12 @@ class Experts(WeightHolder):
         self._are_all_here = self.last - self.first == spec.num_experts
         self._spec, self._hidden, self._inner = spec, hidden, inner.length
         self._linear, self._implementation = context.linear, context.experts
-        self._biases: dict[str, StackedParameter] = {}
+        self._biases: dict[str, Parameter] = {}
         self._parameters: dict[str, Parameter]
         if spec.stacked is None:
             self._parameters = self._of_each(inner, context)
+            if spec.has_bias:
+                self._biases = self._biases_of_each(context)
         else:
             mine = range(self.first, self.last)
             self._parameters = {
@@ -127,6 +129,22 @@ class Experts(WeightHolder):
             "down": Parameter(shapes[1], down, context.dtype, context.device),
         }
 
+    def _biases_of_each(self, context: BuildContext) -> dict[str, Parameter]:
+        """Return the biases, `[experts * outputs]`, of a checkpoint with tensors of each expert."""
+        found: dict[str, Parameter] = {}
+        for name, matrix in self._parameters.items():
+            shards = {}
+            for shard_name, shard in matrix.shards.items():
+                # Only rows of gate and up are cut among ranks, not those of the whole output.
+                is_cut = shard.shard_dim == 0
+                shards[shard_name] = WeightShard(
+                    shard.shape[:1], shard.offset, 0,
+                    shard.start if is_cut else 0, shard.num_rows,
+                )  # fmt: skip
+            rows = matrix.shape[:1]
+            found[f"{name}_bias"] = Parameter(rows, shards, context.dtype, context.device)
+        return found
+
     def choose(self, logits: Tensor, *, sums_to_one: bool) -> tuple[Tensor, Tensor]:
         """Return the experts of each token and their weights; see `PackedExperts.choose`.
 
@@ -147,8 +165,12 @@ class Experts(WeightHolder):
         """
         packed, biases = self._loaded(), None
         if self._biases:
-            down = self._biases["down_bias"].allocate() if self._adds_down_bias else None
-            biases = ExpertBiases(self._biases["gate_up_bias"].allocate(), down)
+            count = self.last - self.first
+            gate_up, down = (
+                self._biases[name].allocate().view(count, -1)
+                for name in ("gate_up_bias", "down_bias")
+            )
+            biases = ExpertBiases(gate_up, down if self._adds_down_bias else None)
         if self._are_all_here:
             return packed(x, expert_ids, weights, activation, biases)
         count, local = self.last - self.first, expert_ids - self.first
@@ -211,7 +233,10 @@ class Experts(WeightHolder):
 
     def part(self, name: str, shard_name: str) -> Tensor:
         if name in self._biases:
-            return self._biases[name].stored(self.plain(name))
+            bias = self._biases[name]
+            if isinstance(bias, StackedParameter):
+                return bias.stored(self.plain(name))
+            return super().part(name, shard_name)
         if self._store is not None:
             return self._store.part(name, shard_name)
         parameter = self._parameters[name]

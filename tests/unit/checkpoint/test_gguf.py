@@ -210,6 +210,20 @@ def test_granite_without_its_factors(tmp_path: Path) -> None:
         assert config[key] == 1.0
 
 
+def test_a_message_of_gpt_oss_does_not_end_the_answer(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = written(path, "gpt-oss")
+    writer.add_token_list(["<|return|>", "<|end|>", "<|endoftext|>", "<|call|>"])
+    writer.add_eos_token_id(0)
+    assert config_of(writer, path)["eos_token_id"] == [0, 2, 3]
+
+
+def test_a_gpt_oss_file_without_scaling_is_not_stretched(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    config = config_of(written(path, "gpt-oss"), path)
+    assert config["rope_scaling"]["rope_type"] == "default"
+
+
 UNSUPPORTED: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None], str]] = {
     "unrotated": (
         "granite",
