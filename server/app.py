@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_api.openai_context import OpenAIContext
-from runtime.service.operation import operation, text
+from runtime.service.operation import Query, operation, text
 from server.access import Access, AccessRouter
 from server.entry.application import Application
 from server.entry.last_errors import LastErrors, create_errors_router
@@ -42,6 +43,11 @@ from server.request_log import RequestLog
 from server.routing import RouteTable
 from server.tracing import Tracing
 from server.wire_routes import create_routers as create_wire_routers
+
+_METRICS = operation(
+    ok=text(),
+    query=(Query("prefix", str, "What names begin with instead of `sglang:`, such as headrace_."),),
+)
 
 
 def create_app(openai: OpenAIContext) -> Application:
@@ -115,12 +121,13 @@ def _include(api: Description, table: RouteTable, router: AccessRouter) -> None:
 def _metrics_router(metrics: Metrics | None) -> AccessRouter:
     router = AccessRouter(Access.OPEN, tags=["health"], include_in_schema=metrics is not None)
 
-    @router.get("/metrics", openapi_extra=operation(ok=text()))
-    async def metrics_page() -> Response:
+    @router.get("/metrics", openapi_extra=_METRICS)
+    async def metrics_page(request: Request) -> Response:
         """Prometheus metrics."""
         if metrics is None:
             raise RouteNotFound("GET /metrics: the server was started without --enable-metrics")
         content_type = "text/plain; version=0.0.4; charset=utf-8"
-        return Response(metrics.render(), headers={"content-type": content_type})
+        page = metrics.render(request.query_params.get("prefix", ""))
+        return Response(page, headers={"content-type": content_type})
 
     return router

@@ -7,6 +7,7 @@ client's records, HTTP counters by the application.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -23,6 +24,7 @@ from prometheus_client.registry import Collector
 from starlette.types import Scope
 
 from runtime.client.recorder import RequestRecord
+from runtime.errors import InvalidRequest
 from runtime.processes.status import ReplicaStatus
 from runtime.service.context import ServiceContext
 from server.adapter_metrics import AdapterCollector
@@ -46,6 +48,13 @@ _TOKENS = (
     *(100, 300, 500, 700, 1000, 1500, *range(2000, 10001, 1000), 12500, 15000, 17500, 20000),
     *(22500, 25000, 27500, 30000, 35000, 40000, 60000, 80000, 100000, 200000),
 )
+_REFERENCE_PREFIX = "sglang:"
+_PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}_")
+# Prometheus' rules forbid a type in a name; under another prefix, these have vLLM's names.
+_WITHOUT_TYPE = {
+    "prompt_tokens_histogram": "request_prompt_tokens",
+    "generation_tokens_histogram": "request_generation_tokens",
+}
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 _SHARED_GAUGES = {
     "num_running_reqs": "Requests in the running batch.",
@@ -194,9 +203,47 @@ class Metrics:
         self._http_requests.labels(**labels).inc()
         self._http_responses.labels(**labels, status_code=str(status_code)).inc()
 
-    def render(self) -> bytes:
-        """The text exposition."""
-        return generate_latest(self.registry)
+    def render(self, prefix: str = "") -> bytes:
+        """Return the text exposition.
+
+        Args:
+            prefix: replaces the reference's prefix, whose colon Prometheus reserves for recording
+                rules. Names of other routers stay as they are.
+
+        Raises:
+            InvalidRequest: names with this prefix would break Prometheus' rules.
+        """
+        if not prefix:
+            return generate_latest(self.registry)
+        if not _PREFIX.fullmatch(prefix):
+            raise InvalidRequest(
+                "prefix must be at most 64 letters, digits and underscores that begin with a "
+                "letter and end with an underscore, such as headrace_.",
+                param="prefix",
+            )
+        return generate_latest(_Renamed(self.registry, prefix))
+
+
+class _Renamed(Collector):
+    """The metrics of a registry under another prefix."""
+
+    def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
+        self._registry = registry
+        self._prefix = prefix
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._registry.collect():
+            if family.name.startswith(_REFERENCE_PREFIX):
+                name = family.name.removeprefix(_REFERENCE_PREFIX)
+                self._rename(family, self._prefix + _WITHOUT_TYPE.get(name, name))
+            yield family
+
+    def _rename(self, family: Metric, name: str) -> None:
+        """Rename a family, which was made for this scrape, and its samples."""
+        old, family.name = family.name, name
+        family.samples = [
+            sample._replace(name=name + sample.name.removeprefix(old)) for sample in family.samples
+        ]
 
 
 class _EngineCollector(Collector):

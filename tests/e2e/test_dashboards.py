@@ -122,3 +122,11 @@ def test_promtool_takes_the_metrics(page: str) -> None:
     # 3: it parsed all, and has remarks on style.
     assert done.returncode in (0, 3), done.stderr
     assert set(done.stderr.splitlines()) <= KNOWN
+
+
+@needs_promtool
+def test_promtool_takes_the_page_as_it_is() -> None:
+    page = common_server().client.get("/metrics?prefix=headrace_").text
+    assert "\nheadrace_num_running_reqs{" in page
+    done = promtool("check", "metrics", given=page)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

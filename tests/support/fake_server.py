@@ -97,9 +97,9 @@ def _ready_replica(rank: int, folder: Path) -> ReplicaStatus:
     )
 
 
-async def scrape(server: FakeServer) -> dict[tuple[str, str], float]:
+async def scrape(server: FakeServer, query: str = "") -> dict[tuple[str, str], float]:
     """Return values of `/metrics` by name, and by endpoint if a sample has one."""
-    response = await server.client.get("/metrics")
+    response = await server.client.get(f"/metrics{query}")
     samples = {}
     for family in text_string_to_metric_families(response.text):
         for sample in family.samples:

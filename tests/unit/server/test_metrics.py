@@ -68,6 +68,37 @@ async def test_other_names_of_the_metrics_say_the_same(tmp_path):
     assert waiting == {"0": 5, "1": 6}
 
 
+async def test_another_prefix_renames_all_and_changes_nothing(tmp_path):
+    logging = LoggingArgs(enable_metrics=True, metrics_aliases=["vllm", "aibrix"])
+    server = FakeServer(tmp_path, logging=logging, dp_size=2)
+    await server.generate(text="hello")
+    usual = await scrape(server)
+    found = await scrape(server, "?prefix=headrace_")
+    renamed = {
+        name.replace("sglang:", "headrace_")
+        .replace("prompt_tokens_histogram", "request_prompt_tokens")
+        .replace("generation_tokens_histogram", "request_generation_tokens")
+        for name, _ in usual
+    }
+    assert {name for name, _ in found} == renamed
+    assert found["headrace_http_requests_total", "/generate"] == 1
+    assert found["headrace_request_prompt_tokens_count", ""] == 1
+    assert found["vllm:num_requests_running", ""] == usual["vllm:num_requests_running", ""]
+    # The next scrape has the usual names again.
+    assert {name for name, _ in await scrape(server)} == {name for name, _ in usual}
+
+
+@pytest.mark.parametrize(
+    "prefix", ["_", "a", "a:", "9_", "a-b_", "a_%0A", "%C3%A9_", "a_{}_", "a" * 64 + "_"]
+)
+async def test_a_prefix_that_breaks_names_is_refused(tmp_path, prefix):
+    server = FakeServer(tmp_path, logging=LoggingArgs(enable_metrics=True))
+    refused = await server.client.get(f"/metrics?prefix={prefix}")
+    assert refused.status_code == 400
+    assert "prefix must be" in refused.text
+    assert (await server.client.get("/metrics?prefix=" + "a" * 63 + "_")).status_code == 200
+
+
 async def test_openai_routes_are_counted_too(tmp_path):
     server = FakeServer(tmp_path, logging=LoggingArgs(enable_metrics=True))
     body = {"model": "m", "prompt": "hello", "max_tokens": 4}
