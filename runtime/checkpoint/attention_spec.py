@@ -8,6 +8,23 @@ from runtime.checkpoint.model_spec import LatentState, LayerState, PagedState, S
 from runtime.checkpoint.rope_json import RopeConfig
 
 
+@dataclass(frozen=True)
+class PositionScale:
+    """Queries that grow with their positions, so that long contexts do not flatten the scores.
+
+    A query at position `p` is multiplied by `1 + beta * ln(1 + floor(p / context))`.
+
+    Source: Llama 4's `get_llama_4_attn_scale` in `transformers`.
+
+    Attributes:
+        beta: strength of the growth.
+        context: positions of the original context, in which queries do not change.
+    """
+
+    beta: float
+    context: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """One layer's attention.
@@ -26,6 +43,7 @@ class AttentionSpec:
         is_whole: whether every rank computes all heads.
         has_gate: whether queries come with gates, which multiply the output of their heads.
         rotary_dim: elements of a head that rotate, the first ones; 0 for all.
+        position_scale: how queries grow with their positions; `None` if they do not.
     """
 
     num_heads: int
@@ -41,6 +59,7 @@ class AttentionSpec:
     is_whole: bool = False
     has_gate: bool = False
     rotary_dim: int = 0
+    position_scale: PositionScale | None = None
 
     @property
     def state(self) -> LayerState:

@@ -99,6 +99,7 @@ FAMILIES: dict[str, Family] = {
     "Lfm2ForCausalLM": _hybrid("lfm2"),
     "LlamaForCausalLM": _decoder("llama"),
     "MiniMaxM2ForCausalLM": _decoder("minimax_m2"),
+    "Ministral3ForCausalLM": _decoder("ministral3"),
     "MistralForCausalLM": _decoder("mistral"),
     "MixtralForCausalLM": _decoder("mixtral"),
     "Qwen2ForCausalLM": _decoder("qwen2"),

@@ -115,6 +115,22 @@ TINY_FAMILIES: dict[str, TinyModel] = {
     ),
     # One head of keys, which both ranks of a pair hold.
     "olmo2_shared_keys": TinyModel("Olmo2ForCausalLM", {"num_key_value_heads": 1}),
+    # Queries that grow from the sixteenth position on, beside a stretched rotation.
+    "ministral3": TinyModel(
+        "Ministral3ForCausalLM",
+        {
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
     # Sinks, windows, biases of experts, a clamped gate, all experts in one tensor.
     "gpt_oss": TinyModel(
         "GptOssForCausalLM",

@@ -40,7 +40,16 @@ from runtime.models.model import CausalLM
 class DecoderAttention(Mixer):
     """Self-attention of one layer: fused q/k/v product, the back end, output product."""
 
-    __slots__ = ("attention", "joint_norm", "k_norm", "kv_scales", "q_norm", "qkv_proj", "sinks")
+    __slots__ = (
+        "attention",
+        "joint_norm",
+        "k_norm",
+        "kv_scales",
+        "q_norm",
+        "qkv_proj",
+        "query_scales",
+        "sinks",
+    )
 
     name = "self_attn"
 
@@ -64,6 +73,10 @@ class DecoderAttention(Mixer):
         self.joint_norm: JointNorm | None = None
         if spec.has_joint_qk_norm:
             self.joint_norm = JointNorm(query, key, spec.rms_norm_eps, context)
+        growth = of_layer.position_scale
+        # Scales ahead of a norm of heads would have no effect.
+        assert growth is None or not has_head_norms, "queries with norms of heads do not grow"
+        self.query_scales = None if growth is None else ropes.query_scales(growth)
         self.sinks: Vector | None = None
         if of_layer.has_sinks:
             first, count = query.start // head_dim, query.length // head_dim
@@ -102,6 +115,11 @@ class DecoderAttention(Mixer):
         qkv = self.qkv_proj.apply(hidden)
         if self.joint_norm is not None:
             self.joint_norm.apply(qkv)
+        if self.query_scales is not None:
+            # Ahead of the rotation, which keeps lengths: back ends rotate and attend at once.
+            scales = self.query_scales.index_select(0, batch.positions).to(qkv.dtype)
+            width = self.attention.num_heads * self.attention.head_dim
+            qkv[:, :width].mul_(scales.unsqueeze(1))
         if self.kv_scales is None:
             return batch.attention.run(self.attention, qkv, batch)
         scaled = self.kv_scales.scale(qkv)

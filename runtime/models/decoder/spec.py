@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from runtime.checkpoint.attention_spec import AttentionSpec, LatentAttentionSpec
+from runtime.checkpoint.attention_spec import AttentionSpec, LatentAttentionSpec, PositionScale
 from runtime.checkpoint.config_keys import (
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -91,6 +91,7 @@ class DecoderSpec(ModelSpec):
         num_extra_layers: layers after the last in a checkpoint, which predict further tokens; not
             loaded.
         is_causal: whether a token sees no later ones; if not, windows extend to both sides.
+        position_scale: how queries grow with their positions; `None` if they do not.
     """
 
     intermediate_size: int
@@ -128,6 +129,7 @@ class DecoderSpec(ModelSpec):
     rope_axes: tuple[int, ...] = ()
     num_extra_layers: int = 0
     is_causal: bool = True
+    position_scale: PositionScale | None = None
 
     def canonical(self, name: str) -> str:
         """See `ModelSpec`: a model saved without its head has names without `model.`."""
@@ -166,6 +168,7 @@ class DecoderSpec(ModelSpec):
             softcap=self.score_softcap,
             rotary_dim=self.rotary_dim,
             rope=None if layer_idx in self.unrotated_layers else rope,
+            position_scale=self.position_scale,
         )
 
     @property

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from runtime.checkpoint.attention_spec import PositionScale
 from runtime.checkpoint.rope_json import RopeConfig
 from runtime.errors import StartupError
 
@@ -23,6 +24,7 @@ class RopeTables:
         self._max_positions = max_positions
         self._device = device
         self._tables: list[tuple[RopeConfig, int, Tensor]] = []
+        self._query_scales: dict[PositionScale, Tensor] = {}
 
     def table(self, rope: RopeConfig, head_dim: int) -> Tensor:
         """Return the result of `cos_sin_table`, which is computed once."""
@@ -32,6 +34,14 @@ class RopeTables:
         table = cos_sin_table(rope, head_dim, self._max_positions, self._device)
         self._tables.append((rope, head_dim, table))
         return table
+
+    def query_scales(self, scale: PositionScale) -> Tensor:
+        """Return the factor of the queries at each position, `[max_positions]` float32."""
+        if scale not in self._query_scales:
+            positions = torch.arange(self._max_positions)
+            growth = torch.log(1 + torch.floor(positions / scale.context))
+            self._query_scales[scale] = (1 + scale.beta * growth).to(self._device)
+        return self._query_scales[scale]
 
 
 def cos_sin_table(
