@@ -112,6 +112,7 @@ FAMILIES: dict[str, Family] = {
     "Olmo2ForCausalLM": _decoder("olmo2"),
     "Olmo3ForCausalLM": _decoder("olmo3"),
     "SmolLM3ForCausalLM": _decoder("smollm3"),
+    "Starcoder2ForCausalLM": _decoder("starcoder2"),
     "LlamaModel": _headed("llama", "vectors"),
     "MistralModel": _headed("mistral", "vectors"),
     "Qwen2Model": _headed("qwen2", "vectors"),

@@ -33,6 +33,7 @@ from runtime.models.layers.norm import LayerNorm, RMSNorm
 from runtime.models.layers.parameter import WeightHolder, WeightShard
 from runtime.models.layers.rope import RopeTables
 from runtime.models.layers.short_conv import ShortConv
+from runtime.models.layers.ungated_mlp import UngatedBlock
 from runtime.models.layers.vector import Vector
 from runtime.models.model import CausalLM
 
@@ -199,9 +200,14 @@ class DecoderMLP:
         yield f"{prefix}.down_proj", self.down_proj
 
 
-def _mlp(spec: DecoderSpec, context: BuildContext, layer_idx: int) -> DecoderMLP | SparseMLP:
+def _mlp(
+    spec: DecoderSpec, context: BuildContext, layer_idx: int
+) -> DecoderMLP | UngatedBlock | SparseMLP:
     experts, hidden = spec.experts, spec.hidden_size
     if experts is None or layer_idx not in experts.layers:
+        if spec.ungated_mlp is not None:
+            size, activation = spec.intermediate_size, spec.ungated_mlp.activation
+            return UngatedBlock(hidden, size, activation, context, bias=spec.mlp_bias)
         return DecoderMLP(spec, spec.intermediate_size, context)
     shared = None
     if experts.shared_size:
@@ -279,16 +285,16 @@ class DecoderLayer:
         if self.attention_output_norm is not None:
             hidden = self.attention_output_norm.forward(hidden)
         if self.is_parallel:
-            assert isinstance(self.mlp, DecoderMLP), "a parallel layer has no experts"
+            assert not isinstance(self.mlp, SparseMLP), "a parallel layer has no experts"
             # Computed again: `attended` may hold only some of the rows that `attend` normed.
             normed = add_normed(None, residual, self.input_norm, self.mlp.rounding)
             residual.add_(hidden)
             hidden = self.mlp.forward(normed)
-        elif isinstance(self.mlp, DecoderMLP):
+        elif isinstance(self.mlp, SparseMLP):
+            hidden = self.mlp.forward(add_normed(hidden, residual, self.mlp_norm))
+        else:
             rounding = self.mlp.rounding
             hidden = self.mlp.forward(add_normed(hidden, residual, self.mlp_norm, rounding))
-        else:
-            hidden = self.mlp.forward(add_normed(hidden, residual, self.mlp_norm))
         if self.residual_scale != 1.0:
             hidden.mul_(self.residual_scale)
         return hidden if self.mlp_output_norm is None else self.mlp_output_norm.forward(hidden)
@@ -419,7 +425,8 @@ def _norm(spec: DecoderSpec, size: int, context: BuildContext) -> RMSNorm:
 
 def _stream_norm(spec: DecoderSpec, context: BuildContext) -> RMSNorm | LayerNorm:
     if spec.has_layer_norms:
-        return LayerNorm(spec.hidden_size, spec.rms_norm_eps, context, has_bias=False)
+        bias = spec.has_norm_biases
+        return LayerNorm(spec.hidden_size, spec.rms_norm_eps, context, has_bias=bias)
     return _norm(spec, spec.hidden_size, context)
 
 

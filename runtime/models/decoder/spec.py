@@ -22,12 +22,26 @@ from runtime.errors import StartupError
 from runtime.models.decoder.weight_map import decoder_weights, is_old_buffer
 
 if TYPE_CHECKING:
-    from kernels.activation import Activation
+    from kernels.activation import Activation, Unary
     from runtime.models.decoder.experts_spec import ExpertsSpec
     from runtime.models.decoder.recurrent_spec import RecurrentSpec
 
 # Places of a layer's norms, with their names in Llama's checkpoints: one before each half.
 PRE_NORMS = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+
+
+@dataclass(frozen=True)
+class UngatedMLP:
+    """A feed-forward block of two products with an activation between them.
+
+    Attributes:
+        activation: the activation.
+        up, down: names of the products in a checkpoint.
+    """
+
+    activation: Unary
+    up: str
+    down: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +86,8 @@ class DecoderSpec(ModelSpec):
         zero_centered_norms: whether all norms, including those of heads, multiply by `1 + weight`.
         norms: from place in a layer to name in the checkpoint, for the family's norms: `input_norm`
             and `mlp_norm` before each half, `attention_output_norm` and `mlp_output_norm` after it.
-        has_layer_norms: whether norms of the stream are LayerNorms without biases; `rms_norm_eps`
-            is their epsilon.
+        has_layer_norms: whether norms of the stream are LayerNorms; `rms_norm_eps` is their
+            epsilon.
         is_parallel: whether attention and the MLP both read `input_norm`, the layer's only norm.
         activation: activation of the gate in the feed-forward block.
         embedding_scale: multiplies embeddings, rounded to the model's type.
@@ -92,6 +106,8 @@ class DecoderSpec(ModelSpec):
             loaded.
         is_causal: whether a token sees no later ones; if not, windows extend to both sides.
         position_scale: how queries grow with their positions; `None` if they do not.
+        has_norm_biases: whether these LayerNorms have biases.
+        ungated_mlp: the feed-forward block, if it has no gate.
     """
 
     intermediate_size: int
@@ -130,6 +146,8 @@ class DecoderSpec(ModelSpec):
     num_extra_layers: int = 0
     is_causal: bool = True
     position_scale: PositionScale | None = None
+    has_norm_biases: bool = False
+    ungated_mlp: UngatedMLP | None = None
 
     def canonical(self, name: str) -> str:
         """See `ModelSpec`: a model saved without its head has names without `model.`."""

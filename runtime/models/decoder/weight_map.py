@@ -27,17 +27,13 @@ def is_old_buffer(name: str) -> bool:
 
 def decoder_weights(spec: DecoderSpec) -> list[WeightSpec]:
     """Return every tensor of a dense decoder, in the order of the layers."""
-    hidden, zero_centered = spec.hidden_size, spec.zero_centered_norms
+    hidden = spec.hidden_size
     embedding = "model.embed_tokens.weight"
     weights = [WeightSpec(embedding, (spec.vocab_size, hidden), embedding)]
     for layer_idx in range(spec.num_layers):
         prefix = f"model.layers.{layer_idx}"
-        weights += [
-            norm_weight(
-                f"{prefix}.{name}", hidden, f"{prefix}.{place}", zero_centered=zero_centered
-            )
-            for place, name in spec.norms.items()
-        ]
+        for place, name in spec.norms.items():
+            weights += _stream_norm(spec, f"{prefix}.{name}", f"{prefix}.{place}")
         recurrence = spec.recurrence(layer_idx)
         if recurrence is None:
             weights += _attention_weights(spec, layer_idx, prefix)
@@ -47,7 +43,7 @@ def decoder_weights(spec: DecoderSpec) -> list[WeightSpec]:
             weights += spec.experts.weights(prefix, hidden)
         else:
             weights += _mlp_weights(spec, f"{prefix}.mlp")
-    weights.append(norm_weight("model.norm", hidden, zero_centered=zero_centered))
+    weights += _stream_norm(spec, "model.norm", "model.norm")
     if spec.gives == "tokens" and not spec.tie_word_embeddings:
         weights += linear_weights("lm_head", "lm_head", (spec.vocab_size, hidden))
     return weights
@@ -59,6 +55,13 @@ def norm_weight(
     """Return a norm's weight; `target` is our layer if its name differs."""
     kind: WeightKind = "zero_centered_norm" if zero_centered else "norm"
     return WeightSpec(f"{name}.weight", (size,), f"{target or name}.weight", kind=kind)
+
+
+def _stream_norm(spec: DecoderSpec, name: str, target: str) -> Iterator[WeightSpec]:
+    size = spec.hidden_size
+    yield norm_weight(name, size, target, zero_centered=spec.zero_centered_norms)
+    if spec.has_norm_biases:
+        yield WeightSpec(f"{name}.bias", (size,), f"{target}.bias", kind="bias")
 
 
 def linear_weights(
@@ -131,6 +134,12 @@ def _latent_weights(
 def _mlp_weights(spec: DecoderSpec, mlp: str) -> list[WeightSpec]:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     weights: list[WeightSpec] = []
+    if spec.ungated_mlp is not None:
+        ungated = spec.ungated_mlp
+        up, out = (inner, hidden), (hidden, inner)
+        weights += linear_weights(f"{mlp}.{ungated.up}", f"{mlp}.up_proj", up, bias=spec.mlp_bias)
+        down = f"{mlp}.{ungated.down}"
+        return weights + linear_weights(down, f"{mlp}.down_proj", out, bias=spec.mlp_bias)
     target = f"{mlp}.gate_up_proj"
     if spec.fused_gate_up:
         weights += linear_weights(target, target, (2 * inner, hidden), bias=spec.mlp_bias)

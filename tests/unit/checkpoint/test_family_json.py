@@ -40,6 +40,7 @@ FAMILIES = [
     "Olmo2ForCausalLM",
     "Olmo3ForCausalLM",
     "SmolLM3ForCausalLM",
+    "Starcoder2ForCausalLM",
 ]
 
 
@@ -118,6 +119,13 @@ def test_every_second_layer_has_a_window(tmp_path: Path) -> None:
         assert windows == [window, None] * 3
 
 
+@pytest.mark.parametrize("architecture", ["Ministral3ForCausalLM", "Starcoder2ForCausalLM"])
+def test_a_window_is_that_of_every_layer(tmp_path: Path, architecture: str) -> None:
+    for window in (512, None):
+        states = read(tmp_path, architecture, {**SIZES, "sliding_window": window}).layer_states
+        assert [state.window for state in states if isinstance(state, PagedState)] == [window] * 6
+
+
 def test_layers_of_cohere_without_a_window_do_not_rotate(tmp_path: Path) -> None:
     for window, rotated in ((512, [True, True, True, False, True, True]), (None, [False] * 6)):
         spec = read(tmp_path, "Cohere2ForCausalLM", {**SIZES, "sliding_window": window})
@@ -170,6 +178,8 @@ def test_layers_after_the_last_are_not_loaded(tmp_path: Path) -> None:
         ("Olmo3ForCausalLM", "rope_parameters", {"rope_type": "default", "rope_theta": 1e4}),
         ("SmolLM3ForCausalLM", "use_sliding_window", True),
         ("SmolLM3ForCausalLM", "no_rope_layers", [1, 0]),
+        ("Starcoder2ForCausalLM", "hidden_act", "silu"),
+        ("Starcoder2ForCausalLM", "num_key_value_heads", 3),
     ],
 )
 def test_what_cannot_run_is_one_line(
