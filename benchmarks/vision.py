@@ -73,7 +73,7 @@ async def times(url: str, path: str, body: dict[str, Any]) -> list[float]:
 
 
 async def first_tokens(url: str, rng: random.Random, options: Any) -> dict[str, Any]:
-    """Ask about the same image twice."""
+    """Measure the seconds to the first token of two questions about the same image."""
     rounds = []
     for _ in range(options.rounds + 1):
         image = picture(rng, options.side)

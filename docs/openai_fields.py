@@ -391,5 +391,5 @@ def _reasons(route: Route) -> list[str]:
     return [
         line
         for (feature, why), names in found.items()
-        for line in ("", f"400 with {feature}: {', '.join(names)}: {why}.")
+        for line in ("", f"With {feature}, these fields get a 400 ({why}): {', '.join(names)}.")
     ]

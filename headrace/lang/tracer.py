@@ -35,7 +35,7 @@ class SglArgument(ir.SglExpr):
     __slots__ = ("name",)
 
     def __init__(self, name: str) -> None:
-        """Stand for the argument `name`."""
+        """Create the placeholder of the argument `name`."""
         self.name = name
 
     def _unknown(self, *_: object) -> NoReturn:

@@ -32,7 +32,12 @@ class ThinkTags:
     signs = Signs(template=(CLOSE_TAG,), response={"open": OPEN_TAG, "content": "text"})
 
     def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:
-        """Begin inside or outside reasoning, as the prompt ends, with or without calls."""
+        """Create a parser for one output.
+
+        Args:
+            prompt_is_open: whether the prompt, and so the beginning of the output, is in reasoning.
+            may_call: whether the output may contain tool calls.
+        """
         self.has_reasoned = prompt_is_open
         self.is_reasoning = prompt_is_open
         self._start: str | None = ""

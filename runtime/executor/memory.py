@@ -180,7 +180,7 @@ def size_pool(
         budget: memory that the pool may take.
 
     Raises:
-        StartupError: not even one page fits, or fewer tokens than the user requested.
+        StartupError: not even one page fits, or the tokens that the user requested do not fit.
     """
     available = budget.available_bytes
     fits = budget.size_bytes // per_token

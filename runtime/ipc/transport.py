@@ -129,7 +129,7 @@ def grammar_address(run_folder: Path, generation: int) -> str:
 
 
 def front_address(run_folder: Path) -> str:
-    """Address of the front, which outlives its children."""
+    """Address of the front's socket, without a generation: the front outlives its children."""
     return f"ipc://{run_folder}/front"
 
 

@@ -59,7 +59,13 @@ class WaitingQueue:
     """
 
     def __init__(self, policy: str, cache: CacheManager, clock: StepClock | None = None) -> None:
-        """Order by the policy called `policy`; `clock` tells how long the queue waits for what."""
+        """Create an empty queue.
+
+        Args:
+            policy: name of the scheduling policy that orders new requests.
+            cache: finds cached prefixes, by which a policy may order.
+            clock: measures how long requests wait, for each cause.
+        """
         self._clock = clock or StepClock()
         self._policy = POLICIES.load(policy)
         self._is_fcfs = policy == "fcfs"

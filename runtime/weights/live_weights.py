@@ -225,7 +225,7 @@ class LiveWeights:
         return found
 
     def snapshot(self) -> None:
-        """Remember the weights for `differences`."""
+        """Store a digest of each weight, with which `differences` compares later weights."""
         self._digests = self.digests()
 
     def differences(self) -> list[str]:

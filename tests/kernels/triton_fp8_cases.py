@@ -1,4 +1,4 @@
-"""Triton's products in E4M3 against float64: in the interpreter, or on a GPU."""
+"""Cases that compare Triton's E4M3 products with float64, in the interpreter or on a GPU."""
 
 from __future__ import annotations
 

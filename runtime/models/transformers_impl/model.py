@@ -320,7 +320,7 @@ class _Assembly:
         self._place(traced.norm, StreamNorm(last, self.step))
 
     def _materialize_buffers(self) -> None:
-        """Compute the buffers that are not stored, as `transformers` does after a start on meta."""
+        """Compute the buffers that checkpoints omit, as `transformers` does for a `meta` model."""
         model, device = self.model, self.context.device
         for parameter in model.parameters():
             parameter._is_hf_initialized = True
