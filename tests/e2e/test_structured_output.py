@@ -171,7 +171,12 @@ class Meter:
 
 
 def settled(
-    server: ServerProcess, meter: Meter, body: bytes, after: Callable[[], object] = lambda: None
+    server: ServerProcess,
+    meter: Meter,
+    body: bytes,
+    after: Callable[[], object] = lambda: None,
+    *,
+    num_tries: int = 10,
 ) -> tuple[httpx.Response, Spent]:
     """Return the answer that says what the grammar is like, and what it and `after` took.
 
@@ -183,7 +188,7 @@ def settled(
         answers.append(server.client.post("/generate", content=body, timeout=120))
         after()
 
-    for _ in range(10):
+    for _ in range(num_tries):
         spent = meter.spent(ask)
         if answers[-1].status_code != 503:
             break
@@ -283,12 +288,20 @@ def test_nobody_notices_hostile_grammars(server: ServerProcess, backend: str) ->
             while not (tries and is_quiet(tries[-1])):
                 assert len(tries) < MAX_TRIES, (str(constraint)[:60], calm, tries)
                 body, first = never_seen(constraint, next(numbers)), streams.num_tokens
+                # Any answer will do where a library may follow it, also that the machine is busy.
+                is_open = constraint in ONLY_SLOW_TO_COMPILE and len(BACKENDS) > 1
                 # The streams go on, and nothing is left for later.
-                response, spent = settled(server, meter, body, lambda: streams.wait_for(8))
-                if constraint is ORDINARY:
-                    assert response.status_code == 200, response.text
-                elif constraint not in ONLY_SLOW_TO_COMPILE or len(BACKENDS) == 1:
-                    assert response.status_code == 400, response.text
+                response, spent = settled(
+                    server,
+                    meter,
+                    body,
+                    lambda: streams.wait_for(8),
+                    num_tries=1 if is_open else 10,
+                )
+                expected = (
+                    (200, 400, 503) if is_open else (200,) if constraint is ORDINARY else (400,)
+                )
+                assert response.status_code in expected, response.text
                 tries.append(added(spent, calm, streams.num_tokens - first))
 
 
