@@ -96,6 +96,8 @@ class RecordedLayer:
 class _RecordedMLP:
     compute: Callable[[Tensor], Tensor]
     keep: Callable[[Tensor], None]
+    # The norm ahead of the block gives floats, also where the block would take codes.
+    rounding: None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         result = self.compute(hidden)

@@ -113,7 +113,7 @@ def test_what_attention_gave_is_gone_when_the_next_block_needs_memory(
 
     class LookingMLP:
         def __init__(self, mlp: DecoderMLP) -> None:
-            self.forward_as_before = mlp.forward
+            self.forward_as_before, self.rounding = mlp.forward, mlp.rounding
 
         def forward(self, hidden: Tensor) -> Tensor:
             assert given[-1]() is None
