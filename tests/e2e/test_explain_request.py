@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.support.native import slowed
 from tests.support.pictures import data_url, encoded, noise
 from tests.support.seeing_model import seeing_model
 from tests.support.server import ServerProcess
+from tests.support.stalled_file import stalled
 from tests.support.tiny_models import tiny_model
 from tests.support.waiting import until
 
@@ -28,6 +30,8 @@ from tests.support.waiting import until
 POOL_TOKENS = 256
 # So much longer takes a step where a request must run until a test has looked at it.
 STEP_S = 0.02
+# How long at least a disk stalls.
+STALL_S = 0.2
 OF_CLIENTS = ("slow reader", "slow sender")
 RULES = "You are the guide of a museum. Answer in one short sentence, and name the hall. " * 12
 
@@ -37,6 +41,7 @@ class Asked:
 
     def __init__(self, *options: str) -> None:
         self.server = ServerProcess(*options, "--skip-server-warmup").wait_ready()
+        self.adapters: dict[str, Path] = {}
         self._first_id = 20
 
     def ids(self, count: int) -> list[int]:
@@ -88,14 +93,15 @@ def seeing() -> Iterator[Asked]:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     """One with a small pool, and with two adapters, of which one fits."""
     folder, root = tiny_model("llama"), tmp_path_factory.mktemp("adapters")
-    paths = [f"{each}={make_adapter(root / each, folder, 8, 1)}" for each in ("one", "two")]
+    adapters = {each: make_adapter(root / each, folder, 8, 1) for each in ("one", "two")}
+    paths = [f"{name}={path}" for name, path in adapters.items()]
     asked = Asked(
         *("--model-path", str(folder), "--page-size", "16"),
         *("--max-total-tokens", str(POOL_TOKENS), "--lora-paths", paths[0]),
         *("--max-loras-per-batch", "1", "--max-loaded-loras", "1", "--max-lora-rank", "8"),
     )
-    name, _, path = paths[1].partition("=")
-    asked.post("/load_lora_adapter", lora_name=name, lora_path=path)
+    asked.adapters = adapters
+    asked.post("/load_lora_adapter", lora_name="two", lora_path=str(adapters["two"]))
     yield asked
     asked.server.stop()
 
@@ -250,6 +256,30 @@ def test_a_slow_disk(small: Asked) -> None:
         assert "slow disk" not in small.causes(f"again {name}")
     small.generate("from files", small.ids(20), 1, lora_path="one")
     assert "its adapter" in small.causes("from files")["slow disk"]
+
+
+def test_a_stalled_disk(small: Asked, clients: ThreadPoolExecutor) -> None:
+    """The worker waits in the kernel's read of an adapter's file; nothing else is slow."""
+    for name in ("one", "two"):
+        small.generate(f"before the stall {name}", small.ids(20), 1, lora_path=name)
+    with stalled(small.adapters["one"] / "adapter_model.safetensors") as wait_read:
+        running = clients.submit(small.generate, "stalled", small.ids(20), 1, lora_path="one")
+        assert wait_read() in children(small.server.process.pid, "scheduler")
+        since = time.monotonic()
+        # Requests that need no file are answered all the while.
+        while time.monotonic() - since < STALL_S:
+            small.generate("beside the stall", small.ids(20), 1)
+        assert not running.done()
+        stalled_ms = 1000 * (time.monotonic() - since)
+    running.result()
+    found = small.explain("stalled")
+    (cause,) = [each for each in found["causes"] if each["name"] == "slow disk"]
+    assert cause["ms"] >= stalled_ms
+    assert cause["text"] == "It waited for files: its adapter."
+    (front,) = [stage for stage in found["stages"] if stage["name"] == "front"]
+    assert front["parts"]["adapter"] == cause["ms"] <= front["ms"]
+    small.generate("after the stall", small.ids(20), 1)
+    assert "slow disk" not in small.causes("after the stall")
 
 
 def test_a_restart(slowly: Asked, clients: ThreadPoolExecutor) -> None:
