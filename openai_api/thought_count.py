@@ -10,7 +10,7 @@ from runtime.text.thoughts import ThoughtScan
 
 
 class ThoughtCount:
-    """Counts the tokens that begin in thoughts, including those that end them.
+    """Counts the tokens that begin in thoughts, including the tokens that end the thoughts.
 
     Text may come later than its tokens. A token is counted once its text shows whether it is a
     thought.

@@ -130,7 +130,7 @@ async def _read_frame(child: asyncio.subprocess.Process) -> bytes:
 
 
 def main() -> None:
-    """One client process."""
+    """Run one client process."""
 
     def read() -> bytes:
         size = int.from_bytes(sys.stdin.buffer.read(_LENGTH_BYTES), "little")

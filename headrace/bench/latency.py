@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(run: Run) -> int:
-    """Time the batches.
+    """Measure the time of each batch.
 
     Raises:
         HeadraceError: the engine cannot start, or a request failed.

@@ -102,7 +102,7 @@ def _in_a_process(job: BatchJob) -> BatchResult:
 
 
 def figures(result: BatchResult, batch_size: int, input_len: int) -> dict[str, Any]:
-    """Milliseconds and rates of one batch size, over the steps of all counted batches."""
+    """Return milliseconds and rates for one batch size, from the steps of all counted batches."""
     prefill = distribution([batch.prefill_s * 1e3 for batch in result.batches])
     steps = distribution([step * 1e3 for batch in result.batches for step in batch.steps_s])
     return {

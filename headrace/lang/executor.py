@@ -82,7 +82,7 @@ class StreamExecutor:
         stream: bool = False,
         num_api_spec_tokens: int | None = None,
     ) -> None:
-        """Begin with no text."""
+        """Create an executor whose text is empty."""
         self.sid = f"{next(_sids):x}"
         self.backend = backend
         self.default_sampling_para = default_sampling_para

@@ -1,4 +1,4 @@
-"""Runs a program with symbols for its arguments, and records what it appends without requests."""
+"""Runs a program with placeholders for its arguments and records what it appends, unsent."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ MAX_PROMPT_CHARACTERS = 32_768
 
 @dataclass(frozen=True)
 class HttpCall:
-    """A request, whole.
+    """A complete HTTP request.
 
     Attributes:
         method, path, query: parts of the request line.

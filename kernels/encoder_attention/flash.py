@@ -52,5 +52,5 @@ def encoder_attention(
 
 @lru_cache(maxsize=8)
 def _bounds(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """`[num_texts + 1]` int32; cached, because every layer of a step needs the same."""
+    """Return the bounds of texts, `[num_texts + 1]` int32, cached for all layers of a step."""
     return torch.tensor((0, *lengths), device=device).cumsum(0, dtype=torch.int32)

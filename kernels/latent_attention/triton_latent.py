@@ -210,7 +210,7 @@ def join_kernel(
     BLOCK_SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Join the parts of one head of one query."""
+    """Combine the outputs of all parts of keys for one head of one query."""
     place = tl.program_id(0).to(tl.int64)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     each = tl.arange(0, BLOCK_SPLITS)

@@ -32,7 +32,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(in_features: int, bits: int = 16) -> Cut:
-    """Return the best or nearly best cut of those measured at the 0.5B and 8B shapes.
+    """Return the best or nearly best of the cuts that were measured at the 0.5B and 8B shapes.
 
     Args:
         in_features: columns of the weight.
@@ -46,7 +46,7 @@ def cut_of(in_features: int, bits: int = 16) -> Cut:
 
 
 class FurtherRows(NamedTuple):
-    """Rows that a launch multiplies besides the weight's: those of one adapter.
+    """Rows of one adapter that a launch multiplies besides the rows of the weight.
 
     Attributes:
         memory: `[num_places, num_ranks, width]`, the dtype of the weight. A rank begins with one

@@ -1,4 +1,4 @@
-"""Adapters in plain torch: every slot computes all tokens, and adds zeros to those of other slots.
+"""Adapters in plain torch: every slot computes all tokens, and adds zeros to tokens of other slots.
 
 No operation depends on the content of tensors, so that operations may be recorded.
 """

@@ -58,7 +58,7 @@ _DECODER = msgspec.json.Decoder(StoredResponse)
 
 
 class MemoryStore:
-    """Stores the newest responses as JSON, so that the stored bytes are those that are counted.
+    """Stores the newest responses as JSON, so that their size in memory can be counted exactly.
 
     Attributes:
         num_bytes: bytes of all responses.

@@ -102,7 +102,7 @@ class Quantization(ABC):
         return {}
 
     def renamed(self, canonical: Callable[[str], str]) -> Quantization:  # noqa: ARG002  # most know none
-        """Return the same quantization with the family's names instead of those in files."""
+        """Return the same quantization with the family's tensor names instead of the files'."""
         return self
 
     @property
@@ -182,7 +182,7 @@ class StatePart:
         return tuple(size // tp_size if i == self.split_dim else size for i, size in sizes)
 
     def bytes_of_rank(self, tp_size: int, itemsize: int) -> int:
-        """Bytes of one rank's part; `itemsize` is that of the model's type."""
+        """Bytes of one rank's part; `itemsize` is the size of a number in the model's type."""
         size = 4 if self.dtype == "float32" else itemsize
         return math.prod(self.shape_of_rank(tp_size)) * size
 

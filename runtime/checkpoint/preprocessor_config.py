@@ -17,7 +17,7 @@ _STEPS = ("do_resize", "do_rescale", "do_normalize")
 
 
 def read_preprocessor(folder: Path, spec: VisionSpec) -> VisionSpec:
-    """Override a family's image settings with those of a folder.
+    """Override a family's image settings with the settings in a model's folder.
 
     Args:
         folder: folder of the model, or the file that replaces its `config.json`.

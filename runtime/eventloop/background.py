@@ -18,7 +18,7 @@ _DELAY_S = 0.1
 
 
 class Background:
-    """Starts tasks, restarts those that must never end, and reports those that keep failing."""
+    """Starts tasks, restarts tasks that must never end, and reports tasks that keep failing."""
 
     def __init__(self, failed: Callable[[str], None]) -> None:
         """Call `failed` with a one-line reason when a task cannot continue."""

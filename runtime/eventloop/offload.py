@@ -53,7 +53,7 @@ class OffloadPool:
         self._num_abandoned = 0
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `function` on a thread of this pool and return what it returns.
+        """Call `function` on a thread of this pool and return its result.
 
         Raises:
             Overloaded: the queue is full, or no thread was free in time.

@@ -168,7 +168,7 @@ class AdapterPool:
         rows[: matrix.rank, to_b] = (b.float() * matrix.scale).T.to(rows.dtype)
 
     def prepare(self, copies: Iterable[AdapterCopy], used: Int32Array) -> None:
-        """Start copies into slots, and make the coming step wait for those that it uses.
+        """Start copies into slots, and make the coming step wait for the copies that it uses.
 
         Args:
             copies: the step's copies. An adapter that its slot already holds is not copied again.

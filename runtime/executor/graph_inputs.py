@@ -30,7 +30,7 @@ _BUFFER_GRAIN = 16
 
 
 class HostBuffers:
-    """Buffers of pinned int64 numbers, used in turn for the steps of one runner.
+    """Buffers of pinned int64 numbers; each step of a runner uses the next buffer.
 
     Attributes:
         buffers: `[NUM_BUFFERS, size]`.

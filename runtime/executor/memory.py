@@ -58,7 +58,7 @@ def available_memory_bytes(*, with_swap: bool = False, control_group: Path = _CO
 
 
 def _reclaimable_bytes(control_group: Path) -> int:
-    """Size of file pages charged to the control group, such as those of a new checkpoint's files.
+    """Bytes of file pages charged to the control group, such as pages of a new checkpoint's files.
 
     The kernel drops them when memory is needed, and its `MemAvailable` counts them as available.
     """

@@ -85,7 +85,7 @@ class GrammarLibraries:
         self.names = (*self._libraries, *self._later)
 
     def load_all(self) -> None:
-        """Load the remaining libraries; omit those that cannot work."""
+        """Load the remaining libraries; omit libraries that cannot work."""
         for name in tuple(self._later):
             self._loaded(name)
 

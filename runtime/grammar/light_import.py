@@ -37,7 +37,7 @@ def _any_member(name: str) -> type[_Anything]:
 
 
 def import_light(name: str, *without: str) -> Any:
-    """Import `name` with stand-ins instead of those packages of `without` not imported yet.
+    """Import `name` with stand-ins for the packages of `without` that are not imported yet.
 
     Stand-ins work for annotations, base classes, constants and `isinstance`. If `name` needs more
     of the packages, it is imported again with the real ones; modules that it imports keep their

@@ -1,4 +1,4 @@
-"""Converts JSON schemas for llguidance, and refuses those that it would misread."""
+"""Converts JSON schemas for llguidance, and refuses schemas that llguidance would misread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts JSON schemas for xgrammar, and refuses those that it would misread.
+"""Converts JSON schemas for xgrammar, and refuses schemas that xgrammar would misread.
 
 xgrammar ignores keywords that it does not know, and some that it knows. So a schema goes to the
 other library unless xgrammar is known to follow it exactly.

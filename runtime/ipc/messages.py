@@ -183,7 +183,7 @@ class SetLogLevel(_Message, frozen=True):
 
 
 class SetOptions(_Message, frozen=True):
-    """Change options of the scheduler; names and units are those of the command line; checked.
+    """Change options of the scheduler, already checked, with the command line's names and units.
 
     The options are `max_queued_requests` and `decode_log_interval`.
     """

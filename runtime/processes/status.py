@@ -48,7 +48,7 @@ class ReplicaStatus:
 
 
 class EngineStatus:
-    """The status of one engine: that of its replicas together.
+    """The status of one engine, combined from the status of its replicas.
 
     Attributes:
         replicas: the statuses of the replicas, in the order of their ranks.

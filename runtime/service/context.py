@@ -76,7 +76,7 @@ class ServiceContext:
 
     @property
     def max_queued_requests(self) -> int | None:
-        """Number of requests that may wait besides those that run; `None` for no bound."""
+        """Maximum number of waiting requests, without the running ones; `None` for no bound."""
         found = self.changes.options.get(
             "max_queued_requests", self.config.scheduling.max_queued_requests
         )

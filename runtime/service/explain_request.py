@@ -336,7 +336,7 @@ class _Reading:
         return _Left(told, is_cold, is_late)
 
     def _is_in_system(self, before: list[int], after: list[int]) -> bool:
-        """Whether the text around the break, on both sides of it, is of the system message."""
+        """Whether the text on both sides of the cache break belongs to the system message."""
         system = self._history.system_of(self._trace)
         if not system or not before or not after:
             return False

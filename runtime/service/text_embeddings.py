@@ -72,7 +72,7 @@ def choose_prompt(model: ModelSpec, prompt: str | None, name: str | None) -> str
 
 
 async def count_prompt_tokens(tokenizer: Tokenizer, prompt: str) -> int:
-    """Return how many tokens come before a text: those of `prompt`, and those that begin any text.
+    """Return the number of tokens before a text: those of `prompt` and those before every text.
 
     As in sentence-transformers, the prompt is encoded alone, and the token that ends a text does
     not count.

@@ -48,7 +48,7 @@ class HttpObserver(Protocol):
         """Observe the running event loop; does not return."""
 
     def on_request(self) -> None:
-        """A request began."""
+        """Record that a request began."""
 
     def on_response(self, scope: Scope, status_code: int) -> None:
         """A request ended, with this status (499 if the client disconnected before any)."""
@@ -153,7 +153,7 @@ class Application:
             self._end(scope, context, status_code, seconds, reason)
 
     def _begin(self, scope: Scope, request_id: str) -> RequestContext:
-        """Begin the request's span, unless it is a probe, a poll, or of no route."""
+        """Begin the request's span, unless the request is a probe, a poll, or has no route."""
         route: RouteMatch = scope["route"]
         if self.tracing is None or route.path is None or _is_polled(route):
             return RequestContext(request_id)

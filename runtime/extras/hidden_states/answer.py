@@ -49,7 +49,7 @@ class HiddenAnswer(ExtraAnswer, Pieces):
             del self._outputs[:-1]
 
     def _parts(self) -> tuple[list[bytes], list[bytes]]:
-        """Return the rows of the prompt, and those of output tokens after the first."""
+        """Return the rows of the prompt, and the rows of output tokens after the first token."""
         outputs = self._rows(self._outputs)
         # After a stop string, some may be beyond the last token of the answer.
         later = outputs[1 : max(self._num_tokens, 1)]

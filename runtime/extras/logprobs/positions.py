@@ -16,7 +16,7 @@ NAME = "logprobs"
 
 
 class LogprobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The log-probabilities that a request wants besides those of its output tokens.
+    """The log-probabilities that a request wants besides the ones of its output tokens.
 
     Attributes:
         start_len: first prompt position to report; -1 for no prompt positions.

@@ -10,7 +10,7 @@ from runtime.models.transformers_impl.traced import refused
 
 @dataclass(frozen=True)
 class Conversions:
-    """Changes that turn the tensors of files into those of a model.
+    """Changes that turn the tensors of files into the tensors of a model.
 
     Attributes:
         renames: pairs of a pattern of names in files and its replacement.

@@ -85,14 +85,14 @@ _ROTATION = ("apply_rotary_pos_emb", "rotate_half")
 
 
 def norm_kind(module: nn.Module) -> NormKind | None:
-    """Return which norm a module is, if it is one of ours."""
+    """Return the kind of norm that a module is, if Headrace has this norm."""
     if type(module) is nn.LayerNorm:
         return "layer" if module.elementwise_affine else None
     return _found(module, _NORMS)
 
 
 def mlp_kind(module: nn.Module) -> MlpKind | None:
-    """Return which gated feed-forward block a module is, if it is one of ours."""
+    """Return the kind of gated feed-forward block that a module is, if Headrace has it."""
     return None if gate_activation(module) is None else _found(module, _MLPS)
 
 
@@ -129,7 +129,7 @@ def attention_form(attention: nn.Module) -> AttentionForm | None:
 
 
 def layer_norms(layer: nn.Module) -> Mapping[str, str] | None:
-    """Return the norms by their places in our layers, if the layer adds to a stream as ours do."""
+    """Return the norms by place, if the layer adds to a residual stream as Headrace's layers do."""
     return _found(layer, _LAYERS)
 
 

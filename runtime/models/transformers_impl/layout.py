@@ -88,7 +88,7 @@ class StackedExperts:
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm of one of our kinds."""
+    """A norm of a kind that Headrace has."""
 
     name: str
     size: int

@@ -1,4 +1,4 @@
-"""Our layers in the place of modules of `transformers`, which call them with a batch of one.
+"""Headrace's layers that replace modules of `transformers`, called with a batch of one.
 
 Their tensors are `[1, num_tokens, ...]`: the step's tokens of all sequences, flattened.
 """

@@ -171,7 +171,7 @@ class _Watched(Tensor):
 
 
 class _Trace:
-    """Follows one step."""
+    """Traces one step of the model."""
 
     def __init__(self, architecture: str, model: Any) -> None:
         self.architecture = architecture

@@ -282,7 +282,7 @@ def _pack(codes: Codes, shard_names: list[str], bias: Tensor | None) -> PackedLi
 
 
 class Fp8Matrix(_Reading, Matrix):
-    """Codes and scales of one or several projections, as one product."""
+    """Codes and scales of one or several projections that are computed as one product."""
 
     def __init__(self, codes: Codes, implementation: str | None, *, multiplies: bool) -> None:
         """Keep the codes of the projections.

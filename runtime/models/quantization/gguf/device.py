@@ -218,7 +218,7 @@ class BlockParameter(_StoredParameter):
 
 
 class BlockMatrix(Matrix):
-    """Stored blocks of one or several projections, as one product."""
+    """Stored blocks of one or several projections that are computed as one product."""
 
     packed: QuantizedLinear | None
 

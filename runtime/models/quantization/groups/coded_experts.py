@@ -151,7 +151,7 @@ class GroupExperts(Reading, ExpertsStore):
 
 
 def _half(rows: Tensor, shard_name: str) -> Tensor:
-    """The rows of a shard among those of its expert's matrix."""
+    """Return the rows of a shard within the matrix of its expert."""
     if not shard_name.endswith(("gate", "up")):
         return rows
     gate, up = rows.chunk(2)

@@ -130,7 +130,7 @@ def read(path: Path, words: Mapping[str, Any]) -> GroupQuantization:
 
 
 class _Words:
-    """A tool's words, and what is said where they ask for too much."""
+    """A quantization tool's names for settings, and the messages for unsupported settings."""
 
     def __init__(self, path: Path, words: Mapping[str, Any]) -> None:
         self.path, self.words = path, words

@@ -142,7 +142,7 @@ class Product:
 
 
 class GroupMatrix(Reading, Matrix):
-    """Codes of one or several projections, as one product."""
+    """Codes of one or several projections that are computed as one product."""
 
     def __init__(self, stored: Codes, implementation: str | None, *, keeps: bool) -> None:
         """Keep the stored tensors; the other arguments are those of `Product`."""
