@@ -98,12 +98,15 @@ class LatentAttentionSpec(AttentionSpec):
         nope_dim: elements of a head of queries that do not rotate.
         rope_dim: elements of a head of queries that rotate.
         output_dim: elements of a head of values after the latent is expanded.
+        has_split_up: whether the matrix that expands latents is stored as two: `k_b_proj`, with the
+            transposed rows of keys of each head, and `v_b_proj`.
     """
 
     query_rank: int
     nope_dim: int
     rope_dim: int
     output_dim: int
+    has_split_up: bool = False
 
     @property
     def state(self) -> LayerState:

@@ -29,7 +29,7 @@ _TENSOR = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight"
 )
 # Nothing multiplies by these: attention over latents uses their numbers in another form.
-_ABSORBED = {"kv_b_proj"}
+_ABSORBED = {"kv_b_proj", "k_b_proj", "v_b_proj"}
 _IN_LAYERS = re.compile(r"model\.layers\.\d+\..+\.weight")
 # A key of `rank_pattern` or `alpha_pattern` without any sign of a regular expression.
 _PLAIN_KEY = re.compile(r"\^?[\w.]+\$?")

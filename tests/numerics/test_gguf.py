@@ -17,6 +17,15 @@ from tests.support.gguf_models import write_gguf
 from tests.support.stored_numerics import WIDE, divergence, prompt, reference, variant
 from tests.support.two_ranks import TwoRanks
 
+# Files cannot tell these two apart.
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
 ARCHITECTURES: dict[str, dict[str, object]] = {
     "llama": {},
     "llama_tied": {},
@@ -32,6 +41,8 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
     "granite_moe": {},
     "gpt_oss": {},
+    "deepseek_v2": {"rope_parameters": _YARN},
+    "deepseek_v3": {"rope_parameters": _YARN},
     "glm4_moe_normed": {
         "routed_scaling_factor": 1.5,
         "n_shared_experts": 2,
@@ -43,16 +54,20 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
 }
 
 
+# `kv_b_proj` as old converters wrote it, or split.
+CASES = [(name, False) for name in ARCHITECTURES] + [("deepseek_v2", True), ("deepseek_v3", True)]
+
+
 def logits(model_path: Path, tokens: list[int]) -> Tensor:
     driver = Driver(load(model_path))
     return driver.prefill(driver.start(tokens))
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_architecture_in_plain_numbers(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "old_latents"), CASES)
+def test_every_architecture_in_plain_numbers(name: str, old_latents: bool, tmp_path: Path) -> None:
     folder = variant(name, ARCHITECTURES[name])
     path = tmp_path / "model.gguf"
-    weights = write_gguf(folder, path)
+    weights = write_gguf(folder, path, old_latents=old_latents)
     tokens = prompt()
     expected = reference(folder, weights, tokens)
     found = logits(path, tokens)
@@ -111,6 +126,25 @@ def test_experts_with_biases_stay_in_blocks(tmp_path: Path) -> None:
     expected = reference(folder, weights, tokens)
     assert divergence(expected, logits(path, tokens)) < 0.005
     # Ranks take their rows of the biases, too.
+    for found in TwoRanks(path).prefill(tokens):
+        assert divergence(expected, found) < 0.005
+
+
+def test_blocks_of_the_latents_expansion(tmp_path: Path) -> None:
+    options: dict[str, object] = {
+        "rope_parameters": _YARN,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+    }
+    folder = variant("deepseek_v3", options)
+    path = tmp_path / "model.gguf"
+    weights = write_gguf(
+        folder, path, lambda name: "Q8_0" if "k_b" in name or "v_b" in name else "F32"
+    )
+    tokens = prompt()
+    expected = reference(folder, weights, tokens)
+    assert divergence(expected, logits(path, tokens)) < 0.005
     for found in TwoRanks(path).prefill(tokens):
         assert divergence(expected, found) < 0.005
 

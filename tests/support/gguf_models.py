@@ -55,6 +55,19 @@ _GRANITE_MOE = {
     "block_sparse_moe.up": "ffn_up_exps",
     "block_sparse_moe.output_linear": "ffn_down_exps",
 }
+_DEEPSEEK = {
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.k_b_proj": "attn_k_b",
+    "self_attn.v_b_proj": "attn_v_b",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
 _GPT_OSS = {
     "post_attention_layernorm": "post_attention_norm",
     "mlp.router": "ffn_gate_inp",
@@ -63,6 +76,7 @@ _GPT_OSS = {
     "mlp.down": "ffn_down_exps",
 }
 _OWN_NAMES = {
+    "deepseek2": _DEEPSEEK,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "glm4moe": _GLM4_MOE,
@@ -70,6 +84,8 @@ _OWN_NAMES = {
     "granitemoe": _GRANITE_MOE,
 }
 _ARCHITECTURES = {
+    "DeepseekV2ForCausalLM": "deepseek2",
+    "DeepseekV3ForCausalLM": "deepseek2",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
@@ -93,6 +109,8 @@ def write_gguf(
     path: Path,
     types: Types = lambda name: "F32",
     extra: dict[str, Any] | None = None,
+    *,
+    old_latents: bool = False,
 ) -> dict[str, Tensor]:
     """Write the weights of a folder as a GGUF file.
 
@@ -101,6 +119,8 @@ def write_gguf(
         path: path of the new file.
         types: the type of each matrix, by its name in GGUF.
         extra: additional string keys, which replace those of the configuration.
+
+        old_latents: whether DeepSeek's heads are written as old converters did, expanded.
 
     Returns:
         The numbers that the file represents, by the names of the folder, in float32.
@@ -112,6 +132,8 @@ def write_gguf(
     name = _ARCHITECTURES[config["architectures"][0]]
     writer = gguf.GGUFWriter(str(path), name)
     _write_keys(writer, name, config, weights)
+    if name == "deepseek2":
+        _write_latent_keys(writer, config, expanded=old_latents)
     for key, value in (extra or {}).items():
         writer.add_string(key, value)
     rest = types, name, config
@@ -127,6 +149,9 @@ def write_gguf(
                 for half, values in zip(("gate", "up"), weight.float().chunk(2, dim=1), strict=True)
             ]
             stands_for[full] = torch.cat(halves, dim=1)
+            continue
+        if full.endswith("kv_b_proj.weight") and not old_latents:
+            stands_for[full] = _write_up_projection(writer, full, weight.float(), rest)
             continue
         if name == "gpt-oss" and ".experts." in full:
             stands_for[full] = _write_gpt_oss_experts(writer, full, weight.float(), rest)
@@ -146,6 +171,19 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return stands_for
+
+
+def _write_up_projection(
+    writer: gguf.GGUFWriter, full: str, weight: Tensor, rest: tuple[Types, str, dict[str, Any]]
+) -> Tensor:
+    """Write DeepSeek's `kv_b_proj` as a stack for keys, transposed, and one for values."""
+    config = rest[2]
+    sizes = config["qk_nope_head_dim"], config["v_head_dim"]
+    keys, values = weight.unflatten(0, (-1, sum(sizes))).split(sizes, dim=1)
+    names = [_name(full.replace("kv_b", part), "deepseek2")[0] for part in ("k_b", "v_b")]
+    keys = _write(writer, names[0], keys.transpose(1, 2).contiguous(), *rest).transpose(1, 2)
+    values = _write(writer, names[1], values.contiguous(), *rest)
+    return torch.cat([keys, values], dim=1).flatten(0, 1)
 
 
 def _write_gpt_oss_experts(
@@ -256,7 +294,7 @@ def _write_keys(
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if name in _INTERLEAVED:
         writer.add_rope_dimension_count(head_dim)
-    if config.get("head_dim"):
+    if config.get("head_dim") and name != "deepseek2":
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     # Version 5 of `transformers` calls them local in some files.
@@ -309,6 +347,35 @@ def _write_own_keys(
         )
         local = (config.get("rope_parameters") or {}).get("sliding_attention", {})
         writer.add_float32("gemma3.rope.freq_base_swa", float(local.get("rope_theta", 10000.0)))
+
+
+def _write_latent_keys(writer: gguf.GGUFWriter, config: dict[str, Any], *, expanded: bool) -> None:
+    """Write DeepSeek's keys, with heads of the absorbed form or of the expanded one."""
+    rope_dim, latent = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    key, value = config["qk_nope_head_dim"] + rope_dim, config["v_head_dim"]
+    if expanded:
+        writer.add_key_length(key)
+        writer.add_value_length(value)
+    else:
+        writer.add_key_length(latent + rope_dim)
+        writer.add_value_length(latent)
+        writer.add_key_length_mla(key)
+        writer.add_value_length_mla(value)
+    if config.get("q_lora_rank"):
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(latent)
+    writer.add_rope_dimension_count(rope_dim)
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_group_count(config["n_group"])
+    writer.add_expert_group_used_count(config["topk_group"])
+    if config["architectures"] == ["DeepseekV3ForCausalLM"]:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+    mscale = config["rope_parameters"].get("mscale_all_dim")
+    if mscale is not None:
+        writer.add_rope_scaling_yarn_log_mul(0.1 * mscale)
 
 
 def _llama3_factors(config: dict[str, Any], rope: dict[str, Any]) -> np.ndarray[Any, Any]:

@@ -8,14 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from runtime.checkpoint.config_keys import MAX_HEAD_DIM, MAX_LAYERS
+from runtime.checkpoint.config_keys import MAX_HEAD_DIM, MAX_LAYERS, MAX_WIDTH
 from runtime.checkpoint.gguf.own_keys import OwnKeys
 from runtime.errors import StartupError
 
-# llama.cpp's number of the function that scores experts.
-_SIGMOID = 2
+# llama.cpp's numbers of the functions that score experts.
+_SOFTMAX, _SIGMOID = 1, 2
 # Architectures whose heads may rotate in part.
 PARTLY_ROTATED = frozenset({"glm4moe"})
+# Architectures with attention over latents, whose heads have other keys.
+WITH_LATENTS = frozenset({"deepseek2"})
+# Groups of experts and how many of them are chosen, by number of experts: what DeepSeek V2 and V3
+# have. Files of old converters do not tell.
+_GROUPS = {160: (8, 3), 256: (8, 4)}
 
 
 def _llama(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
@@ -91,17 +96,13 @@ def _granitemoe(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _glm4moe(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-    if keys.values.get("expert_gating_func", _SIGMOID) != _SIGMOID:
-        raise keys.error("expert_gating_func", f"{_SIGMOID} (sigmoids)")
+def _shared_experts(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys that DeepSeek's mixtures and GLM's share."""
     # The layers that predict further tokens are counted among the blocks.
     num_extra = keys.integer("nextn_predict_layers", MAX_LAYERS, 0, low=0)
     return {
-        "architectures": ["Glm4MoeForCausalLM"],
-        "head_dim": keys.integer("attention.key_length", MAX_HEAD_DIM),
         "num_hidden_layers": config["num_hidden_layers"] - num_extra,
         "num_nextn_predict_layers": num_extra,
-        "use_qk_norm": keys.has("blk.0.attn_q_norm.weight"),
         "n_routed_experts": keys.values.get("expert_count"),
         "n_shared_experts": keys.values.get("expert_shared_count"),
         "num_experts_per_tok": keys.values.get("expert_used_count"),
@@ -112,6 +113,60 @@ def _glm4moe(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
         "routed_scaling_factor": keys.values.get("expert_weights_scale") or 1.0,
     }
+
+
+def _glm4moe(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    if keys.values.get("expert_gating_func", _SIGMOID) != _SIGMOID:
+        raise keys.error("expert_gating_func", f"{_SIGMOID} (sigmoids)")
+    return {
+        **_shared_experts(keys, config),
+        "architectures": ["Glm4MoeForCausalLM"],
+        "head_dim": keys.integer("attention.key_length", MAX_HEAD_DIM),
+        "use_qk_norm": keys.has("blk.0.attn_q_norm.weight"),
+    }
+
+
+def _deepseek2(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    if keys.values.get("attention.temperature_scale"):
+        raise keys.error("attention.temperature_scale", "absent: it is not supported")
+    num_experts = keys.integer("expert_count", MAX_WIDTH)
+    num_groups, num_chosen = _GROUPS.get(num_experts, (1, 1))
+    num_groups = keys.integer("expert_group_count", num_experts, num_groups)
+    found = _shared_experts(keys, config)
+    found["n_group"] = num_groups
+    found["topk_group"] = keys.integer(
+        "expert_group_used_count", num_groups, min(num_chosen, num_groups)
+    )
+    # Old files of DeepSeek V2 do not name the function.
+    scoring = keys.values.get("expert_gating_func") or _SOFTMAX
+    if scoring not in (_SOFTMAX, _SIGMOID):
+        raise keys.error("expert_gating_func", f"{_SOFTMAX} (a softmax) or {_SIGMOID} (sigmoids)")
+    if scoring == _SIGMOID:
+        found["architectures"] = ["DeepseekV3ForCausalLM"]
+    else:
+        found["architectures"] = ["DeepseekV2ForCausalLM"]
+        found["topk_method"] = "group_limited_greedy" if num_groups > 1 else "greedy"
+    # Files with the absorbed form's heads have the others under these names.
+    end = "_mla" if "attention.key_length_mla" in keys.values else ""
+    rope_dim = keys.integer("rope.dimension_count", MAX_HEAD_DIM)
+    key_dim = keys.integer(f"attention.key_length{end}", MAX_HEAD_DIM, low=rope_dim + 1)
+    has_query_rank = keys.has("blk.0.attn_q_a.weight")
+    found |= {
+        "q_lora_rank": keys.values.get("attention.q_lora_rank") if has_query_rank else None,
+        "kv_lora_rank": keys.values.get("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": key_dim - rope_dim,
+        "v_head_dim": keys.values.get(f"attention.value_length{end}"),
+        "has_split_kv_b_proj": not keys.has("blk.0.attn_kv_b.weight"),
+    }
+    multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0, 1e6, 0.0)
+    if multiplier and config.get("rope_scaling"):
+        # The files do not have `mscale`. As in llama.cpp, it equals `mscale_all_dim`; the converter
+        # multiplied that by 0.1, in float32.
+        mscale = round(10.0 * multiplier, 6)
+        both = {"mscale": mscale, "mscale_all_dim": mscale}
+        found["rope_scaling"] = {**config["rope_scaling"], **both}
+    return found
 
 
 def _gpt_oss(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
@@ -192,6 +247,7 @@ ARCHITECTURES: dict[str, Callable[[OwnKeys, dict[str, Any]], dict[str, Any]]] = 
     "qwen3": _plain("Qwen3ForCausalLM"),
     "qwen2moe": _moe("Qwen2MoeForCausalLM", sums_to_one=False),
     "qwen3moe": _moe("Qwen3MoeForCausalLM", sums_to_one=True),
+    "deepseek2": _deepseek2,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "glm4moe": _glm4moe,

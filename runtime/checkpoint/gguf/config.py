@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.checkpoint.config_keys import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH
-from runtime.checkpoint.gguf.architectures import ARCHITECTURES, PARTLY_ROTATED
+from runtime.checkpoint.gguf.architectures import ARCHITECTURES, PARTLY_ROTATED, WITH_LATENTS
 from runtime.checkpoint.gguf.files import open_gguf
 from runtime.checkpoint.gguf.header import GgufArray, GgufFile, GgufTensor
 from runtime.checkpoint.gguf.own_keys import OwnKeys, architecture_of
@@ -98,9 +98,11 @@ def _common(file: GgufFile, keys: OwnKeys) -> dict[str, Any]:
         "quantization_config": {"quant_method": "gguf"},
     }
     rope_dim = keys.integer("rope.dimension_count", MAX_HEAD_DIM, 0, low=0)
-    head_dim = keys.integer("attention.key_length", MAX_HEAD_DIM, rope_dim, low=0)
-    if keys.integer("attention.value_length", MAX_HEAD_DIM, head_dim, low=0) != head_dim:
-        raise keys.error("attention.value_length", f"{head_dim}, as attention.key_length")
+    head_dim = rope_dim
+    if architecture_of(file) not in WITH_LATENTS:
+        head_dim = keys.integer("attention.key_length", MAX_HEAD_DIM, rope_dim, low=0)
+        if keys.integer("attention.value_length", MAX_HEAD_DIM, head_dim, low=0) != head_dim:
+            raise keys.error("attention.value_length", f"{head_dim}, as attention.key_length")
     if rope_dim not in (0, head_dim):
         if architecture_of(file) not in PARTLY_ROTATED:
             raise keys.error(

@@ -63,6 +63,19 @@ _GLM4_MOE = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+_DEEPSEEK = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
 _GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.router",
@@ -77,6 +90,8 @@ _WHOLE_NAMES = {
     "attn_sinks": "self_attn.sinks",
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
 }
+# Stacks of a matrix for each head, which lie one below the other.
+_OF_HEADS = frozenset({"attn_k_b", "attn_v_b"})
 # Read as a part of the configuration, not as a weight.
 _SUPERFLUOUS = frozenset({"rope_freqs.weight"})
 
@@ -110,6 +125,8 @@ def _dialect(file: GgufFile) -> _Dialect:
         return _Dialect(_GRANITE_MOE, _LLAMA_HEADS)
     if name == "glm4moe":
         return _Dialect(_GLM4_MOE)
+    if name == "deepseek2":
+        return _Dialect(_DEEPSEEK)
     if name == "gpt-oss":
         return _Dialect(_GPT_OSS)
     if name in ("granite", "smollm3"):
@@ -161,6 +178,8 @@ def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[Tensor
     shape = tensor.shape
     if part == "ffn_gate_inp_shexp" and len(shape) == 1:
         shape = (1, *shape)
+    if part in _OF_HEADS and len(shape) == 3:
+        shape = (shape[0] * shape[1], shape[2])
     end = tensor.start + tensor.size_bytes
     offset = dialect.norm_offset if stem.endswith("norm") and kind == "weight" else 0.0
     heads = _num_heads(file, dialect.heads[part], shape) if part in dialect.heads else 0

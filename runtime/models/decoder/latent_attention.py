@@ -78,17 +78,54 @@ class UpProjection(Linear):
         return super().size_bytes + self.to_latent.nbytes + self.from_latent.nbytes
 
 
+class HalfUpProjection(Linear):
+    """The half of the matrix for keys or values, if they are stored apart; see `UpProjection`.
+
+    Attributes:
+        by_head: `[num_heads, columns, rows of a head]`: `to_latent` of `k_b_proj`, whose rows are
+            stored transposed, or `from_latent` of `v_b_proj`.
+    """
+
+    __slots__ = ("by_head",)
+
+    by_head: Tensor
+
+    @classmethod
+    def of_heads(
+        cls, num_heads: int, head_rows: int, columns: int, context: BuildContext
+    ) -> HalfUpProjection:
+        """Make the matrix for this rank's heads."""
+        rows = column("", num_heads * head_rows, context)
+        made = cls.column_parallel(columns, [rows], False, context)
+        assert isinstance(made, HalfUpProjection)
+        shape = rows.length // head_rows, columns, head_rows
+        made.by_head = torch.empty(shape, dtype=context.dtype, device=context.device)
+        return made
+
+    def finalize(self, kept: list[tuple[str, str]]) -> None:
+        super().finalize(kept)
+        heads = self.values("weight", "").unflatten(0, (len(self.by_head), -1))
+        # In place: CUDA graphs hold the addresses.
+        self.by_head.copy_(heads.transpose(1, 2))
+
+    @property
+    def size_bytes(self) -> int:
+        return super().size_bytes + self.by_head.nbytes
+
+
 class LatentAttention(Mixer):
     """Self-attention of one layer over latents; ranks have all latents and some heads."""
 
     __slots__ = (
         "_spec",
+        "_up",
         "attention",
+        "from_latent",
         "kv_a_layernorm",
-        "kv_b_proj",
         "q_a_layernorm",
         "q_b_proj",
         "qkv_a_proj",
+        "to_latent",
     )
 
     name = "self_attn"
@@ -116,14 +153,24 @@ class LatentAttention(Mixer):
             spec.hidden_size, [first, kv], spec.attention_bias, context
         )
         self.kv_a_layernorm = RMSNorm(latent.value_dim, _EPS, context)
-        self.kv_b_proj = UpProjection.of_heads(latent, context)
+        self._up: dict[str, Linear]
+        if latent.has_split_up:
+            heads, rank = latent.num_heads, latent.value_dim
+            keys = HalfUpProjection.of_heads(heads, rank, latent.nope_dim, context)
+            values = HalfUpProjection.of_heads(heads, latent.output_dim, rank, context)
+            self._up = {"k_b_proj": keys, "v_b_proj": values}
+            self.to_latent, self.from_latent = keys.by_head, values.by_head
+        else:
+            both = UpProjection.of_heads(latent, context)
+            self._up = {"kv_b_proj": both}
+            self.to_latent, self.from_latent = both.to_latent, both.from_latent
         self.o_proj = Linear.row_parallel(
             latent.num_heads * latent.output_dim, spec.hidden_size, spec.output_bias, context
         )
         assert latent.rope is not None
         self.attention = AttentionLayer(
             layer_idx=layer_idx,
-            num_heads=len(self.kv_b_proj.to_latent),
+            num_heads=len(self.to_latent),
             num_kv_heads=1,
             head_dim=latent.head_dim,
             value_dim=latent.value_dim,
@@ -139,7 +186,7 @@ class LatentAttention(Mixer):
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
         """See `Mixer`."""
-        spec, layer, up = self._spec, self.attention, self.kv_b_proj
+        spec, layer = self._spec, self.attention
         assert spec.rope is not None
         assert layer.cos_sin is not None
         both = self.qkv_a_proj.apply(hidden)
@@ -149,7 +196,7 @@ class LatentAttention(Mixer):
         heads = heads.unflatten(1, (layer.num_heads, -1))
         q = both.new_empty(len(both), layer.num_heads, spec.head_dim)
         # `[num_heads, num_tokens, nope_dim]` by `[num_heads, nope_dim, rank]`.
-        absorbed = torch.bmm(heads[:, :, : spec.nope_dim].transpose(0, 1), up.to_latent)
+        absorbed = torch.bmm(heads[:, :, : spec.nope_dim].transpose(0, 1), self.to_latent)
         q[:, :, : spec.value_dim] = absorbed.transpose(0, 1)
         rotate_and_keep(
             heads[:, :, spec.nope_dim :],
@@ -164,7 +211,7 @@ class LatentAttention(Mixer):
             q,
         )
         out = batch.attention.attend(layer, q, batch).unflatten(1, (layer.num_heads, -1))
-        expanded = torch.bmm(out.transpose(0, 1), up.from_latent)
+        expanded = torch.bmm(out.transpose(0, 1), self.from_latent)
         return expanded.transpose(0, 1).flatten(1)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
@@ -174,5 +221,6 @@ class LatentAttention(Mixer):
             yield f"{prefix}.q_a_layernorm", self.q_a_layernorm
             yield f"{prefix}.q_b_proj", self.q_b_proj
         yield f"{prefix}.kv_a_layernorm", self.kv_a_layernorm
-        yield f"{prefix}.kv_b_proj", self.kv_b_proj
+        for name, up in self._up.items():
+            yield f"{prefix}.{name}", up
         yield f"{prefix}.o_proj", self.o_proj

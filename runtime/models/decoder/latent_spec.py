@@ -25,7 +25,7 @@ class LatentDecoderSpec(DecoderSpec):
     """A decoder whose layers keep one latent of each token.
 
     Attributes:
-        query_rank, nope_dim, rope_dim, output_dim: see `LatentAttentionSpec`.
+        query_rank, nope_dim, rope_dim, output_dim, has_split_up: see `LatentAttentionSpec`.
         latent_dim: size of the latent of keys and values.
     """
 
@@ -34,6 +34,7 @@ class LatentDecoderSpec(DecoderSpec):
     nope_dim: int
     rope_dim: int
     output_dim: int
+    has_split_up: bool = False
 
     def attention(self, layer_idx: int) -> AttentionSpec:  # noqa: ARG002  # all are alike
         """Return the description of this layer's attention."""
@@ -49,6 +50,7 @@ class LatentDecoderSpec(DecoderSpec):
             nope_dim=self.nope_dim,
             rope_dim=self.rope_dim,
             output_dim=self.output_dim,
+            has_split_up=self.has_split_up,
         )
 
     def check(self, tp_size: int, *, deterministic: bool) -> None:
@@ -105,6 +107,8 @@ def read_latent_decoder(
         nope_dim=config.integer("qk_nope_head_dim", MAX_HEAD_DIM),
         rope_dim=rope_dim,
         output_dim=config.integer("v_head_dim", MAX_HEAD_DIM),
+        # Only GGUF's configuration has this key.
+        has_split_up=config.flag("has_split_kv_b_proj", False),
     )
 
 

@@ -125,8 +125,15 @@ def _latent_weights(
         name = f"{attention}.q_b_proj"
         yield from linear_weights(name, name, (query, rank))
     yield norm_weight(f"{attention}.kv_a_layernorm", latent.value_dim)
-    name, rows = f"{attention}.kv_b_proj", heads * (latent.nope_dim + latent.output_dim)
-    yield from linear_weights(name, name, (rows, latent.value_dim))
+    up = {"kv_b_proj": (heads * (latent.nope_dim + latent.output_dim), latent.value_dim)}
+    if latent.has_split_up:
+        up = {
+            "k_b_proj": (heads * latent.value_dim, latent.nope_dim),
+            "v_b_proj": (heads * latent.output_dim, latent.value_dim),
+        }
+    for part, shape in up.items():
+        name = f"{attention}.{part}"
+        yield from linear_weights(name, name, shape)
     name, columns = f"{attention}.o_proj", heads * latent.output_dim
     yield from linear_weights(name, name, (hidden, columns), bias=spec.output_bias)
 

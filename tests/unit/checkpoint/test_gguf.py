@@ -224,6 +224,31 @@ def test_a_gpt_oss_file_without_scaling_is_not_stretched(tmp_path: Path) -> None
     assert config["rope_scaling"]["rope_type"] == "default"
 
 
+def deepseek(path: Path, num_experts: int) -> gguf.GGUFWriter:
+    """A DeepSeek's writer as an old converter wrote it: expanded heads, no groups of experts."""
+    writer = written(path, "deepseek2")
+    writer.add_expert_count(num_experts)
+    writer.add_rope_dimension_count(8)
+    return writer
+
+
+@pytest.mark.parametrize(("num_experts", "groups"), [(64, (1, 1)), (160, (8, 3)), (256, (8, 4))])
+def test_a_deepseek_file_without_groups(
+    num_experts: int, groups: tuple[int, int], tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    config = config_of(deepseek(path, num_experts), path)
+    assert (config["n_group"], config["topk_group"]) == groups
+    assert config["architectures"] == ["DeepseekV2ForCausalLM"]
+    assert config["topk_method"] == ("greedy" if groups == (1, 1) else "group_limited_greedy")
+    assert config["qk_nope_head_dim"] == 24
+
+
+def with_third_scoring(writer: gguf.GGUFWriter) -> None:
+    writer.add_expert_count(8)
+    writer.add_uint32("deepseek2.expert_gating_func", 3)
+
+
 UNSUPPORTED: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None], str]] = {
     "unrotated": (
         "granite",
@@ -240,6 +265,26 @@ UNSUPPORTED: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None], str]] = {
     "softmax": (
         "glm4moe",
         lambda writer: writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX),
+        "expert_gating_func",
+    ),
+    "dense latents": (
+        "deepseek2",
+        lambda writer: writer.add_rope_dimension_count(8),
+        "expert_count",
+    ),
+    "temperature": (
+        "deepseek2",
+        lambda writer: writer.add_attn_temperature_scale(0.1),
+        "attention.temperature_scale",
+    ),
+    "latents without rotation": (
+        "deepseek2",
+        lambda writer: writer.add_expert_count(8),
+        "rope.dimension_count",
+    ),
+    "scores of a third kind": (
+        "deepseek2",
+        with_third_scoring,
         "expert_gating_func",
     ),
     "partial rotation": (
