@@ -40,6 +40,21 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     # The files cannot tell which layers rotate: the fourth does not.
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
     "granite_moe": {},
+    "glm4": {"attention_bias": True},
+    "cohere2": {},
+    "olmo2": {},
+    # Only layers without a window are stretched; the files have one base.
+    "olmo3_yarn": {
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 20000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
+        }
+    },
     "gpt_oss": {},
     "deepseek_v2": {"rope_parameters": _YARN},
     "deepseek_v3": {"rope_parameters": _YARN},

@@ -68,6 +68,15 @@ _DEEPSEEK = {
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
+_GLM4 = {
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+    "mlp.gate_up_proj": "ffn_up",
+}
+_OLMO2 = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 _GPT_OSS = {
     "post_attention_layernorm": "post_attention_norm",
     "mlp.router": "ffn_gate_inp",
@@ -79,9 +88,11 @@ _OWN_NAMES = {
     "deepseek2": _DEEPSEEK,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "glm4": _GLM4,
     "glm4moe": _GLM4_MOE,
     "gpt-oss": _GPT_OSS,
     "granitemoe": _GRANITE_MOE,
+    "olmo2": _OLMO2,
 }
 _ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek2",
@@ -94,7 +105,11 @@ _ARCHITECTURES = {
     "Qwen3MoeForCausalLM": "qwen3moe",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "Cohere2ForCausalLM": "cohere2",
+    "Glm4ForCausalLM": "glm4",
     "Glm4MoeForCausalLM": "glm4moe",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo2",
     "GptOssForCausalLM": "gpt-oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granitemoe",
@@ -275,7 +290,10 @@ def _write_keys(
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if name == "cohere2":
+        writer.add_layer_norm_eps(config["layer_norm_eps"])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(float(rope.get("rope_theta", config.get("rope_theta", 10000.0))))
@@ -315,8 +333,16 @@ def _write_own_keys(
     writer: gguf.GGUFWriter, name: str, config: dict[str, Any], head_dim: int
 ) -> None:
     """Write the keys that only this architecture has."""
-    if name == "glm4moe":
+    if name in ("glm4", "glm4moe"):
         writer.add_rope_dimension_count(head_dim // 2)
+    if name == "cohere2":
+        writer.add_logit_scale(config["logit_scale"])
+        writer.add_rope_dimension_count(head_dim)
+    if name in ("cohere2", "olmo2") and config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+        windowed = [kind == "sliding_attention" for kind in config["layer_types"]]
+        writer.add_sliding_window_pattern(windowed)
+    if name == "glm4moe":
         writer.add_expert_shared_count(config["n_shared_experts"])
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
         writer.add_expert_group_count(config["n_group"])

@@ -15,7 +15,7 @@ from runtime.errors import StartupError
 # llama.cpp's numbers of the functions that score experts.
 _SOFTMAX, _SIGMOID = 1, 2
 # Architectures whose heads may rotate in part.
-PARTLY_ROTATED = frozenset({"glm4moe"})
+PARTLY_ROTATED = frozenset({"glm4", "glm4moe"})
 # Architectures with attention over latents, whose heads have other keys.
 WITH_LATENTS = frozenset({"deepseek2"})
 # Groups of experts and how many of them are chosen, by number of experts: what DeepSeek V2 and V3
@@ -169,6 +169,42 @@ def _deepseek2(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _glm4(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    if keys.values.get("rope.dimension_sections"):
+        raise keys.error("rope.dimension_sections", "absent: images are not supported")
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    head_dim = keys.integer("attention.key_length", MAX_HEAD_DIM, head_dim)
+    rope_dim = keys.integer("rope.dimension_count", head_dim)
+    return {
+        "architectures": ["Glm4ForCausalLM"],
+        "head_dim": head_dim,
+        "partial_rotary_factor": rope_dim / head_dim,
+    }
+
+
+def _olmo2(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    window = keys.values.get("attention.sliding_window")
+    if not window:
+        return {"architectures": ["Olmo2ForCausalLM"]}
+    if keys.values.get("rope.freq_base_swa", config["rope_theta"]) != config["rope_theta"]:
+        raise keys.error("rope.freq_base_swa", f"{config['rope_theta']}, as rope.freq_base")
+    return {
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": window,
+        **_window_pattern(keys),
+    }
+
+
+def _cohere2(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "architectures": ["Cohere2ForCausalLM"],
+        "layer_norm_eps": config["rms_norm_eps"],
+        "sliding_window": keys.values.get("attention.sliding_window"),
+        "logit_scale": keys.number("logit_scale", 0.0, 1e6),
+        **_window_pattern(keys),
+    }
+
+
 def _gpt_oss(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     # In llama.cpp, too, the windowed layers are every second one unless the file lists them.
     found: dict[str, Any] = {
@@ -247,12 +283,15 @@ ARCHITECTURES: dict[str, Callable[[OwnKeys, dict[str, Any]], dict[str, Any]]] = 
     "qwen3": _plain("Qwen3ForCausalLM"),
     "qwen2moe": _moe("Qwen2MoeForCausalLM", sums_to_one=False),
     "qwen3moe": _moe("Qwen3MoeForCausalLM", sums_to_one=True),
+    "cohere2": _cohere2,
     "deepseek2": _deepseek2,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "glm4": _glm4,
     "glm4moe": _glm4moe,
     "gpt-oss": _gpt_oss,
     "granite": _granite,
     "granitemoe": _granitemoe,
+    "olmo2": _olmo2,
     "smollm3": _smollm3,
 }

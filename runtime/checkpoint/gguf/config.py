@@ -33,6 +33,8 @@ _END_TEXTS = frozenset(
         "<EOT>",
         "<|end_of_text|>",
         "<end_of_utterance>",
+        # GLM ends a tool call by it.
+        "<|observation|>",
     }
 )
 # gpt-oss ends messages by `<|end|>`, and answers by these two.
@@ -80,6 +82,7 @@ def _common(file: GgufFile, keys: OwnKeys) -> dict[str, Any]:
     if embeddings is None or len(embeddings.shape) != 2:
         raise StartupError(f"{file.path} has no tensor 'token_embd.weight': not a whole model")
     num_heads = keys.integer("attention.head_count", MAX_HEADS)
+    rms, plain = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
     config: dict[str, Any] = {
         "vocab_size": embeddings.shape[0],
         "hidden_size": keys.integer("embedding_length", MAX_WIDTH),
@@ -88,7 +91,7 @@ def _common(file: GgufFile, keys: OwnKeys) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", MAX_HEADS, num_heads),
         "max_position_embeddings": keys.integer("context_length", MAX_POSITIONS),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", 0.0, 1.0),
+        "rms_norm_eps": keys.number(plain if plain in keys.values else rms, 0.0, 1.0),
         "rope_theta": keys.number("rope.freq_base", 1.0, 1e12, 10000.0),
         "tie_word_embeddings": not keys.has("output.weight"),
         "attention_bias": keys.has("blk.0.attn_q.bias"),

@@ -76,6 +76,16 @@ _DEEPSEEK = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+_GLM4 = {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    # Gate and up together.
+    "ffn_up": "mlp.gate_up_proj",
+}
+_OLMO2 = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.router",
@@ -114,24 +124,26 @@ class _Dialect:
 _LLAMA_HEADS = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
 
 
+_DIALECTS = {
+    "deepseek2": _Dialect(_DEEPSEEK),
+    "gemma2": _Dialect(_GEMMA, norm_offset=1.0),
+    "gemma3": _Dialect(_GEMMA, norm_offset=1.0),
+    "glm4": _Dialect(_GLM4),
+    "glm4moe": _Dialect(_GLM4_MOE),
+    "gpt-oss": _Dialect(_GPT_OSS),
+    "granite": _Dialect(heads=_LLAMA_HEADS),
+    "granitemoe": _Dialect(_GRANITE_MOE, _LLAMA_HEADS),
+    "llama": _Dialect(heads=_LLAMA_HEADS),
+    "olmo2": _Dialect(_OLMO2),
+    "smollm3": _Dialect(heads=_LLAMA_HEADS),
+}
+
+
 def _dialect(file: GgufFile) -> _Dialect:
     name = architecture_of(file)
-    if name in ("gemma2", "gemma3"):
-        return _Dialect(_GEMMA, norm_offset=1.0)
-    if name == "llama":
-        has_experts = bool(file.metadata.get("llama.expert_count"))
-        return _Dialect(_MIXTRAL if has_experts else {}, _LLAMA_HEADS)
-    if name == "granitemoe":
-        return _Dialect(_GRANITE_MOE, _LLAMA_HEADS)
-    if name == "glm4moe":
-        return _Dialect(_GLM4_MOE)
-    if name == "deepseek2":
-        return _Dialect(_DEEPSEEK)
-    if name == "gpt-oss":
-        return _Dialect(_GPT_OSS)
-    if name in ("granite", "smollm3"):
-        return _Dialect(heads=_LLAMA_HEADS)
-    return _Dialect()
+    if name == "llama" and file.metadata.get("llama.expert_count"):
+        return _Dialect(_MIXTRAL, _LLAMA_HEADS)
+    return _DIALECTS.get(name, _Dialect())
 
 
 def gguf_tensor_infos(path: Path) -> dict[str, TensorInfo]:

@@ -218,6 +218,18 @@ def test_a_message_of_gpt_oss_does_not_end_the_answer(tmp_path: Path) -> None:
     assert config_of(writer, path)["eos_token_id"] == [0, 2, 3]
 
 
+def test_a_tool_call_of_glm_ends_the_answer(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = written(path, "glm4")
+    writer.add_rope_dimension_count(16)
+    writer.add_token_list(["<|endoftext|>", "<|user|>", "<|observation|>"])
+    writer.add_eos_token_id(0)
+    writer.add_eot_token_id(1)
+    config = config_of(writer, path)
+    assert config["eos_token_id"] == [0, 1, 2]
+    assert config["partial_rotary_factor"] == 0.5
+
+
 def test_a_gpt_oss_file_without_scaling_is_not_stretched(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     config = config_of(written(path, "gpt-oss"), path)
@@ -242,6 +254,11 @@ def test_a_deepseek_file_without_groups(
     assert config["architectures"] == ["DeepseekV2ForCausalLM"]
     assert config["topk_method"] == ("greedy" if groups == (1, 1) else "group_limited_greedy")
     assert config["qk_nope_head_dim"] == 24
+
+
+def with_two_bases(writer: gguf.GGUFWriter) -> None:
+    writer.add_sliding_window(8)
+    writer.add_float32("olmo2.rope.freq_base_swa", 5000.0)
 
 
 def with_third_scoring(writer: gguf.GGUFWriter) -> None:
@@ -287,6 +304,12 @@ UNSUPPORTED: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None], str]] = {
         with_third_scoring,
         "expert_gating_func",
     ),
+    "images": (
+        "glm4",
+        lambda writer: writer.add_rope_dimension_sections([2, 2, 2, 2]),
+        "images are not supported",
+    ),
+    "two bases": ("olmo2", with_two_bases, "rope.freq_base_swa"),
     "partial rotation": (
         "qwen3",
         lambda writer: writer.add_rope_dimension_count(16),
