@@ -1,0 +1,339 @@
+"""Routers of other projects before two servers, of which one is killed and one drained.
+
+    python -m benchmarks.routers --router sglang-router|smg|vllm-router [--requests 200]
+        [--python PYTHON] [--json FILE]
+
+`PYTHON` is the interpreter whose environment has the router; by default the benchmark's own. The
+requests belong to sessions with a common beginning each, a quarter each streamed or whole, chat or
+`/generate`. An answer is right if it is complete and its text equals the text of a server that was
+asked directly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.h200.server_process import free_port, wait_ready
+from headrace.bench.environment import describe_environment, write_json
+
+ROUTERS = {
+    "sglang-router": "sglang_router.launch_router",
+    "smg": "smg.launch_router",
+    "vllm-router": "vllm_router.launch_router",
+}
+# A server that vanishes or comes back is noticed within seconds instead of minutes.
+_HEALTH = "--health-check-interval-secs 1 --health-failure-threshold 2 --health-success-threshold 1"
+_BREAKER = "--cb-timeout-duration-secs 2 --worker-startup-check-interval 1"
+_NUM_AT_ONCE = 16
+_NUM_SESSIONS = 20
+_NUM_TOKENS = 32
+_TIMEOUT_S = 120.0
+_SERVED = re.compile(r"POST /(generate|v1/chat/completions)\b.* 200\b")
+
+
+class Server:
+    """One `python -m server.launch` of the demo model, which keeps its port when started again."""
+
+    def __init__(self, folder: Path) -> None:
+        """Write its log into `folder`."""
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = folder / f"{self.port}.log"
+        self.process: asyncio.subprocess.Process
+
+    async def start(self) -> None:
+        """Start it, and return once it is ready."""
+        command = [sys.executable, "-m", "server.launch", "--model-path", "demo-toy"]
+        command += ["--port", str(self.port), "--context-length", "1024", "--enable-cache-report"]
+        with self._log.open("w") as log:
+            self.process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+        await wait_ready(self.url, self.process)
+
+    @property
+    def num_served(self) -> int:
+        """How many requests it has answered since it was started."""
+        return len(_SERVED.findall(self._log.read_text()))
+
+    async def in_flight(self, client: httpx.AsyncClient) -> int:
+        """How many requests it has accepted and not finished."""
+        loads = (await client.get(f"{self.url}/v1/loads")).json()["loads"]
+        return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
+
+
+@dataclass
+class Outcome:
+    """What became of a request.
+
+    Attributes:
+        text: of the answer, as far as it came.
+        failure: `refused` with a status, `cut` in mid-answer; empty if it was read to its end.
+        num_prompt: prompt tokens.
+        num_cached: those of them that the server had cached.
+    """
+
+    text: str = ""
+    failure: str = ""
+    num_prompt: int = 0
+    num_cached: int = 0
+
+
+def request(index: int, name: str) -> tuple[str, dict[str, Any]]:
+    """Return path and body of request `index` of a run; runs of other names share no prefix."""
+    session = index % _NUM_SESSIONS
+    text = f"{name} {session}. " + f"The miller of house {session} opens the gate. " * 20
+    text += f"Question {index // _NUM_SESSIONS}: what is the capital of France?"
+    is_stream = index // 2 % 2 == 0
+    if index % 2:
+        sampling = {"temperature": 0, "max_new_tokens": _NUM_TOKENS, "ignore_eos": True}
+        return "/generate", {"text": text, "sampling_params": sampling, "stream": is_stream}
+    body: dict[str, Any] = {"model": "demo-toy", "temperature": 0, "max_tokens": _NUM_TOKENS}
+    body |= {"messages": [{"role": "user", "content": text}], "ignore_eos": True}
+    if is_stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return "/v1/chat/completions", body
+
+
+def _take(outcome: Outcome, answer: dict[str, Any]) -> None:
+    """Add an answer, or an event of a stream, to `outcome`."""
+    if answer.get("error"):
+        outcome.failure = "cut"
+    if meta := answer.get("meta_info"):
+        # `/generate` repeats the text so far in each event.
+        outcome.text = answer["text"]
+        outcome.num_prompt, outcome.num_cached = meta["prompt_tokens"], meta["cached_tokens"]
+    for choice in answer.get("choices", ()):
+        outcome.text += choice.get("message", choice.get("delta", {})).get("content") or ""
+    if usage := answer.get("usage"):
+        outcome.num_prompt = usage["prompt_tokens"]
+        outcome.num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+
+async def ask(client: httpx.AsyncClient, url: str, path: str, body: dict[str, Any]) -> Outcome:
+    """Send one request and read its answer to the end."""
+    outcome = Outcome()
+    try:
+        async with client.stream("POST", url + path, json=body) as response:
+            if response.status_code != 200:
+                await response.aread()
+                outcome.failure = f"refused {response.status_code}"
+            elif not body.get("stream"):
+                _take(outcome, json.loads(await response.aread()))
+            else:
+                # Without this line the stream was cut, even if the router ended it properly.
+                is_complete = False
+                async for line in response.aiter_lines():
+                    is_complete = is_complete or line == "data: [DONE]"
+                    if line.startswith("data: {"):
+                        _take(outcome, json.loads(line.removeprefix("data: ")))
+                outcome.failure = outcome.failure or ("" if is_complete else "cut")
+    except httpx.HTTPError:
+        outcome.failure = "cut"
+    return outcome
+
+
+async def ask_all(
+    client: httpx.AsyncClient, url: str, count: int, name: str, done: list[Outcome]
+) -> list[Outcome]:
+    """Send the requests of a run, sixteen at a time; `done` grows with each that ends."""
+    numbers = iter(range(count))
+    outcomes = [Outcome()] * count
+
+    async def work() -> None:
+        for index in numbers:
+            outcomes[index] = await ask(client, url, *request(index, name))
+            done.append(outcomes[index])
+
+    await asyncio.gather(*(work() for _ in range(_NUM_AT_ONCE)))
+    return outcomes
+
+
+class Fleet:
+    """Two servers and a router before them."""
+
+    def __init__(self, router: str, python: str, folder: Path, client: httpx.AsyncClient) -> None:
+        """`router` is one of `ROUTERS`, which `python` can import."""
+        self.servers = [Server(folder), Server(folder)]
+        self._module, self._python, self._folder = ROUTERS[router], python, folder
+        self._client = client
+        self._expected: dict[str, list[str]] = {}
+        self._router: asyncio.subprocess.Process | None = None
+        self._url = ""
+
+    async def route(self, policy: str) -> float:
+        """Start a router with `policy`; return the seconds until it had registered both servers."""
+        await self.stop_router()
+        for server in self.servers:
+            (await self._client.post(f"{server.url}/flush_cache")).raise_for_status()
+        port = free_port()
+        command = [self._python, "-m", self._module, "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--worker-urls", *(server.url for server in self.servers)]
+        command += ["--policy", policy, "--prometheus-port", str(free_port())]
+        command += [*_HEALTH.split(), *_BREAKER.split()]
+        began = time.monotonic()
+        with (self._folder / f"router_{policy}.log").open("w") as log:
+            self._router = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+        self._url = f"http://127.0.0.1:{port}"
+        await until(lambda: self._sees(2))
+        return time.monotonic() - began
+
+    async def stop_router(self) -> None:
+        """Stop the router, if one runs."""
+        if self._router is not None and self._router.returncode is None:
+            # Some wait for open connections after SIGTERM; no request is open here.
+            self._router.kill()
+            await self._router.wait()
+
+    async def stop(self) -> None:
+        """Stop everything."""
+        await self.stop_router()
+        for server in self.servers:
+            if server.process.returncode is None:
+                server.process.send_signal(signal.SIGTERM)
+                await server.process.wait()
+
+    async def _sees(self, count: int) -> bool:
+        try:
+            workers = (await self._client.get(f"{self._url}/workers")).json()["workers"]
+        except (httpx.HTTPError, ValueError):
+            return False
+        return sum(_is_healthy(each) for each in workers) == count
+
+    async def _counts(self, outcomes: list[Outcome], name: str) -> dict[str, Any]:
+        """Compare with what a server answers directly, and count."""
+        if name not in self._expected:
+            direct = await ask_all(self._client, self.servers[0].url, len(outcomes), name, [])
+            assert not any(each.failure for each in direct)
+            self._expected[name] = [each.text for each in direct]
+        pairs = list(zip(outcomes, self._expected[name], strict=True))
+        failures = Counter(each.failure for each in outcomes if each.failure)
+        num_prompt = sum(each.num_prompt for each in outcomes)
+        num_cached = sum(each.num_cached for each in outcomes)
+        return {
+            "requests": len(outcomes),
+            "right": sum(not each.failure and each.text == text for each, text in pairs),
+            "wrong": sum(not each.failure and each.text != text for each, text in pairs),
+            "failed": dict(sorted(failures.items())),
+            "cached_share": num_cached / max(1, num_prompt),
+        }
+
+    async def undisturbed(self, count: int) -> dict[str, Any]:
+        """Send requests with both servers running."""
+        served = [server.num_served for server in self.servers]
+        outcomes = await ask_all(self._client, self._url, count, "Mill", [])
+        served = [
+            server.num_served - before for server, before in zip(self.servers, served, strict=True)
+        ]
+        return {**await self._counts(outcomes, "Mill"), "busiest_share": max(served) / count}
+
+    async def disturbed(self, count: int, number: signal.Signals) -> dict[str, Any]:
+        """Send `number` to a server after a third of the requests; start it again afterwards."""
+        name, victim, done = number.name, self.servers[1], list[Outcome]()
+        running = asyncio.create_task(ask_all(self._client, self._url, count, name, done))
+
+        async def is_busy() -> bool:
+            return len(done) >= count // 3 and await victim.in_flight(self._client) > 2
+
+        await until(is_busy)
+        in_flight = await victim.in_flight(self._client)
+        victim.process.send_signal(number)
+        outcomes = await running
+        status = await victim.process.wait()
+        result = {**await self._counts(outcomes, name), "in_flight": in_flight, "status": status}
+        await victim.start()
+        began = time.monotonic()
+        await until(lambda: self._sees(2))
+        # New sessions, which the router may send to the empty server.
+        for attempt in itertools.count():
+            again = await ask_all(self._client, self._url, _NUM_AT_ONCE, f"New {attempt}", [])
+            result["failed_after"] = sum(bool(each.failure) for each in again)
+            if victim.num_served or attempt == 20:
+                break
+        return {**result, "used_again_s": time.monotonic() - began if victim.num_served else None}
+
+
+def _is_healthy(worker: dict[str, Any]) -> bool:
+    return bool(worker.get("is_healthy", worker.get("status") == "ready"))
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for a condition; an assertion fails after two minutes."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not await condition():
+        assert time.monotonic() < deadline, "waited for two minutes"
+        await asyncio.sleep(0.05)
+
+
+async def measure(router: str, python: str, count: int) -> dict[str, Any]:
+    """Run everything before one router."""
+    with tempfile.TemporaryDirectory(prefix="bench-routers-") as folder:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=_TIMEOUT_S, limits=limits) as client:
+            fleet = Fleet(router, python, Path(folder), client)
+            try:
+                await asyncio.gather(*(server.start() for server in fleet.servers))
+                results: dict[str, Any] = {}
+                for policy in ("round_robin", "cache_aware"):
+                    results["registered_s"] = await fleet.route(policy)
+                    results[policy] = await fleet.undisturbed(count)
+                for name, number in (("killed", signal.SIGKILL), ("drained", signal.SIGTERM)):
+                    results[name] = await fleet.disturbed(count, number)
+            finally:
+                await fleet.stop()
+    return results
+
+
+def problems(results: dict[str, Any]) -> list[str]:
+    """Say what no router may show: wrong answers, and failures other than by the kill."""
+    found = []
+    for name in ("round_robin", "cache_aware", "killed", "drained"):
+        result = results[name]
+        allowed = result["in_flight"] if name == "killed" else 0
+        if result["wrong"] or sum(result["failed"].values()) > allowed:
+            found.append(f"{name}: {result}")
+    found += [
+        f"{name}: the server was not used again: {results[name]}"
+        for name in ("killed", "drained")
+        if results[name]["failed_after"] or results[name]["used_again_s"] is None
+    ]
+    if results["drained"]["status"]:
+        found.append("The drained server did not end properly.")
+    if results["cache_aware"]["cached_share"] <= results["round_robin"]["cached_share"]:
+        found.append("Cache-aware routing found no more than routing in turn.")
+    return found
+
+
+def main() -> int:
+    """Print the results; 1 if `problems` finds any."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--router", choices=ROUTERS, required=True)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    results = asyncio.run(measure(options.router, options.python, options.requests))
+    for name, result in results.items():
+        print(f"{name:12} {result}")
+    for problem in (found := problems(results)):
+        print("PROBLEM", problem)
+    if options.json is not None:
+        write_json(options.json, {"environment": describe_environment(), **results})
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
