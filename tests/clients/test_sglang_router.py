@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.scenarios import CAPITAL, MODEL, need
+from tests.clients.scenarios import CAPITAL, MODEL, need, succeed
 from tests.support.server import ServerProcess, free_port
 from tests.support.waiting import until
 
@@ -112,3 +112,8 @@ def test_one_is_killed_and_comes_back(router: httpx.Client, workers: list[Server
         return served(again) > before
 
     until(is_used, timeout_s=60)
+
+
+def test_one_is_killed_and_one_drained() -> None:
+    command = [sys.executable, "-m", "benchmarks.routers", "--router", "sglang-router"]
+    succeed([*command, "--requests", "80"])
