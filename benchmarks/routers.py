@@ -37,8 +37,8 @@ ROUTERS = {
 }
 # A server that vanishes or comes back is noticed within seconds instead of minutes.
 _HEALTH = "--health-check-interval-secs 1 --health-failure-threshold 2 --health-success-threshold 1"
-# With the defaults a request may use up its five retries at a server that drains, because the
-# breaker opens after ten failures, and routing by prefix chooses the same server until then.
+# With sglang-router's default, 10 failures, a request got a 503 while a server drained: probably it
+# used up its five retries there before the breaker opened.
 _BREAKER = "--cb-failure-threshold 3 --cb-timeout-duration-secs 2 --worker-startup-check-interval 1"
 _NUM_AT_ONCE = 16
 # Odd, so that a router that takes two servers in turn sends a session to both.
