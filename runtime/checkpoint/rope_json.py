@@ -24,7 +24,9 @@ class RopeConfig:
     """
 
     theta: float = 10000.0
-    scaling: Literal["default", "linear", "dynamic", "llama3", "yarn", "factors"] = "default"
+    scaling: Literal["default", "linear", "dynamic", "llama3", "yarn", "factors", "longrope"] = (
+        "default"
+    )
     parameters: dict[str, Any] = field(default_factory=dict)
     interleaved: bool = False
 

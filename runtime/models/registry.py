@@ -102,6 +102,7 @@ FAMILIES: dict[str, Family] = {
     "Ministral3ForCausalLM": _decoder("ministral3"),
     "MistralForCausalLM": _decoder("mistral"),
     "MixtralForCausalLM": _decoder("mixtral"),
+    "Phi3ForCausalLM": _decoder("phi3"),
     "Qwen2ForCausalLM": _decoder("qwen2"),
     "Qwen2_5_VLForConditionalGeneration": _seeing("qwen2_5_vl", "Qwen2_5_VL"),
     "Qwen2MoeForCausalLM": _decoder("qwen2_moe"),

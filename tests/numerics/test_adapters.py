@@ -197,6 +197,8 @@ def test_another_adapter_of_the_same_slot_starts_afresh(adapters, expected):
         ("cohere2", (*ATTENTION, *MLP)),
         # The norms of q and k follow the adapted products.
         ("olmo2", (*ATTENTION, *MLP)),
+        # q, k and v are one matrix, too.
+        ("phi3", ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
         # The MLP has two products and no gate.
         ("starcoder2_tied", (*ATTENTION, "c_fc", "c_proj")),
     ],

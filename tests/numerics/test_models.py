@@ -119,6 +119,34 @@ def test_rotary_tables_equal_transformers(tmp_path: Path, rope: dict[str, object
     assert torch.equal(table, torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=1))
 
 
+@pytest.mark.parametrize(("longest", "given"), [(64, {}), (256, {}), (256, {"factor": 2.0})])
+def test_long_rotary_tables_equal_transformers(tmp_path: Path, longest: int, given: dict):
+    """Factors are those of the longest sequence that is served."""
+    from transformers import Phi3Config
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+    factors = {"short_factor": [1.0, 1.5, 2.0, 4.0], "long_factor": [1, 3, 9.5, 27]}
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    write_config(
+        tmp_path,
+        architectures=["Phi3ForCausalLM"],
+        model_type="phi3",
+        **sizes,
+        max_position_embeddings=256,
+        original_max_position_embeddings=64,
+        partial_rotary_factor=0.5,
+        rope_theta=500.0,
+        rope_parameters=None,
+        rope_scaling={"type": "longrope", **factors, **given},
+    )
+    config = read_model_spec(tmp_path)
+    assert config.context_len == 256
+    table = cos_sin_table(config.rope, config.rotary_dim, longest + 1, torch.device("cpu"))
+    reference = Phi3RotaryEmbedding(Phi3Config.from_pretrained(tmp_path))
+    cos, sin = reference(torch.zeros(1), torch.arange(longest)[None])
+    assert torch.equal(table[:longest], torch.cat((cos[0, :, :4], sin[0, :, :4]), dim=1))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", FLOAT32)
 def test_logits_equal_transformers(name: str, backend: str):

@@ -115,6 +115,21 @@ TINY_FAMILIES: dict[str, TinyModel] = {
     ),
     # One head of keys, which both ranks of a pair hold.
     "olmo2_shared_keys": TinyModel("Olmo2ForCausalLM", {"num_key_value_heads": 1}),
+    # Angles of one size each, within the original context; half of each head rotates.
+    "phi3_short": TinyModel(
+        "Phi3ForCausalLM",
+        {
+            "original_max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+                "short_factor": [1.0, 1.5, 2.0, 4.0],
+                "long_factor": [1.0, 3.0, 9.0, 27.0],
+                "attention_factor": 1.25,
+            },
+        },
+    ),
     # Queries that grow from the sixteenth position on, beside a stretched rotation.
     "ministral3": TinyModel(
         "Ministral3ForCausalLM",
@@ -144,7 +159,17 @@ TINY_FAMILIES["starcoder2_tied"] = TinyModel("Starcoder2ForCausalLM", {"tie_word
 # Also served by their own code in `transformers`, in `test_adapted_models`.
 TINY_FAMILIES |= {
     name: ADAPTED_MODELS[name]
-    for name in ("cohere2", "gemma2", "glm", "glm4", "granite", "minimax_m2", "olmo2", "smollm3")
+    for name in (
+        "cohere2",
+        "gemma2",
+        "glm",
+        "glm4",
+        "granite",
+        "minimax_m2",
+        "olmo2",
+        "phi3",
+        "smollm3",
+    )
 }
 
 

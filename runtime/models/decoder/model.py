@@ -62,8 +62,11 @@ class DecoderAttention(Mixer):
         query = heads("q", of_layer.num_heads, head_dim, context)
         key = heads("k", of_layer.num_kv_heads, head_dim, context)
         value = heads("v", of_layer.num_kv_heads, head_dim, context)
-        self.qkv_proj = Linear.column_parallel(
-            spec.hidden_size, [query, key, value], spec.attention_bias, context
+        outputs, hidden, bias = [query, key, value], spec.hidden_size, spec.attention_bias
+        self.qkv_proj = (
+            Linear.spanned(hidden, tuple(each.size for each in outputs), bias, context)
+            if spec.fused_qkv
+            else Linear.column_parallel(hidden, outputs, bias, context)
         )
         self.o_proj = Linear.row_parallel(
             of_layer.num_heads * head_dim, spec.hidden_size, spec.output_bias, context

@@ -108,6 +108,7 @@ class DecoderSpec(ModelSpec):
         position_scale: how queries grow with their positions; `None` if they do not.
         has_norm_biases: whether these LayerNorms have biases.
         ungated_mlp: the feed-forward block, if it has no gate.
+        fused_qkv: whether checkpoints store q, k and v as one tensor.
     """
 
     intermediate_size: int
@@ -148,6 +149,7 @@ class DecoderSpec(ModelSpec):
     position_scale: PositionScale | None = None
     has_norm_biases: bool = False
     ungated_mlp: UngatedMLP | None = None
+    fused_qkv: bool = False
 
     def canonical(self, name: str) -> str:
         """See `ModelSpec`: a model saved without its head has names without `model.`."""
@@ -220,6 +222,9 @@ class DecoderSpec(ModelSpec):
         layers = [self.recurrence(i) or self.attention(i) for i in range(self.num_layers)]
         # In order, each once.
         found = list(dict.fromkeys(what for each in layers for what in each.uneven_parts(tp_size)))
+        if self.fused_qkv and self.num_kv_heads < tp_size:
+            # Parts of one tensor that ranks would share are not supported.
+            found.append(f"{self.num_kv_heads} key/value heads")
         if self.intermediate_size % tp_size:
             found.append(f"{self.intermediate_size} feed-forward rows")
         if self.experts is not None:

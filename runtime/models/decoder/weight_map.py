@@ -82,8 +82,13 @@ def _attention_weights(spec: DecoderSpec, layer_idx: int, prefix: str) -> list[W
     query, key = of_layer.num_heads * head_dim, of_layer.num_kv_heads * head_dim
     zero_centered = spec.zero_centered_norms
     weights: list[WeightSpec] = []
-    for shard, rows in (("q", query * (2 if of_layer.has_gate else 1)), ("k", key), ("v", key)):
-        name, target = f"{attention}.{shard}_proj", f"{attention}.qkv_proj"
+    target = f"{attention}.qkv_proj"
+    if spec.fused_qkv:
+        fused = (query + 2 * key, hidden)
+        weights += linear_weights(target, target, fused, bias=spec.attention_bias)
+    parts = (("q", query * (2 if of_layer.has_gate else 1)), ("k", key), ("v", key))
+    for shard, rows in () if spec.fused_qkv else parts:
+        name = f"{attention}.{shard}_proj"
         weights += linear_weights(name, target, (rows, hidden), shard, bias=spec.attention_bias)
     output = f"{attention}.o_proj"
     weights += linear_weights(output, output, (hidden, query), bias=spec.output_bias)

@@ -15,6 +15,7 @@ from kernels.lora import LoraBank
 from kernels.rounding import Activations, Rounding
 from runtime.models.layers.adapter_slots import AdaptedLinear, AdapterSlots
 from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.channel_weights import SpansShard
 from runtime.models.layers.matrix import Matrix, PlainMatrix
 from runtime.models.layers.parameter import Parameter, Stored, WeightHolder, WeightShard, whole
 
@@ -151,6 +152,29 @@ class Linear(WeightHolder):
         place = (0, 0, block.start, block.length, num_blocks)
         weight = WeightShard((num_blocks * block.size, in_features), *place)
         of_bias = WeightShard((num_blocks * block.size,), *place)
+        return cls(
+            Parameter(weight.local_shape, {"": weight}, context.dtype, context.device),
+            Parameter(of_bias.local_shape, {"": of_bias}, context.dtype, context.device)
+            if bias
+            else None,
+            context,
+        )
+
+    @classmethod
+    def spanned(
+        cls, in_features: int, spans: tuple[int, ...], bias: bool, context: BuildContext
+    ) -> Linear:
+        """Make projections of several sizes that checkpoints store as one; ranks split each."""
+        weight, of_bias = (
+            SpansShard(
+                (sum(spans), *rest),
+                shard_dim=0,
+                spans=spans,
+                rank=context.tp_rank,
+                num_ranks=context.tp_size,
+            )
+            for rest in ((in_features,), ())
+        )
         return cls(
             Parameter(weight.local_shape, {"": weight}, context.dtype, context.device),
             Parameter(of_bias.local_shape, {"": of_bias}, context.dtype, context.device)

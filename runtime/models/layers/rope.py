@@ -59,17 +59,21 @@ def cos_sin_table(
         `[max_positions, head_dim]` float32: `head_dim / 2` cosines, then as many sines, both
         times YaRN's attention factor.
     """
-    inv_freq, attention_factor = _inverse_frequencies(rope, head_dim)
+    inv_freq, attention_factor = _inverse_frequencies(rope, head_dim, max_positions)
     angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * inv_freq
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
     return table.mul_(attention_factor).to(device)
 
 
-def _inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
+def _inverse_frequencies(
+    rope: RopeConfig, head_dim: int, max_positions: int
+) -> tuple[Tensor, float]:
     """Return `[head_dim / 2]` float32 and the factor on cosines and sines."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     if rope.scaling == "yarn":
         return _yarn(rope, head_dim, rope.theta**exponents)
+    if rope.scaling == "longrope":
+        return _longrope(rope, rope.theta**exponents, max_positions)
     inv_freq = 1.0 / (rope.theta**exponents)
     if rope.scaling == "linear":
         return inv_freq / float(rope.parameters["factor"]), 1.0
@@ -126,6 +130,21 @@ def _yarn(rope: RopeConfig, head_dim: int, frequencies: Tensor) -> tuple[Tensor,
     keep = 1 - ramp.clamp(0, 1)
     inv_freq = 1.0 / (factor * frequencies) * (1 - keep) + 1.0 / frequencies * keep
     return inv_freq, _yarn_attention_factor(numbers, factor)
+
+
+def _longrope(rope: RopeConfig, frequencies: Tensor, max_positions: int) -> tuple[Tensor, float]:
+    """Stretch each angle by a factor of its own, by the longest sequence that is served.
+
+    `transformers` chooses by the length of each sequence. A sequence that grew beyond the original
+    context would then need other keys than those that are cached, of itself and of its prefix.
+
+    Source: LongRoPE, arXiv 2402.13753.
+    """
+    numbers = rope.parameters
+    # A worker's tables have one row more than its longest sequence.
+    is_long = max_positions - 1 > int(numbers["original_max_position_embeddings"])
+    factors = torch.tensor(numbers["long_factor" if is_long else "short_factor"])
+    return 1.0 / (factors * frequencies), float(numbers["attention_factor"])
 
 
 def _yarn_attention_factor(numbers: dict[str, float], factor: float) -> float:

@@ -39,6 +39,7 @@ FAMILIES = [
     "Ministral3ForCausalLM",
     "Olmo2ForCausalLM",
     "Olmo3ForCausalLM",
+    "Phi3ForCausalLM",
     "SmolLM3ForCausalLM",
     "Starcoder2ForCausalLM",
 ]
@@ -119,11 +120,19 @@ def test_every_second_layer_has_a_window(tmp_path: Path) -> None:
         assert windows == [window, None] * 3
 
 
-@pytest.mark.parametrize("architecture", ["Ministral3ForCausalLM", "Starcoder2ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["Ministral3ForCausalLM", "Phi3ForCausalLM", "Starcoder2ForCausalLM"]
+)
 def test_a_window_is_that_of_every_layer(tmp_path: Path, architecture: str) -> None:
     for window in (512, None):
         states = read(tmp_path, architecture, {**SIZES, "sliding_window": window}).layer_states
         assert [state.window for state in states if isinstance(state, PagedState)] == [window] * 6
+
+
+def test_a_tensor_of_q_k_and_v_is_not_shared_by_ranks(tmp_path: Path) -> None:
+    spec = read(tmp_path, "Phi3ForCausalLM", {**SIZES, "num_key_value_heads": 2})
+    assert not spec.uneven_parts(2)
+    assert spec.uneven_parts(4) == ["2 key/value heads"]
 
 
 def test_layers_of_cohere_without_a_window_do_not_rotate(tmp_path: Path) -> None:
@@ -176,6 +185,10 @@ def test_layers_after_the_last_are_not_loaded(tmp_path: Path) -> None:
         ("Olmo3ForCausalLM", "hidden_act", "gelu"),
         ("Olmo3ForCausalLM", "sliding_window", None),
         ("Olmo3ForCausalLM", "rope_parameters", {"rope_type": "default", "rope_theta": 1e4}),
+        ("Phi3ForCausalLM", "attention_bias", True),
+        ("Phi3ForCausalLM", "hidden_act", "gelu"),
+        ("Phi3ForCausalLM", "rope_scaling", {"type": "linear", "factor": 0.5}),
+        ("Phi3ForCausalLM", "rope_scaling", {"type": "su", "short_factor": [1.0]}),
         ("SmolLM3ForCausalLM", "use_sliding_window", True),
         ("SmolLM3ForCausalLM", "no_rope_layers", [1, 0]),
         ("Starcoder2ForCausalLM", "hidden_act", "silu"),
