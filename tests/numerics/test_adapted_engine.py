@@ -79,7 +79,7 @@ def test_graphs_change_no_token(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_extras_grammars_and_new_weights(tmp_path: Path) -> None:
     folder = adapted_model("phi3")
-    engine = InProcessEngine(folder)
+    engine = InProcessEngine(folder, model_overrides=ADAPTER)
     engine.add(1, PROMPTS[2], NUM_NEW, LogprobSpec(start_len=0, top_num=2), ignore_eos=True)
     engine.run()
     assert engine.tokens[1] == expected(folder)[3]
