@@ -55,7 +55,7 @@ def banner(context: ServiceContext, port: int, speed: float | None, resident: in
     url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     key = ' -H "Authorization: Bearer $HEADRACE_API_KEY"' if config.http.api_key else ""
     copies = f", {config.parallel.dp_size} copies" if config.parallel.dp_size > 1 else ""
-    is_alone = config.parallel.dp_size == config.parallel.tp_size == 1
+    is_alone = config.parallel.dp_size == config.parallel.num_ranks == 1
     path, body = "/v1/chat/completions", _EXAMPLE_BODY
     if context.model.gives != "tokens":
         path, body = _path_for_texts(context.model), _EXAMPLE_INPUT

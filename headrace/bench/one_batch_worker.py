@@ -78,7 +78,7 @@ def run_job(job: BatchJob) -> BatchResult:
 
     shared = SharedState(Path(job.worker.run_folder) / "state", create=True)
     ranks: Ranks | None = None
-    if job.worker.tp_size > 1:
+    if job.worker.num_ranks > 1:
         ranks = Ranks(zmq.Context(), job.worker, logger.error)
     scheduler, ready = build_worker(
         job.worker, shared, take, lambda _: None, lambda *_: None, ranks

@@ -26,6 +26,7 @@ from runtime.executor.memory import (
 )
 from runtime.executor.out_of_memory import least_weight_bytes, require_room
 from runtime.models.layers.build_context import BuildContext, parse_dtype
+from runtime.models.layers.stage import Stage
 
 # The length of a typical chat. The report shows it beside the longest possible request.
 _USUAL_TOKENS = 2048
@@ -49,6 +50,8 @@ class Estimate:
             device=torch.device(config.device),
             tp_size=config.tp_size,
             kv_cache_dtype=config.kv_cache_dtype,
+            # The first stage has at least as many layers as the others.
+            stage=Stage(0, config.pp_size),
         )
         self.needs = Needs(
             weight_bytes=least_weight_bytes(spec, self._context),
@@ -88,7 +91,7 @@ class Estimate:
         config, weight_bytes = self._config, self.needs.weight_bytes
         share = config.mem_fraction_static
         if self._context.device.type == "cpu":
-            num_ranks = config.tp_size * config.dp_size
+            num_ranks = config.num_local_ranks * config.dp_size
             budget = cpu_budget(share, weight_bytes, num_ranks, unloaded_bytes=weight_bytes)
         else:
             # The memory of the largest step can only be measured with the weights loaded.

@@ -116,7 +116,7 @@ class WeightMethods:
         self, fields: TensorBody, flush_cache: bool, options: dict[str, Any]
     ) -> tuple[bool, str]:
         async def update() -> Outcome:
-            op = to_tensors(fields, self._context.config.parallel.tp_size)
+            op = to_tensors(fields, self._context.config.parallel.num_ranks)
             return await self._weights.update(op, flush_cache=flush_cache, **options)
 
         return await _pair(update())
@@ -180,7 +180,7 @@ class WeightMethods:
 
         async def join() -> Outcome:
             return await self._weights.join_group(
-                to_join(body, self._context.config.parallel.tp_size)
+                to_join(body, self._context.config.parallel.num_ranks)
             )
 
         return await _pair(join())

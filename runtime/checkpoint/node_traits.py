@@ -19,7 +19,8 @@ def traits_of(config: WorkerConfig) -> NodeTraits:
     except metadata.PackageNotFoundError:
         version = ""
     num_nodes = 1 if config.node is None else config.node.num_nodes
-    return NodeTraits(version, num_nodes, config.tp_size, _digest_of_model(config))
+    digest = _digest_of_model(config)
+    return NodeTraits(version, num_nodes, config.tp_size, digest, config.pp_size)
 
 
 def _digest_of_model(config: WorkerConfig) -> str:

@@ -377,6 +377,7 @@ class WorkerConfig:
         node: how this node reaches the others; `None` if the worker is on one node.
         lora: room for adapters; `None` for none.
         kv_events: where changes of the prefix cache are published; `None` for nowhere.
+        pp_size: stages of `tp_size` processes each.
     """
 
     run_folder: str
@@ -427,11 +428,17 @@ class WorkerConfig:
     lora: LoraLimits | None = None
     kv_events: KVEventsConfig | None = None
     max_mamba_cache_size: int | None = None
+    pp_size: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of this worker on all nodes."""
+        return self.tp_size * self.pp_size
 
     @property
     def num_local_ranks(self) -> int:
         """Ranks of this worker on each node."""
-        return self.tp_size // (1 if self.node is None else self.node.num_nodes)
+        return self.num_ranks // (1 if self.node is None else self.node.num_nodes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,11 @@ class ParallelArgs:
     tp_size: int = option(
         1, "Devices that share each layer.", aliases=("--tensor-parallel-size", "--tp")
     )
+    pp_size: int = option(
+        1,
+        "Stages into which the layers are cut, each on --tp-size devices of its own.",
+        aliases=("--pipeline-parallel-size", "--pp"),
+    )
     dp_size: int = option(
         1,
         "Copies of the model, each on its own devices, behind one address.",
@@ -32,7 +37,7 @@ class ParallelArgs:
         choices=("auto", "cache_aware", "round_robin", "total_requests", "total_tokens"),
     )
     nnodes: int = option(
-        1, "Machines that share one model; --tp-size counts the devices of all of them."
+        1, "Machines that share one model; --tp-size x --pp-size counts the devices of all of them."
     )
     node_rank: int = option(
         0, "Number of this machine among them. Number 0 serves HTTP; the others compute for it."
@@ -47,6 +52,11 @@ class ParallelArgs:
         "Key that the nodes share, at least 16 characters; needed if the address is not private. "
         "Shows in the process list: better HEADRACE_DIST_KEY, or HEADRACE_DIST_KEY_FILE.",
     )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute one copy of the model, on all nodes."""
+        return self.tp_size * self.pp_size
 
 
 @dataclass(frozen=True, kw_only=True)

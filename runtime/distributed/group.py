@@ -10,9 +10,10 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -126,20 +127,31 @@ class TensorGroup:
         size: number of ranks.
     """
 
+    # The process group of this stage's ranks, and its first rank; without stages, all ranks.
+    _where: Mapping[str, Any] = MappingProxyType({})
+    _first = 0
+
     def __init__(
-        self, rank: int, size: int, device: torch.device, meeting: Path | NodeLink
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        meeting: Path | NodeLink,
+        num_stages: int = 1,
     ) -> None:
         """Join the other ranks; returns once all have joined.
 
         Args:
-            rank: number of this rank, below `size`.
-            size: the number of ranks, at least 2.
+            rank: number of this rank among those of all stages.
+            size: the number of ranks that share each layer; at least 2 without stages.
             device: this rank's device.
             meeting: where the ranks meet: a file that does not exist yet, the same for every rank;
                 or, on several nodes, rank 0's listening socket.
+            num_stages: stages of `size` ranks each; the group is then that of this rank's stage.
         """
-        self.rank = rank
+        self.rank = rank % size
         self.size = size
+        num_ranks = size * num_stages
         self._device = device
         # The ranks' sockets must be reachable from the other nodes only, if there are any.
         interface = "lo" if isinstance(meeting, Path) else interface_of(meeting.host)
@@ -147,20 +159,27 @@ class TensorGroup:
             if interface is not None:
                 os.environ.setdefault(name, interface)
         store = (
-            FileStore(str(meeting), size)
+            FileStore(str(meeting), num_ranks)
             if isinstance(meeting, Path)
-            else _tcp_store(meeting, rank, size)
+            else _tcp_store(meeting, rank, num_ranks)
         )
         is_gpu = device.type == "cuda"
         dist.init_process_group(
             "nccl" if is_gpu else "gloo",
             store=store,
             rank=rank,
-            world_size=size,
+            world_size=num_ranks,
             device_id=device if is_gpu else None,
         )
+        self._one_shot: OneShotAllReduce | None = None
+        if num_stages > 1:
+            firsts = range(0, num_ranks, size)
+            groups = [dist.new_group(list(range(first, first + size))) for first in firsts]
+            self._where, self._first = {"group": groups[rank // size]}, rank - self.rank
+            return
         # It needs memory that all ranks share, which only one machine has.
-        self._one_shot = make_one_shot(size, device) if isinstance(meeting, Path) else None
+        if isinstance(meeting, Path):
+            self._one_shot = make_one_shot(size, device)
         if not all(self.minimum(self._one_shot is not None)):
             self._one_shot = None
 
@@ -172,7 +191,7 @@ class TensorGroup:
         """Return the sum of `x` over the ranks, bitwise the same on each; may overwrite `x`."""
         if self._one_shot is not None and self._one_shot.holds(x):
             return self._one_shot(x)
-        dist.all_reduce(x)
+        dist.all_reduce(x, **self._where)
         return x
 
     def sum_in_order(self, x: Tensor) -> Tensor:
@@ -182,7 +201,7 @@ class TensorGroup:
         differently. Here an element's sum is the same in every batch and on each rank.
         """
         parts = x.new_empty(self.size, x.numel())
-        _gather(parts.view(-1), x.contiguous().view(-1))
+        _gather(parts.view(-1), x.contiguous().view(-1), **self._where)
         total = parts[0].float()
         for part in parts[1:]:
             total += part
@@ -192,7 +211,7 @@ class TensorGroup:
         """Concatenate the ranks' tensors `[num_rows, width]` to `[num_rows, size * width]`."""
         num_rows, width = x.shape
         parts = x.new_empty(self.size * num_rows, width)
-        _gather(parts, x.contiguous())
+        _gather(parts, x.contiguous(), **self._where)
         if num_rows == 1:
             return parts.view(1, -1)
         parts = parts.view(self.size, num_rows, width).transpose(0, 1)
@@ -200,11 +219,19 @@ class TensorGroup:
 
     def share(self, x: Tensor) -> Tensor:
         """Overwrite `x` with rank 0's `x`, and return it."""
-        dist.broadcast(x, 0)
+        dist.broadcast(x, self._first, **self._where)
         return x
 
     def minimum(self, *values: int) -> list[int]:
         """Return the minimum of each value over the ranks; wait for all ranks."""
+        return self._minimum(values, **self._where)
+
+    def minimum_of_stages(self, *values: int) -> list[int]:
+        """Return the minimum of each value over the ranks of all stages; wait for all of them."""
+        return self._minimum(values)
+
+    def _minimum(self, values: Sequence[int], **where: Any) -> list[int]:
         numbers = torch.tensor(values, dtype=torch.int64, device=self._device)
-        dist.all_reduce(numbers, dist.ReduceOp.MIN)
-        return numbers.tolist()
+        dist.all_reduce(numbers, dist.ReduceOp.MIN, **where)
+        found: list[int] = numbers.tolist()
+        return found

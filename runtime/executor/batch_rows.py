@@ -121,6 +121,11 @@ class BatchRows:
         self.latest_input.index_copy_(0, index, tokens)
         return tokens
 
+    def set_inputs(self, rows: Int64Array, token_ids: Int32Array) -> None:
+        """Set the next inputs of rows, `[n]`, that another rank has sampled."""
+        index, tokens = to_device(self.device, rows, token_ids.astype(np.int64))
+        self.last_token.index_copy_(0, index, tokens)
+
     @torch.inference_mode()
     def take_back(self, rows: Int64Array) -> None:
         """Restore the inputs of rows if the failed step had read them."""

@@ -129,7 +129,7 @@ def build_executor(
     with memory_for("CUDA graphs", f"lower {_OF_GRAPHS}", device):
         runner.capture_graphs(lambda fraction: report("warming_up", fraction, "CUDA graphs"))
     if group is not None:
-        group.minimum(0)
+        group.minimum_of_stages(0)
     return Executor(
         runner=runner,
         model=model,
@@ -269,7 +269,14 @@ def _size_pool(parts: _Parts) -> PoolSize:
     budget = with_images(budget, config, model.spec)
     if group is not None:
         budget = budget.limited(*group.minimum(budget.size_bytes, budget.available_bytes))
-    return pool_of(config, model.spec, model.context, budget)
+    size = pool_of(config, model.spec, model.context, budget)
+    if group is None:
+        return size
+    # Each stage has room for another number of tokens; the smallest counts.
+    (num_pages,) = group.minimum_of_stages(size.num_pages)
+    return replace(
+        size, num_pages=num_pages, size_bytes=size.size_bytes // size.num_pages * num_pages
+    )
 
 
 def _activation_bytes(parts: _Parts) -> int:
@@ -326,7 +333,7 @@ def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> M
         kv,
         rows,
         config.page_size,
-        share=None if parts.group is None else parts.group.share,
+        share=None if parts.group is None or parts.group.size == 1 else parts.group.share,
         sees_alone=config.deterministic,
         adapters=parts.adapters,
     )
@@ -339,6 +346,9 @@ def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> M
 def _graph_limits(parts: _Parts) -> GraphLimits | None:
     config, context = parts.config, parts.model.context
     if context.device.type != "cuda" or config.disable_cuda_graph:
+        return None
+    if context.stage.count > 1:
+        logger.info("No CUDA graphs: the layers are cut into stages")
         return None
     if not parts.attention.is_graph_safe:
         logger.info("No CUDA graphs: this attention back end cannot be captured")

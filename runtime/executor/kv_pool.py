@@ -15,6 +15,7 @@ from runtime.checkpoint.model_spec import (
     LatentState,
     LayerState,
     ModelSpec,
+    NoState,
     PagedState,
     RecurrentState,
     SharedState,
@@ -26,11 +27,15 @@ from runtime.models.layers.build_context import BuildContext
 
 
 def kept_states(spec: ModelSpec, context: BuildContext) -> list[LayerState]:
-    """Return the state of each layer, in the form that the operator chose."""
+    """Return the state that this rank keeps of each layer, in the form that the operator chose.
+
+    A layer of another stage has none.
+    """
     form = context.kv_cache_dtype
+    own = context.stage.layers(len(spec.layer_states))
     return [
         replace(state, form=form) if isinstance(state, PagedState) else state
-        for state in spec.layer_states
+        for state in (s if i in own else NoState() for i, s in enumerate(spec.layer_states))
     ]
 
 

@@ -304,7 +304,8 @@ class ModelRunner(StepRunner):
         self._model = model
         self._attention = attention
         self._kv = kv
-        super().__init__(rows, is_alone=share is None)
+        self._is_last_stage = model.context.stage.is_last
+        super().__init__(rows, is_alone=share is None and model.context.stage.count == 1)
         self._page_size = page_size
         self._share = share
         self._sampler = Sampler(rows, share)
@@ -371,6 +372,8 @@ class ModelRunner(StepRunner):
             return self._compute_in_graph(graphs, bucket, plan, masks)
         self._rows.grow(plan, self._page_size)
         self._rows.send_pages()
+        if plan.decode_tokens is not None:
+            self._rows.set_inputs(plan.rows[: plan.num_decodes], plan.decode_tokens)
         batch = build_batch(
             plan, self._rows, self._page_size, self._kv, self._attention, self._images
         )
@@ -380,6 +383,8 @@ class ModelRunner(StepRunner):
         if plan.report_spans or watches:
             batch.logits_indices = None
         hidden = self._model.forward(batch)
+        if not self._is_last_stage:
+            return Computed()
         chosen = self._asked_experts()
         inputs: list[Named] = []
         if plan.report_spans:

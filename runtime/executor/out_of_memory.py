@@ -28,8 +28,8 @@ _NO_MEMORY = (
 
 # The advice for weights that do not fit.
 TOO_LARGE = (
-    "the model is too large for it; share it with --tp-size, store it in 16 bits (--dtype "
-    "bfloat16), or free memory"
+    "the model is too large for it; share it with --tp-size or --pp-size, store it in 16 bits "
+    "(--dtype bfloat16), or free memory"
 )
 
 
@@ -38,7 +38,8 @@ def least_weight_bytes(spec: ModelSpec, context: BuildContext) -> int:
 
     Each rank has the whole embeddings, and a layout for the device's kernels may need a copy.
     """
-    return spec.weight_bytes(context.dtype.itemsize, context.device.type) // context.tp_size
+    num_ranks = context.tp_size * context.stage.count
+    return spec.weight_bytes(context.dtype.itemsize, context.device.type) // num_ranks
 
 
 def require_room(spec: ModelSpec, context: BuildContext) -> None:

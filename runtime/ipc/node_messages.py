@@ -23,6 +23,7 @@ class NodeTraits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_nodes: int
     tp_size: int
     model: str
+    pp_size: int = 1
 
 
 # ---- to rank 0 ----

@@ -43,10 +43,11 @@ def check_nodes(parallel: ParallelArgs, lora: LoraArgs) -> None:
             f"--nnodes {nodes} with --dp-size {parallel.dp_size}: a server on several nodes has "
             "one copy of the model. Start one server for each copy, and a router before them."
         )
-    if parallel.tp_size % nodes:
-        raise StartupError(
-            f"--nnodes {nodes}: --tp-size {parallel.tp_size} cannot be shared evenly by the nodes."
-        )
+    if parallel.num_ranks % nodes:
+        ranks = f"--tp-size {parallel.tp_size}"
+        if parallel.pp_size > 1:
+            ranks += f" with --pp-size {parallel.pp_size}"
+        raise StartupError(f"--nnodes {nodes}: {ranks} cannot be shared evenly by the nodes.")
     if lora.enable_lora or lora.lora_paths:
         raise StartupError(
             f"--nnodes {nodes}: adapters need a server on one node; omit --enable-lora and "
@@ -61,9 +62,10 @@ def check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware:
         StartupError: the number of ranks is refused; the message is one line.
     """
     tp_size, dp_size = parallel.tp_size, parallel.dp_size
-    num_local = tp_size * dp_size // parallel.nnodes
+    num_local = parallel.num_ranks * dp_size // parallel.nnodes
     if device == "cuda" and num_local > hardware.num_gpus:
-        asked = [f"--tp-size {tp_size}"] if tp_size > 1 or dp_size == 1 else []
+        asked = [f"--tp-size {tp_size}"] if tp_size > 1 or parallel.num_ranks * dp_size == 1 else []
+        asked += [f"--pp-size {parallel.pp_size}"] if parallel.pp_size > 1 else []
         asked += [f"--dp-size {dp_size}"] if dp_size > 1 else []
         where = " on each node" if parallel.nnodes > 1 else ""
         raise StartupError(

@@ -59,7 +59,6 @@ _IGNORED_VALUES = """
     --constrained-json-whitespace-pattern
 """
 
-_NO_STAGES = "layers are not cut into stages; use --tp-size, over several nodes with --nnodes"
 _NO_TIERS = "the KV pool has one tier, the device's memory"
 
 _REFUSED_SWITCHES = {
@@ -83,8 +82,6 @@ _REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--hicache-size": (_NO_TIERS, ("0",)),
     "--hicache-write-policy": (_NO_TIERS, ()),
     "--hicache-storage-backend": (_NO_TIERS, ()),
-    "--pp-size": (_NO_STAGES, ("1",)),
-    "--pipeline-parallel-size": (_NO_STAGES, ("1",)),
     "--base-gpu-id": ("choose the GPU with CUDA_VISIBLE_DEVICES", ("0",)),
     "--gpu-id-step": ("choose the GPU with CUDA_VISIBLE_DEVICES", ("1",)),
     "--disaggregation-mode": ("prefill and decode run in one server", ("null",)),

@@ -42,6 +42,7 @@ from runtime.launch.defaults import (
 )
 from runtime.launch.hardware import Hardware
 from runtime.launch.node_options import MAX_NODES, check_nodes, check_ranks, node_link
+from runtime.launch.stage_options import check_stages
 from runtime.models.quantization.registry import SAME, as_override
 from runtime.requests.sampling_params import SamplingFields, resolve_sampling
 
@@ -141,9 +142,10 @@ def resolve(
     tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
     model.check(tp_size, deterministic=config.kernels.enable_deterministic_inference)
     check_ranks(config.parallel, model, device, hardware)
+    check_stages(config, model)
     threads = config.kernels.num_threads
     if threads is None:
-        num_ranks = tp_size * dp_size // config.parallel.nnodes
+        num_ranks = config.parallel.num_ranks * dp_size // config.parallel.nnodes
         reason = "physical cores this process may use"
         if num_ranks > 1:
             reason += f", shared by {num_ranks} processes"
@@ -157,6 +159,8 @@ def resolve(
     overlap = not scheduling.disable_overlap_schedule
     if overlap and device == "cpu":
         overlap = choices.pick("overlap_schedule", False, "the CPU has nothing to overlap with")
+    if overlap and config.parallel.pp_size > 1:
+        overlap = choices.pick("overlap_schedule", False, "stages overlap steps")
     grammars = choose_grammars(config, model)
     choices.pick("grammar_backend", grammars.backend, grammars.reason)
     deterministic = config.kernels.enable_deterministic_inference
@@ -242,6 +246,7 @@ def resolve(
         lora=adapters.limits,
         kv_events=KVEventsConfig.parse(scheduling.kv_events_config),
         max_mamba_cache_size=scheduling.max_mamba_cache_size,
+        pp_size=config.parallel.pp_size,
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),
@@ -384,6 +389,7 @@ def _check_bounds(config: ServerConfig) -> None:
         "--max-mamba-cache-size": (scheduling.max_mamba_cache_size, 3, MAX_STATE_SLOTS),
         "--context-length": (model.context_length, 1, None),
         "--tp-size": (config.parallel.tp_size, 1, None),
+        "--pp-size": (config.parallel.pp_size, 1, None),
         "--dp-size": (config.parallel.dp_size, 1, MAX_REPLICAS),
         "--nnodes": (config.parallel.nnodes, 1, MAX_NODES),
         "--node-rank": (config.parallel.node_rank, 0, config.parallel.nnodes - 1),

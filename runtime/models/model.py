@@ -44,7 +44,8 @@ class CausalLM(Model):
         """Run all layers.
 
         Returns:
-            `[num_outputs, hidden_size]` after the final norm, for `batch.logits_indices`.
+            `[num_outputs, hidden_size]` after the final norm, for `batch.logits_indices`. Before
+            the last stage, a tensor that means nothing.
         """
 
     @abstractmethod

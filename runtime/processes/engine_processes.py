@@ -280,6 +280,6 @@ class EngineProcesses:
 
 def config_of_replica(worker: WorkerConfig, rank: int, folder: Path) -> WorkerConfig:
     """Return one replica's worker configuration, with its folder and only its ranks' GPUs."""
-    first = rank * worker.tp_size
-    gpu_ids = worker.gpu_ids[first : first + worker.tp_size]
+    first = rank * worker.num_ranks
+    gpu_ids = worker.gpu_ids[first : first + worker.num_ranks]
     return dataclasses.replace(worker, run_folder=str(folder), dp_rank=rank, gpu_ids=gpu_ids)

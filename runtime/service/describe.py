@@ -26,7 +26,6 @@ _PATHS = frozenset(
 )
 # Arguments of SGLang that routers read. They have fixed values here.
 _FIXED_ARGS: dict[str, Any] = {
-    "pp_size": 1,
     "disaggregation_mode": "null",
     "speculative_algorithm": None,
 }

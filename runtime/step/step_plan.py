@@ -213,6 +213,8 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
         image_loads: images whose vectors this step computes, each once; they are kept afterwards.
         adapter_copies: adapters that come to the device, for this step or a later one.
         states: where recurrent states are read and written; `None` if the model has none.
+        decode_tokens: `[num_decodes]` int32, the first token of each decoding sequence, for ranks
+            that did not sample it; `None` if every rank did.
     """
 
     rows: Int64Array
@@ -231,6 +233,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
     image_loads: list[PreparedImage] = []
     adapter_copies: list[AdapterCopy] = []
     states: StateMoves | None = None
+    decode_tokens: Int32Array | None = None
 
     @property
     def num_tokens(self) -> int:

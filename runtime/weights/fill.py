@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from torch import Tensor
@@ -49,11 +49,30 @@ def load_weights(
         raise
 
 
+def own_weights(model: Model) -> Sequence[WeightSpec]:
+    """Return the checkpoint's tensors of this rank's stage, in the order of the layers."""
+    weights = model.spec.weights
+    if model.context.stage.count == 1:
+        return weights
+    holders = dict(model.holders())
+    return [spec for spec in weights if spec.target.rpartition(".")[0] in holders]
+
+
+def is_elsewhere(model: Model) -> Callable[[str], bool]:
+    """Return a function that says whether a checkpoint's tensor belongs to other stages only."""
+    own = {spec.name for spec in own_weights(model)}
+    floats = model.spec.weights_in_floats
+    known = {spec.name for spec in model.spec.weights} | set(floats)
+    own |= {name for name, spec in floats.items() if spec.of in own}
+    others = known - own
+    return lambda name: model.spec.canonical(name) in others
+
+
 def shards_of(model: Model) -> dict[str, Callable[[Tensor], Tensor]]:
     """Return by name the function that cuts this rank's part out of each checkpoint tensor."""
     holders = dict(model.holders())
     found: dict[str, Callable[[Tensor], Tensor]] = {}
-    for spec in model.spec.weights:
+    for spec in own_weights(model):
         holder_name, _, parameter = spec.target.rpartition(".")
         found[spec.name] = partial(
             dict(holders[holder_name].parameters())[parameter].cut, spec.shard
@@ -70,16 +89,19 @@ class _Fill:
         self.holders: dict[str, WeightHolder] = dict(model.holders())
         self.specs = {spec.name: spec for spec in model.spec.weights}
         self.open: dict[str, dict[tuple[str, str], WeightSpec]] = {}
-        for spec in self.specs.values():
+        for spec in own_weights(model):
             holder_name, _, parameter = spec.target.rpartition(".")
             self.open.setdefault(holder_name, {})[parameter, spec.shard] = spec
         self.scales: dict[str, list[WeightSpec]] = {}
         for spec in self.specs.values():
             if spec.of:
                 self.scales.setdefault(spec.of, []).append(spec)
+        self.is_elsewhere = is_elsewhere(model)
         self.sizes = {name: len(shards) for name, shards in self.open.items()}
 
     def take(self, name: str, tensor: Tensor) -> None:
+        if self.is_elsewhere(name):
+            return
         name = self.spec.canonical(name)
         spec = self.specs.get(name) or self.spec.weights_in_floats.get(name)
         if spec is None:

@@ -22,7 +22,7 @@ from runtime.checkpoint.model_spec import WeightSpec
 from runtime.errors import InvalidRequest
 from runtime.models.layers.parameter import WeightHolder, WeightShard
 from runtime.models.model import Model
-from runtime.weights.fill import load_weights
+from runtime.weights.fill import is_elsewhere, load_weights, own_weights
 from runtime.weights.load_model import dummy_tensors
 from runtime.weights.weight_files import WeightFiles
 
@@ -58,6 +58,7 @@ class LiveWeights:
         """
         self._model = model
         self._holders: dict[str, WeightHolder] = dict(model.holders())
+        self._is_elsewhere = is_elsewhere(model)
         self._source = source
         self._beat = beat
         self._spill_folder = spill_folder
@@ -80,7 +81,7 @@ class LiveWeights:
                 to the end, and `undo` must follow.
         """
         files = WeightFiles.open(folder, self._model.spec)
-        self._load(files.tensors(), partial=False)
+        self._load(files.tensors(self._is_elsewhere), partial=False)
         self._source = files
 
     def load_dummy(self, seed: int) -> None:
@@ -164,7 +165,7 @@ class LiveWeights:
         if undo == "released":
             self._release_all()
         elif isinstance(undo, WeightFiles):
-            load_weights(self._model, self._beating(undo.tensors()))
+            load_weights(self._model, self._beating(undo.tensors(self._is_elsewhere)))
         else:
             for name, saved in undo.items():
                 self._put(self._holders[name], saved)
@@ -172,17 +173,21 @@ class LiveWeights:
 
     # ---- reading ----
 
-    def read(self, name: str, num_rows: int) -> tuple[Tensor, WeightShard]:
+    def read(self, name: str, num_rows: int) -> tuple[Tensor, WeightShard] | None:
         """Return this rank's part of a weight's first rows.
 
         Returns:
-            A float32 copy on the host, and the shard, which says where the part belongs.
+            A float32 copy on the host, and the shard, which says where the part belongs; `None` if
+            other stages have the weight.
 
         Raises:
             InvalidRequest: the model has no such weight.
         """
         self._check_present()
-        tensor, shard = self._part(self._spec(name), as_numbers=True)
+        spec = self._spec(name)
+        if self._is_elsewhere(spec.name):
+            return None
+        tensor, shard = self._part(spec, as_numbers=True)
         if shard.num_blocks > 1 or shard.spans:
             # The first rows belong to the first block or span: they are cut after the ranks' parts
             # are joined.
@@ -217,7 +222,7 @@ class LiveWeights:
         """Return the SHA-256 of this rank's part of each weight, by checkpoint name."""
         self._check_present()
         found = {}
-        for spec in self._model.spec.weights:
+        for spec in own_weights(self._model):
             tensor, _ = self._part(spec)
             data = tensor.to("cpu").contiguous().view(-1).view(torch.uint8).numpy()
             found[spec.name] = hashlib.sha256(data).hexdigest()  # type: ignore[arg-type]  # arrays have buffers
@@ -298,7 +303,7 @@ class LiveWeights:
         backup = self._backup
         if backup is None:
             assert self._source is not None, "what has no file has a copy"
-            load_weights(self._model, self._beating(self._source.tensors()))
+            load_weights(self._model, self._beating(self._source.tensors(self._is_elsewhere)))
             return
         for name, holder in self._holders.items():
             self._put(

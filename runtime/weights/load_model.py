@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from runtime.models.layers.build_context import BuildContext
 from runtime.models.model import Model
 from runtime.models.quantization.registry import device_method
 from runtime.models.registry import model_class
-from runtime.weights.fill import load_weights, shards_of
+from runtime.weights.fill import is_elsewhere, load_weights, shards_of
 from runtime.weights.read_tensors import checkpoint_tensors
 
 _DUMMY_STD = 0.02
@@ -51,11 +52,13 @@ def load_model(
     else:
         summary = check_model_folder(folder, spec)
         model = build_model(spec, context)
-        infos = summary.tensors
-        tensors = checkpoint_tensors(summary, context.device, shards_of(model))
+        skips = is_elsewhere(model)
+        infos = {name: info for name, info in summary.tensors.items() if not skips(name)}
+        own = replace(summary, tensors=infos)
+        tensors = checkpoint_tensors(own, context.device, shards_of(model))
         # Counts whole tensors, even if the rank takes only a part.
         counted = _counted(
-            tensors, summary.total_bytes, lambda name, _: infos[name].size_bytes, progress
+            tensors, own.total_bytes, lambda name, _: infos[name].size_bytes, progress
         )
         load_weights(model, counted)
     progress(1.0)

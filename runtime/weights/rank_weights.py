@@ -185,7 +185,10 @@ class RankWeights:
             give_back()
 
     def _read(self, op: ReadWeight) -> bytes:
-        part, shard = self._weights.read(op.name, op.num_rows)
+        found = self._weights.read(op.name, op.num_rows)
+        if found is None:
+            return b""
+        part, shard = found
         whole_len = 0
         if shard.shard_dim is not None:
             whole_len = shard.shape[shard.shard_dim]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from itertools import groupby
@@ -58,15 +58,18 @@ class WeightFiles:
                 return path
         return None
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors one by one, in the order of the bytes on disk.
+    def tensors(
+        self, is_skipped: Callable[[str], bool] = lambda _: False
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors one by one, in the order of the bytes on disk, except skipped ones.
 
         The files are read, not mapped: if a mapped file is truncated, reading it ends the process.
 
         Raises:
             StartupError: a file cannot be read, or changed since it was opened.
         """
-        named = self.summary.tensors.items()
+        tensors = self.summary.tensors.items()
+        named = [(name, info) for name, info in tensors if not is_skipped(name)]
         for path, infos in groupby(named, key=lambda item: item[1].file):
             yield from read_tensors(path, infos)
         path_changed = self.changed()

@@ -179,7 +179,7 @@ def check_disk(body: DiskBody) -> None:
         raise InvalidRequest("manifest is not supported; omit it.", param="manifest")
 
 
-def to_tensors(body: TensorBody, tp_size: int) -> LoadTensors | LoadSharedMemory | LoadCuda:
+def to_tensors(body: TensorBody, num_ranks: int) -> LoadTensors | LoadSharedMemory | LoadCuda:
     """Return the operation with which ranks load the tensors.
 
     Raises:
@@ -201,18 +201,18 @@ def to_tensors(body: TensorBody, tp_size: int) -> LoadTensors | LoadSharedMemory
     if body.shared_memory is not None:
         return LoadSharedMemory(body.shared_memory)
     if body.cuda_ipc is not None:
-        _check_count("cuda_ipc", len(body.cuda_ipc), tp_size)
+        _check_count("cuda_ipc", len(body.cuda_ipc), num_ranks)
         return LoadCuda(body.cuda_ipc)
     files = body.serialized_named_tensors or []
-    _check_count("serialized_named_tensors", len(files), tp_size)
+    _check_count("serialized_named_tensors", len(files), num_ranks)
     for index, data in enumerate(files):
         check_safetensors(f"serialized_named_tensors[{index}]", data, "serialized_named_tensors")
     return LoadTensors(files)
 
 
-def _check_count(name: str, count: int, tp_size: int) -> None:
-    if count not in (1, tp_size):
-        wanted = "one entry" if tp_size == 1 else f"one entry, or {tp_size}: one for each rank"
+def _check_count(name: str, count: int, num_ranks: int) -> None:
+    if count not in (1, num_ranks):
+        wanted = "one entry" if num_ranks == 1 else f"one entry, or {num_ranks}: one for each rank"
         raise InvalidRequest(f"{name} must have {wanted}; it has {count}.", param=name)
 
 
@@ -294,7 +294,7 @@ def _timeout_s(given: float | None, default: float) -> float:
     return timeout_s
 
 
-def to_join(body: InitGroupBody, tp_size: int) -> JoinGroup:
+def to_join(body: InitGroupBody, num_ranks: int) -> JoinGroup:
     """Return which group the ranks join.
 
     Raises:
@@ -308,7 +308,7 @@ def to_join(body: InitGroupBody, tp_size: int) -> JoinGroup:
         raise InvalidRequest(f"master_port must be in [1, {MAX_PORT}].", param="master_port")
     if not body.master_address or not body.group_name:
         raise InvalidRequest("master_address and group_name must not be empty.")
-    last = body.rank_offset + tp_size
+    last = body.rank_offset + num_ranks
     if body.rank_offset < 1 or last > body.world_size:
         raise InvalidRequest(
             f"Ranks {body.rank_offset} to {last - 1} of this engine do not fit a world of "

@@ -128,6 +128,8 @@ def _failures(replies: list[RankReply]) -> str:
 
 def join_parts(replies: list[RankReply]) -> bytes:
     """Join every rank's `WeightPart` into one."""
+    # Ranks of other stages have nothing of it.
+    replies = [reply for reply in replies if reply.data]
     parts = [msgspec.msgpack.decode(reply.data, type=WeightPart) for reply in replies]
     if parts[0].num_blocks > 1:
         return msgspec.msgpack.encode(_join_blocks(parts))

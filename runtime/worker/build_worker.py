@@ -21,6 +21,7 @@ from runtime.cache.manager import CacheManager
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
+from runtime.distributed.stage_links import StageLinks
 from runtime.errors import StartupError
 from runtime.executor.build import (
     Executor,
@@ -52,6 +53,7 @@ from runtime.ipc.shared_state import SharedState
 from runtime.models.layers.adapter_slots import AdapterSlots
 from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.layers.expert_counts import ExpertCounts
+from runtime.models.layers.stage import Stage
 from runtime.models.model import CausalLM, Model, TextEncoder
 from runtime.models.registry import read_model_spec
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
@@ -69,6 +71,7 @@ from runtime.weights.weight_files import WeightFiles
 from runtime.weights.weight_updates import WeightUpdates
 from runtime.worker.commands import Commands
 from runtime.worker.ranks import BroadcastRunner, Ranks
+from runtime.worker.stages import StagedRunner
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +92,7 @@ def build_worker(
         send_tokens: sends a message to the detokenizer.
         send_front: sends a message to the front.
         report: reports the progress of start-up.
-        ranks: the other ranks' processes, already starting; needed when `tp_size > 1`.
+        ranks: the other ranks' processes, already starting; needed when `num_ranks > 1`.
 
     Raises:
         StartupError: the model or the memory does not allow a start; the message is one line.
@@ -114,7 +117,8 @@ def build_scheduler(
     runner: Runner = executor.runner
     execute: Callable[[WorkerCommand], ControlReply] = build_commands(executor, config, 0).execute
     if ranks is not None:
-        runner = BroadcastRunner(runner, ranks)
+        is_staged = config.pp_size > 1
+        runner = StagedRunner(runner, ranks) if is_staged else BroadcastRunner(runner, ranks)
         execute = ranks.before(execute)
         ranks.started()
     size, spec = executor.size, executor.model.spec
@@ -184,7 +188,7 @@ def _image_cache(config: WorkerConfig, spec: ModelSpec) -> ImageCache | None:
 def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Commands:
     """Build the object that executes commands on this rank."""
     dp_rank = config.dp_rank if config.dp_size > 1 else None
-    profiler = Profiler(config.device, rank, config.tp_size, dp_rank)
+    profiler = Profiler(config.device, rank, config.num_ranks, dp_rank)
     counts, mode = executor.model.context.expert_counts, config.expert_recorder_mode
     if counts is not None and mode is not None:
         executor.runner.recorder = ExpertRecorder(mode, config.expert_recorder_size, rank, counts)
@@ -264,9 +268,18 @@ def _build_context(
     )
     if group is None:
         return context
+    if config.pp_size > 1:
+        links = StageLinks(rank, config.tp_size, config.pp_size)
+        # Rank 0, which has the scheduler, is of the last stage: it samples where masks and extras
+        # are, and no token has to come back.
+        index = (rank // config.tp_size - 1) % config.pp_size
+        stage = Stage(index, config.pp_size, links.receive, links.send)
+        context = replace(context, stage=stage)
+    if group.size == 1:
+        return context
     return replace(
         context,
-        tp_rank=rank,
+        tp_rank=group.rank,
         tp_size=group.size,
         all_reduce=group.sum_in_order if config.deterministic else group.all_reduce,
         sum_place=None if config.deterministic else partial(group.place, dtype=context.dtype),
@@ -313,12 +326,12 @@ def _device(config: WorkerConfig, rank: int) -> torch.device:
     if device.type != "cuda":
         return device
     use_writable_cache()
-    if config.tp_size > 1:
+    if config.num_ranks > 1:
         wanted = config.num_local_ranks
         if wanted > torch.cuda.device_count():
             where = "" if config.node is None else " on each node"
             raise StartupError(
-                f"--tp-size {config.tp_size} needs {wanted} GPUs{where}; "
+                f"--tp-size {config.tp_size} with --pp-size {config.pp_size} needs {wanted} GPUs{where}; "
                 f"{torch.cuda.device_count()} are visible."
             )
         torch.cuda.set_device(rank % wanted)
@@ -326,10 +339,10 @@ def _device(config: WorkerConfig, rank: int) -> torch.device:
 
 
 def _join_group(config: WorkerConfig, rank: int, device: torch.device) -> TensorGroup | None:
-    if config.tp_size == 1:
+    if config.num_ranks == 1:
         return None
     file = Path(config.run_folder) / f"group-{config.generation}"
-    return TensorGroup(rank, config.tp_size, device, config.node or file)
+    return TensorGroup(rank, config.tp_size, device, config.node or file, config.pp_size)
 
 
 def _read_spec(config: WorkerConfig) -> ModelSpec:
@@ -371,5 +384,5 @@ def _token_budget(config: WorkerConfig, spec: ModelSpec, shared_grain: int) -> T
     if alone is None or config.device == "cpu":
         smooth = alone
     else:
-        smooth = smooth_tokens(spec.num_active_parameters // config.tp_size, alone)
+        smooth = smooth_tokens(spec.num_active_parameters // config.num_ranks, alone)
     return TokenBudget(alone, smooth, shared_grain, splits_prompts=spec.keeps_state)

@@ -49,7 +49,7 @@ def with_meeting_point(config: WorkerConfig, session: int) -> WorkerConfig:
     if link is None:
         return config
     family = socket.AF_INET6 if ":" in link.leader else socket.AF_INET
-    listener = socket.create_server((link.leader, 0), family=family, backlog=config.tp_size)
+    listener = socket.create_server((link.leader, 0), family=family, backlog=config.num_ranks)
     port = listener.getsockname()[1]
     node = dataclasses.replace(link, session=session, store_port=port, store_fd=listener.detach())
     return dataclasses.replace(config, node=node)
@@ -152,7 +152,7 @@ class Nodes:
                     node.heard_at = time.monotonic()
             case RankAddress() if message.session == self._link.session:
                 self._addresses[message.rank] = message.address
-                if len(self._addresses) == self._config.tp_size - self._config.num_local_ranks:
+                if len(self._addresses) == self._config.num_ranks - self._config.num_local_ranks:
                     self._all_there.set()
             case RankEnded() if message.session == self._link.session:
                 node_rank = message.rank // self._config.num_local_ranks
@@ -205,5 +205,6 @@ _TRAITS = {
     "version": "The version of Headrace",
     "num_nodes": "--nnodes",
     "tp_size": "--tp-size",
+    "pp_size": "--pp-size",
     "model": "The model (its config.json, or the names and sizes of its weight files)",
 }

@@ -1,4 +1,4 @@
-"""The other ranks of a tensor-parallel worker: children of rank 0, or ranks of other nodes.
+"""The other ranks of a worker: children of rank 0, or ranks of other nodes.
 
 A rank that dies ends the worker, and the front restarts all ranks together. Ranks end when rank 0
 ends: rank 0 holds the other end of their stdin, or of their connection.
@@ -46,7 +46,7 @@ class PlanSender(Protocol):
 
 
 class Ranks:
-    """Starts ranks 1 to `tp_size - 1`, sends them plans, and ends this process when a rank dies."""
+    """Starts ranks 1 to `num_ranks - 1`, sends them plans, and ends this process when a rank dies."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ def main(payload: bytes) -> None:
     try:
         report("importing")
         # Importing torch takes seconds, so the phase is reported before the import.
-        if config.tp_size > 1:
+        if config.num_ranks > 1:
             config = with_meeting_point(config, secrets.randbits(62))
             ranks = Ranks(context, config, lambda why: _tell_start_failed(run_folder, why))
         with uncollected():

@@ -158,7 +158,7 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
 
         async def update() -> Outcome:
             return await context.weights.update(
-                to_tensors(body, context.config.parallel.tp_size),
+                to_tensors(body, context.config.parallel.num_ranks),
                 weight_version=body.weight_version,
                 flush_cache=body.flush_cache is not False,
                 abort_all_requests=bool(body.abort_all_requests),
@@ -220,7 +220,7 @@ def _add_groups(router: AccessRouter, context: ServiceContext) -> None:
         """Join a trainer's group of processes; answers when every rank has joined."""
 
         async def join() -> Outcome:
-            op = to_join(body, context.config.parallel.tp_size)
+            op = to_join(body, context.config.parallel.num_ranks)
             return await context.weights.join_group(op)
 
         return await _tell(join())

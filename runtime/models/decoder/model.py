@@ -7,7 +7,7 @@ than the arithmetic of a small model's decode step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 import torch
@@ -317,20 +317,22 @@ def run_layers(
     norm: RMSNorm | LayerNorm,
     residual: Tensor,
     batch: ForwardBatch,
+    hidden: Tensor | None = None,
 ) -> Tensor:
     """Run all layers and the last norm.
 
     Args:
         layers: the layers in order, at least one.
         norm: the norm of the stream after the last layer.
-        residual: embeddings, `[num_tokens, hidden_size]`, changed in place.
+        residual: the stream, `[num_tokens, hidden_size]`, changed in place; embeddings at first.
         batch: the step.
+        hidden: the output of the layer before that `residual` still lacks, of the same shape;
+            `None` if there is no such layer.
 
     Returns:
         `[num_outputs, hidden_size]`, for `batch.logits_indices`. Only these tokens pass the second
         half of the last layer: of the others, only keys and values are needed.
     """
-    hidden: Tensor | None = None
     wanted, deep = batch.logits_indices, batch.deep_vectors
     for index, layer in enumerate(layers if wanted is None else layers[:-1]):
         hidden = layer.finish(layer.attend(hidden, residual, batch), residual)
@@ -386,40 +388,76 @@ def add_normed(
 
 
 class Decoder:
-    """Embeddings, the layers, the last norm."""
+    """Embeddings, the layers, the last norm; or a stage of them.
 
-    __slots__ = ("embed_tokens", "embedding_scale", "layers", "norm")
+    Attributes:
+        embed_tokens: on the first stage, and on the last one if the head is tied; `None` elsewhere.
+        layers: this rank's layers.
+        norm: on the last stage; `None` elsewhere.
+    """
+
+    __slots__ = (
+        "_dtype",
+        "_first",
+        "_hidden_size",
+        "_stage",
+        "embed_tokens",
+        "embedding_scale",
+        "layers",
+        "norm",
+    )
 
     def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
         ropes = RopeTables(context.max_positions or spec.context_len, context.device)
-        self.embed_tokens = Embedding(
-            spec.vocab_size,
-            spec.hidden_size,
-            context,
-            tied=spec.tie_word_embeddings and spec.gives == "tokens",
-        )
+        self._stage = stage = context.stage
+        scores = stage.is_last and spec.tie_word_embeddings and spec.gives == "tokens"
+        self.embed_tokens: Embedding | None = None
+        if stage.is_first or scores:
+            self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, context, tied=scores)
         # Rounded as `transformers` rounds it.
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=context.dtype).item()
-        self.layers = [
-            DecoderLayer(spec, context, layer_idx, ropes) for layer_idx in range(spec.num_layers)
-        ]
-        self.norm = _stream_norm(spec, context)
+        layers = stage.layers(spec.num_layers)
+        self._first, self._hidden_size, self._dtype = layers.start, spec.hidden_size, context.dtype
+        self.layers = [DecoderLayer(spec, context, layer_idx, ropes) for layer_idx in layers]
+        self.norm = _stream_norm(spec, context) if stage.is_last else None
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Return `[num_outputs, hidden_size]`, normed."""
-        # A fresh tensor, so the stream may be changed in place.
-        residual = self.embed_tokens.forward(batch.input_ids)
-        if self.embedding_scale != 1.0:
-            residual.mul_(self.embedding_scale)
-        batch.put_embeds(residual)
-        return run_layers(self.layers, self.norm, residual, batch)
+        """Return `[num_outputs, hidden_size]`, normed; before the last stage, a stage's stream."""
+        hidden, residual = self._begin(batch)
+        if self.norm is not None:
+            return run_layers(self.layers, self.norm, residual, batch, hidden)
+        for layer in self.layers:
+            hidden = layer.finish(layer.attend(hidden, residual, batch), residual)
+        assert hidden is not None, "a stage has layers"
+        assert self._stage.send is not None, "a stage before the last has a link"
+        # Both parts: the next layer's norm then adds them as it does within a stage.
+        self._stage.send(torch.stack([hidden, residual]))
+        return residual
+
+    def _begin(self, batch: ForwardBatch) -> tuple[Tensor | None, Tensor]:
+        """Return the last layer's output, if any, and the stream that lacks it."""
+        if self._stage.is_first:
+            assert self.embed_tokens is not None, "the first stage embeds"
+            # A fresh tensor, so the stream may be changed in place.
+            residual = self.embed_tokens.forward(batch.input_ids)
+            if self.embedding_scale != 1.0:
+                residual.mul_(self.embedding_scale)
+            batch.put_embeds(residual)
+            return None, residual
+        assert self._stage.receive is not None, "a stage after the first has a link"
+        shape = 2, len(batch.input_ids), self._hidden_size
+        buffer = torch.empty(shape, dtype=self._dtype, device=batch.input_ids.device)
+        hidden, residual = self._stage.receive(buffer)
+        return hidden, residual
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""
-        yield f"{prefix}.embed_tokens", self.embed_tokens
-        for layer_idx, layer in enumerate(self.layers):
+        if self.embed_tokens is not None:
+            yield f"{prefix}.embed_tokens", self.embed_tokens
+        for layer_idx, layer in enumerate(self.layers, self._first):
             yield from layer.holders(f"{prefix}.layers.{layer_idx}")
-        yield f"{prefix}.norm", self.norm
+        if self.norm is not None:
+            yield f"{prefix}.norm", self.norm
 
 
 def _norm(spec: DecoderSpec, size: int, context: BuildContext) -> RMSNorm:
@@ -443,7 +481,7 @@ class DecoderForCausalLM(CausalLM):
         self._logit_scale, self._logit_softcap = spec.logit_scale, spec.logit_softcap
         self._gather = context.gather_columns if context.splits_head(spec.vocab_size) else None
         self.lm_head: Linear | None = None
-        if not spec.tie_word_embeddings:
+        if context.stage.is_last and not spec.tie_word_embeddings:
             sizes = spec.hidden_size, spec.vocab_size
             if self._gather is None:
                 self.lm_head = Linear.replicated(*sizes, False, context)
@@ -455,7 +493,11 @@ class DecoderForCausalLM(CausalLM):
         return self.model.forward(batch)
 
     def model_logits(self, hidden: Tensor) -> Tensor:
-        head = self.model.embed_tokens.head if self.lm_head is None else self.lm_head.apply
+        embedding = self.model.embed_tokens
+        if self.lm_head is not None:
+            head: Callable[[Tensor], Tensor] | None = self.lm_head.apply
+        else:
+            head = None if embedding is None else embedding.head
         assert head is not None, "the weights are not loaded"
         logits = head(hidden)
         if self._gather is not None:

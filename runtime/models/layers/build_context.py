@@ -11,6 +11,7 @@ from torch import Tensor
 from runtime.errors import StartupError
 from runtime.models.layers.adapter_slots import AdapterSlots
 from runtime.models.layers.expert_counts import ExpertCounts
+from runtime.models.layers.stage import Stage
 
 DTYPES = {
     "float32": torch.float32,
@@ -52,6 +53,7 @@ class BuildContext:
         kv_cache_dtype: form of the pool, a name in `kernels.kv_forms.KV_FORMS`.
         linear: name in `kernels.linear.LINEAR` to use everywhere; `None` for the device's best.
         experts: name in `kernels.experts.EXPERTS`; `None` for the device's best.
+        stage: the layers of this rank.
     """
 
     dtype: torch.dtype
@@ -69,6 +71,7 @@ class BuildContext:
     kv_cache_dtype: str = "auto"
     linear: str | None = None
     experts: str | None = None
+    stage: Stage = Stage()
 
     def splits_head(self, vocab_size: int) -> bool:
         """Whether each rank scores its own part of a vocabulary of this size."""

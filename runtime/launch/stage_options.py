@@ -1,0 +1,41 @@
+"""What cannot go with layers that are cut into stages (`--pp-size`)."""
+
+from __future__ import annotations
+
+from runtime.checkpoint.model_spec import ModelSpec, PagedState
+from runtime.config.options import ServerConfig
+from runtime.errors import StartupError
+
+
+def check_stages(config: ServerConfig, model: ModelSpec) -> None:
+    """Refuse models that are not cut into stages, and options that need all layers in one place.
+
+    Raises:
+        StartupError: the first such thing; the message is one line.
+    """
+    num_stages, num_layers = config.parallel.pp_size, len(model.layer_states)
+    if num_stages == 1:
+        return
+    if num_stages > num_layers:
+        raise StartupError(f"--pp-size {num_stages}: the model has {num_layers} layers.")
+    refused = {
+        "embedding and scoring models are not cut into stages": model.gives != "tokens",
+        "models that take images are not cut into stages": model.vision is not None,
+        "models that transformers computes are not cut into stages": model.impl != "headrace",
+        "layers that keep another state than their own pages are not cut into stages": not all(
+            isinstance(state, PagedState) for state in model.layer_states
+        ),
+        "omit --enable-lora and --lora-paths; adapters need all layers in one stage": (
+            config.lora.enable_lora or bool(config.lora.lora_paths)
+        ),
+        "omit --enable-deterministic-inference; it is not checked over stages": (
+            config.kernels.enable_deterministic_inference
+        ),
+        "experts are recorded only without stages; omit the options that record them": (
+            config.logging.expert_distribution_recorder_mode is not None
+            or config.scheduling.enable_return_routed_experts
+        ),
+    }
+    for why, applies in refused.items():
+        if applies:
+            raise StartupError(f"--pp-size {num_stages}: {why}.")
