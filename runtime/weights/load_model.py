@@ -54,7 +54,8 @@ def load_model(
         model = build_model(spec, context)
         skips = is_elsewhere(model)
         infos = {name: info for name, info in summary.tensors.items() if not skips(name)}
-        own = replace(summary, tensors=infos)
+        own_bytes = sum(info.size_bytes for info in infos.values())
+        own = replace(summary, tensors=infos, total_bytes=own_bytes)
         tensors = checkpoint_tensors(own, context.device, shards_of(model))
         # Counts whole tensors, even if the rank takes only a part.
         counted = _counted(

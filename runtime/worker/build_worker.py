@@ -331,7 +331,8 @@ def _device(config: WorkerConfig, rank: int) -> torch.device:
         if wanted > torch.cuda.device_count():
             where = "" if config.node is None else " on each node"
             raise StartupError(
-                f"--tp-size {config.tp_size} with --pp-size {config.pp_size} needs {wanted} GPUs{where}; "
+                f"--tp-size {config.tp_size} x --pp-size {config.pp_size} needs {wanted} GPUs"
+                f"{where}; "
                 f"{torch.cuda.device_count()} are visible."
             )
         torch.cuda.set_device(rank % wanted)

@@ -46,7 +46,7 @@ class PlanSender(Protocol):
 
 
 class Ranks:
-    """Starts ranks 1 to `num_ranks - 1`, sends them plans, and ends this process when a rank dies."""
+    """Starts all ranks but 0, sends them plans, and ends this process when a rank dies."""
 
     def __init__(
         self,

@@ -30,9 +30,10 @@ class StagedRunner:
 
         Masks are made at once, while what they depend on is as the step was planned.
         """
+        made = None if masks is None else masks.make()
         decoding = plan.rows[: plan.num_decodes]
         self._ranks.send(replace(plan, decode_tokens=self._last[decoding]))
-        return _StagedStep(self, plan, None if masks is None else masks.make())
+        return _StagedStep(self, plan, made)
 
     def finish(self, plan: StepPlan, masks: TokenMasks | None) -> StepResult:
         """Compute the last stage of the earliest step that is not finished."""

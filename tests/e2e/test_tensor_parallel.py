@@ -14,9 +14,11 @@ from tests.support.tiny_models import tiny_model
 
 
 @cache
-def _answers(model: str, tp_size: int, ep_size: int = 1) -> list[tuple[list[int], list[float]]]:
+def _answers(
+    model: str, tp_size: int, ep_size: int = 1, pp_size: int = 1
+) -> list[tuple[list[int], list[float]]]:
     """Each answer's tokens, and its hidden states and entropies where they were asked for."""
-    ranks = ("--tp-size", str(tp_size), "--ep-size", str(ep_size))
+    ranks = ("--tp-size", str(tp_size), "--ep-size", str(ep_size), "--pp-size", str(pp_size))
     server = ServerProcess("--model-path", str(tiny_model(model)), *ranks, *OPTIONS)
     with server:
         server.wait_ready()
@@ -25,20 +27,23 @@ def _answers(model: str, tp_size: int, ep_size: int = 1) -> list[tuple[list[int]
 
 # Of the two key/value heads each of four ranks has a copy of one.
 @pytest.mark.parametrize(
-    ("model", "tp_size", "ep_size"),
+    ("model", "tp_size", "ep_size", "pp_size"),
     [
-        ("llama", 2, 1),
-        ("qwen3", 2, 1),
-        ("gemma3", 2, 1),
-        ("qwen3_next", 2, 1),
-        ("llama", 4, 1),
-        ("qwen2_moe", 2, 1),
-        ("qwen2_moe", 2, 2),
+        ("llama", 2, 1, 1),
+        ("qwen3", 2, 1, 1),
+        ("gemma3", 2, 1, 1),
+        ("qwen3_next", 2, 1, 1),
+        ("llama", 4, 1, 1),
+        ("qwen2_moe", 2, 1, 1),
+        ("qwen2_moe", 2, 2, 1),
+        ("qwen2_moe", 2, 2, 2),
     ],
 )
-def test_ranks_give_the_tokens_of_one_process(model: str, tp_size: int, ep_size: int) -> None:
+def test_ranks_give_the_tokens_of_one_process(
+    model: str, tp_size: int, ep_size: int, pp_size: int
+) -> None:
     for (ids, numbers), (wanted, wanted_numbers) in zip(
-        _answers(model, tp_size, ep_size), _answers(model, 1), strict=True
+        _answers(model, tp_size, ep_size, pp_size), _answers(model, 1), strict=True
     ):
         assert ids == wanted
         assert numbers == pytest.approx(wanted_numbers, abs=1e-3)

@@ -89,6 +89,7 @@ OPTIONS = """
 --lora-eviction-policy = lru
 [parallel]
 --tp-size --tensor-parallel-size --tp = 1
+--pp-size --pipeline-parallel-size --pp = 1
 --dp-size --data-parallel-size --dp = 1
 --ep-size --expert-parallel-size --ep = 1
 --load-balance-method = auto

@@ -11,7 +11,7 @@ from torch import Tensor
 from runtime.errors import StartupError
 from runtime.models.layers.adapter_slots import AdapterSlots
 from runtime.models.layers.expert_counts import ExpertCounts
-from runtime.models.layers.stage import Stage
+from runtime.models.layers.stage import ALL_LAYERS, Stage
 
 DTYPES = {
     "float32": torch.float32,
@@ -71,7 +71,7 @@ class BuildContext:
     kv_cache_dtype: str = "auto"
     linear: str | None = None
     experts: str | None = None
-    stage: Stage = Stage()
+    stage: Stage = ALL_LAYERS
 
     def splits_head(self, vocab_size: int) -> bool:
         """Whether each rank scores its own part of a vocabulary of this size."""

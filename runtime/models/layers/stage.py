@@ -40,3 +40,6 @@ class Stage:
         size, more = divmod(num_layers, self.count)
         first = self.index * size + min(self.index, more)
         return range(first, first + size + (self.index < more))
+
+
+ALL_LAYERS = Stage()

@@ -100,7 +100,7 @@ def test_arguments_of_the_reference():
     # What asks for nothing passes in silence.
     neutral = {"is_embedding": False, "quantization": None, "ep_size": 1, "kv_cache_dtype": "auto"}
     assert read_keywords(neutral) == (ServerArgs(), [])
-    for name, value in (("enable_eplb", True), ("torchao_config", "fp8wo"), ("pp_size", 2)):
+    for name, value in (("enable_eplb", True), ("torchao_config", "fp8wo"), ("cpu_offload_gb", 4)):
         with pytest.raises(ValueError, match=f"{name}={value!r}"):
             read_keywords({name: value})
 

@@ -95,7 +95,7 @@ def test_kernel_names_of_the_reference_become_the_automatic_choice():
 
 @pytest.mark.parametrize(
     "argv",
-    [["--torchao-config", "fp8wo"], ["--pp-size", "2"], ["--hicache-size=1"]],
+    [["--torchao-config", "fp8wo"], ["--cpu-offload-gb", "4"], ["--hicache-size=1"]],
 )
 def test_flags_that_ask_for_other_behaviour_are_refused(capsys, argv):
     assert argv[0].split("=")[0] in fails_with(capsys, *argv)

@@ -23,6 +23,7 @@ TWO: dict[str, Any] = {"nnodes": 2, "tp_size": 2, "dist_init_addr": "127.0.0.2:5
         ({"dist_init_addr": "10.0.0.1:70000"}, "65535"),
         ({"nnodes": 1, "dist_init_addr": "nowhere"}, "HOST:PORT"),
         ({"tp_size": 3}, "cannot be shared evenly"),
+        ({"tp_size": 1, "pp_size": 3}, "--tp-size 1 with --pp-size 3 cannot be shared evenly"),
         ({"dp_size": 2}, "one copy of the model"),
         ({"dist_key": "short"}, "at least 16 characters"),
     ],
