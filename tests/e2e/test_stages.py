@@ -91,25 +91,3 @@ def test_a_killed_stage_is_named_and_all_start_again(nodes: TwoNodes) -> None:
     assert len(lines) == 1
     assert "Node 1 (" in lines[0]
     assert "Traceback" not in nodes.server.log
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "why"),
-    [
-        ("qwen3_next", (), "another state than their own pages"),
-        ("llama", ("--enable-lora",), "omit --enable-lora"),
-        ("llama", ("--is-embedding",), "embedding and scoring models"),
-        ("llama", ("--enable-deterministic-inference",), "omit --enable-deterministic-inference"),
-        ("llama", ("--model-impl", "transformers"), "models that transformers computes"),
-        ("qwen2_moe", ("--enable-return-routed-experts",), "experts are recorded only without"),
-    ],
-)
-def test_what_cannot_go_with_stages_is_one_line(
-    model: str, options: tuple[str, ...], why: str
-) -> None:
-    with ServerProcess(
-        *("--model-path", str(tiny_model(model)), "--pp-size", "2"), *options
-    ) as server:
-        assert server.wait_exit() == 1
-        (line,) = [line for line in server.lines if line.startswith("headrace: ")]
-        assert why in line

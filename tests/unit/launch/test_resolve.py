@@ -358,7 +358,6 @@ def test_ranks_share_the_cores():
         (CPU, {"tp_size": 3}, "attention heads cannot be shared evenly"),
         (GPU, {"tp_size": 2}, "--tp-size 2 needs 2 GPUs; this machine shows 1"),
         (GPU, {"pp_size": 2}, "--pp-size 2 needs 2 GPUs; this machine shows 1"),
-        (CPU, {"pp_size": 99}, r"--pp-size 99: the model has \d+ layers"),
         (CPU, {"dp_size": 0}, r"--dp-size must be in \[1, 64\], got 0"),
         (CPU, {"dp_size": 65}, r"--dp-size must be in \[1, 64\], got 65"),
         (GPU, {"dp_size": 2}, "^--dp-size 2 needs 2 GPUs; this machine shows 1"),
