@@ -8,7 +8,6 @@ than the arithmetic of a small model's decode step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import overload
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ from runtime.models.layers.kv_scales import KvScales
 from runtime.models.layers.linear import Linear, column, heads
 from runtime.models.layers.mixer import Mixer
 from runtime.models.layers.mixture import SharedExpert, SparseMLP
-from runtime.models.layers.norm import LayerNorm, RMSNorm
+from runtime.models.layers.norm import LayerNorm, RMSNorm, add_normed
 from runtime.models.layers.parameter import WeightHolder, WeightShard
 from runtime.models.layers.rope import RopeTables
 from runtime.models.layers.short_conv import ShortConv
@@ -348,43 +347,6 @@ def run_layers(
             batch.adapters.narrow(wanted)
         hidden = last.finish(attended, residual)
     return add_normed(hidden, residual, norm)
-
-
-@overload
-def add_normed(
-    hidden: Tensor | None, residual: Tensor, norm: RMSNorm | LayerNorm | None
-) -> Tensor: ...
-@overload
-def add_normed(
-    hidden: Tensor | None,
-    residual: Tensor,
-    norm: RMSNorm | LayerNorm | None,
-    rounding: Rounding | None,
-) -> Activations: ...
-def add_normed(
-    hidden: Tensor | None,
-    residual: Tensor,
-    norm: RMSNorm | LayerNorm | None,
-    rounding: Rounding | None = None,
-) -> Activations:
-    """Add `hidden` to the stream in place and return the stream's norm.
-
-    Args:
-        hidden: `[num_tokens, hidden_size]`, what `residual` still lacks, if anything.
-        residual: the stream, `[num_tokens, hidden_size]`.
-        norm: `None` if the next block reads the stream itself.
-        rounding: how the product that takes the norm rounds its input; an RMS norm is then rounded
-            in this way, and the product rounds a layer norm itself.
-    """
-    if norm is None:
-        return residual if hidden is None else residual.add_(hidden)
-    if rounding is not None and isinstance(norm, RMSNorm):
-        return (
-            norm.rounded(residual, None, rounding)
-            if hidden is None
-            else norm.rounded(hidden, residual, rounding)
-        )
-    return norm.forward(residual) if hidden is None else norm.add_forward(hidden, residual)
 
 
 class Decoder:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import overload
 
 from torch import Tensor
 
 from kernels.norm import fused_add_layer_norm, fused_add_rms_norm, layer_norm, rms_norm
-from kernels.rounding import RoundedTokens, Rounding, rms_norm_rounded
+from kernels.rounding import Activations, RoundedTokens, Rounding, rms_norm_rounded
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard, whole
 
@@ -119,3 +120,40 @@ class RMSNorm(WeightHolder):
     @property
     def size_bytes(self) -> int:
         return self.weight.nbytes
+
+
+@overload
+def add_normed(
+    hidden: Tensor | None, residual: Tensor, norm: RMSNorm | LayerNorm | None
+) -> Tensor: ...
+@overload
+def add_normed(
+    hidden: Tensor | None,
+    residual: Tensor,
+    norm: RMSNorm | LayerNorm | None,
+    rounding: Rounding | None,
+) -> Activations: ...
+def add_normed(
+    hidden: Tensor | None,
+    residual: Tensor,
+    norm: RMSNorm | LayerNorm | None,
+    rounding: Rounding | None = None,
+) -> Activations:
+    """Add `hidden` to the stream in place and return the stream's norm.
+
+    Args:
+        hidden: `[num_tokens, hidden_size]`, what `residual` still lacks, if anything.
+        residual: the stream, `[num_tokens, hidden_size]`.
+        norm: `None` if the next block reads the stream itself.
+        rounding: how the product that takes the norm rounds its input; an RMS norm is then rounded
+            in this way, and the product rounds a layer norm itself.
+    """
+    if norm is None:
+        return residual if hidden is None else residual.add_(hidden)
+    if rounding is not None and isinstance(norm, RMSNorm):
+        return (
+            norm.rounded(residual, None, rounding)
+            if hidden is None
+            else norm.rounded(hidden, residual, rounding)
+        )
+    return norm.forward(residual) if hidden is None else norm.add_forward(hidden, residual)

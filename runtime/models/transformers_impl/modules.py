@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from kernels.activation import Activation
 from runtime.models.attention.backend import AttentionLayer
 from runtime.models.attention.forward_batch import ForwardBatch
-from runtime.models.decoder.model import add_normed
 from runtime.models.layers.embedding import Embedding
 from runtime.models.layers.experts import Experts
 from runtime.models.layers.linear import Linear
-from runtime.models.layers.norm import LayerNorm, RMSNorm
+from runtime.models.layers.norm import LayerNorm, RMSNorm, add_normed
 from runtime.models.layers.parameter import Parameter, WeightHolder
 
 
