@@ -21,6 +21,7 @@ import numpy as np
 from runtime.cache.page_pool import EMPTY_PAGES, PagePool, Pages
 from runtime.cache.radix_tree import CommonPrefix, PrefixMatch, RadixNode, RadixTree, Tokens
 from runtime.cache.state_pool import StatePool
+from runtime.cache.window_pages import WindowPages
 from runtime.ipc.time_messages import PrefixBreak
 
 
@@ -36,11 +37,14 @@ class BlockTable:
             are renewed. Dropped pages do not count: no kernel reads entries behind a window.
         state_hold: the request's hold in the `StatePool`, -1 for none.
         branch_points: ends of pages, in tokens, after which other sequences differ from this one.
+        has_window: whether `WindowPages` counts this request.
+        window_first, window_end: the pages between these two have window pages that the request
+            uses.
     """
 
     __slots__ = (
-        *("branch_points", "node", "num_dropped", "num_pages", "num_shared", "pages"),
-        *("state_hold", "version"),
+        *("branch_points", "has_window", "node", "num_dropped", "num_pages", "num_shared"),
+        *("pages", "state_hold", "version", "window_end", "window_first"),
     )
 
     def __init__(self) -> None:
@@ -52,6 +56,8 @@ class BlockTable:
         self.version = 0
         self.state_hold = -1
         self.branch_points: set[int] = set()
+        self.has_window = False
+        self.window_first = self.window_end = 0
 
     def held(self) -> Pages:
         """The page numbers in order."""
@@ -89,6 +95,7 @@ class CacheManager:
         window: most keys that a query sees, its own included; `None` if some layer sees all.
         num_evicted_tokens: tokens evicted from the tree so far.
         states: slots of recurrent states; `None` if the model has none.
+        windows: pages of windowed layers, if those have pages of their own.
     """
 
     def __init__(
@@ -112,6 +119,7 @@ class CacheManager:
         self.tree = RadixTree(page_size)
         self.enable_prefix_cache = enable_prefix_cache
         self.num_evicted_tokens = 0
+        self.windows: WindowPages | None = None
         self.states: StatePool | None = None
         if num_state_slots:
             self.states = StatePool(num_state_slots, page_size, max_running, self.tree)
@@ -141,6 +149,9 @@ class CacheManager:
             return 0
         if self.states is not None:
             return self.tree.count_resumable(tokens, namespace) * self.page_size
+        if self.windows is not None:
+            pages = self.tree.find(tokens, namespace)
+            return self.windows.count_resumable(pages) * self.page_size
         return self.tree.count_pages(tokens, namespace) * self.page_size
 
     def common_prefix(self, tokens: Tokens, namespace: str) -> CommonPrefix:
@@ -190,6 +201,11 @@ class CacheManager:
             if num_pages < len(match.pages):
                 # Others have the pages that follow, so more such requests are likely.
                 block_table.branch_points.add(len(match.pages) * self.page_size)
+        elif self.windows is not None:
+            num_pages = self.windows.count_resumable(match.pages)
+            if num_pages < len(match.pages):
+                block_table.branch_points.add(len(match.pages) * self.page_size)
+                node = self.tree.match(tokens[: num_pages * self.page_size], namespace).node
         block_table.append(match.pages[:num_pages])
         block_table.num_shared = num_pages
         block_table.node = node
@@ -248,7 +264,7 @@ class CacheManager:
         Returns:
             Number of tokens from the cache; `None`, with nothing changed, if pages are missing.
         """
-        if self.lacks_states:
+        if self.lacks_states or (self.windows is not None and not self.windows.admits):
             return None
         num_cached = self.attach_prefix(block_table, prefix, namespace)
         # One more than the tokens: the first generated token needs a slot.
@@ -260,6 +276,8 @@ class CacheManager:
             return None
         extended = self.extend(block_table, num_tokens)
         assert extended, "pages were counted before"
+        if self.windows is not None:
+            self.windows.begin(block_table, num_tokens)
         return num_cached
 
     def extend(self, block_table: BlockTable, num_tokens: int) -> bool:
@@ -299,8 +317,14 @@ class CacheManager:
         if shortage > 0:
             evicted = self.tree.evict(shortage)
             self.num_evicted_tokens += len(evicted) * self.page_size
-            self.pool.give_back(evicted)
+            self._free(evicted)
         return True
+
+    def _free(self, pages: Pages) -> None:
+        """Free pages, with their window pages."""
+        if self.windows is not None:
+            self.windows.drop(pages)
+        self.pool.give_back(pages)
 
     def share(self, block_table: BlockTable, tokens: Tokens, namespace: str) -> None:
         """Let other requests find the computed pages of `tokens`; the request goes on."""
@@ -319,7 +343,6 @@ class CacheManager:
         self.tree.lock(match.node)
         if block_table.node is not None:
             self.tree.unlock(block_table.node)
-        block_table.pages[:num_full] = match.pages
         block_table.num_shared = num_full
         block_table.node = match.node
         block_table.version += 1
@@ -363,8 +386,10 @@ class CacheManager:
         if self.states is not None and block_table.state_hold >= 0:
             self.states.end(block_table.state_hold)
             block_table.state_hold = -1
-            block_table.branch_points.clear()
-        self.pool.give_back(block_table.held()[max(num_kept, block_table.num_dropped) :])
+        block_table.branch_points.clear()
+        if self.windows is not None:
+            self.windows.end(block_table)
+        self._free(block_table.held()[max(num_kept, block_table.num_dropped) :])
         if block_table.node is not None:
             self.tree.unlock(block_table.node)
         block_table.pages, block_table.node = EMPTY_PAGES, None
@@ -392,12 +417,17 @@ class CacheManager:
         # Another request computed part of the same prefix first: its pages stay, ours are freed.
         ours = block_table.held()[block_table.num_shared : num_full]
         theirs = match.pages[block_table.num_shared :]
-        self.pool.give_back(ours[ours != theirs])
+        is_double = ours != theirs
+        double = ours[is_double]
+        if self.windows is not None:
+            self.windows.replace(double, theirs[is_double])
+        block_table.pages[:num_full] = match.pages
+        self._free(double)
         return match
 
     def flush(self) -> None:
         """Drop every cached prefix that no request holds."""
-        self.pool.give_back(self.tree.evict(self.tree.num_pages))
+        self._free(self.tree.evict(self.tree.num_pages))
         if self.tree.events is not None and not self.tree.num_pages:
             self.tree.events.cleared()
         if self.states is not None:
@@ -423,7 +453,10 @@ class CacheManager:
             [block_table.node for block_table in block_tables if block_table.node is not None]
         )
         own = [block_table.own() for block_table in block_tables]
-        self.pool.reset(np.concatenate([self.tree.all_pages(), *own]))
+        taken = np.concatenate([self.tree.all_pages(), *own])
+        self.pool.reset(taken)
+        if self.windows is not None:
+            self.windows.recover(block_tables, taken)
 
     def check_invariants(self, block_tables: list[BlockTable]) -> None:
         """Assert that every page, and every slot of states, is in exactly one place.
@@ -443,3 +476,5 @@ class CacheManager:
             assert self.tree.num_locked_pages == 0, "the tree is locked though nothing runs"
         if self.states is not None:
             self.states.check_invariants(len(block_tables))
+        if self.windows is not None:
+            self.windows.check_invariants(block_tables, self.pool.free_pages())

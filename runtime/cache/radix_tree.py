@@ -113,6 +113,11 @@ class RadixTree:
                 found = total
         return found
 
+    def find(self, tokens: Tokens, namespace: str) -> Pages:
+        """Return the pages that `match` would find for `tokens`; change nothing."""
+        found = [node.pages[:num_pages] for node, num_pages in self._path(tokens, namespace)]
+        return np.concatenate(found) if found else EMPTY_PAGES
+
     def match(self, tokens: Tokens, namespace: str) -> PrefixMatch:
         """Find the longest prefix of `tokens`, in whole pages; splits the node it ends inside."""
         node = self._roots.get(namespace)

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runtime.cache.window_pages import WindowPages
 from runtime.scheduler.request import PromptReport, Request
-from runtime.step.step_plan import EmbedSpan, Int32Array, ReportSpan, StepPlan
+from runtime.scheduler.table import RequestTable
+from runtime.step.step_plan import (
+    EmbedSpan,
+    Int32Array,
+    Int64Array,
+    ReportSpan,
+    StepPlan,
+    WindowUpdate,
+)
 
 
 @dataclass
@@ -44,3 +53,20 @@ def add_spans(plan: StepPlan, chunks: list[Chunk]) -> list[tuple[Request, Prompt
             plan.embed_spans.append(EmbedSpan(first, chunk.num_embeds, chunk.embeds))
         first += chunk.length
     return owners
+
+
+def advance_windows(
+    windows: WindowPages | None, table: RequestTable, decode_rows: Int64Array, chunks: list[Chunk]
+) -> WindowUpdate | None:
+    """Give the tokens of a step window pages; return `StepPlan.windows`."""
+    if windows is None:
+        return None
+    windows.leave_chunks()
+    is_full = table.num_computed[decode_rows] >= table.window_end[decode_rows]
+    for row in decode_rows[is_full].tolist():
+        start = int(table.num_computed[row])
+        table.window_end[row] = windows.advance(table.request(row).block_table, start, start + 1)
+    for chunk in chunks:
+        end = windows.advance(chunk.request.block_table, chunk.start, chunk.start + chunk.length)
+        table.window_end[chunk.request.row] = end
+    return windows.take_update()

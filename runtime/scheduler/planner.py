@@ -14,7 +14,7 @@ from runtime.ipc.time_messages import Wait
 from runtime.requests.fault_domain import FaultDomains
 from runtime.scheduler.adapter_places import AdapterPlaces
 from runtime.scheduler.budget import StepBudget, TokenBudget
-from runtime.scheduler.chunk import Chunk, add_spans
+from runtime.scheduler.chunk import Chunk, add_spans, advance_windows
 from runtime.scheduler.grammars import StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import PromptReport, Request
@@ -153,6 +153,7 @@ class Planner:
             new_pages=new_pages,
             adapter_copies=self._adapters.take_copies(),
             states=self._move_states(rows, query_lens, chunks),
+            windows=advance_windows(self._cache.windows, table, decode_rows, chunks),
         )
         self._joins, self._page_updates = [], []
         span_owners = add_spans(plan, chunks)
@@ -463,8 +464,8 @@ class Planner:
         return False
 
     def _note_branch(self, other: Request, known: Int32Array, tokens: Int32Array) -> None:
-        """Have `other`, with keys `known`, leave a snapshot where a waiting request parts."""
-        if self._cache.states is not None:
+        """Have `other`, with keys `known`, keep what a waiting request needs where it parts."""
+        if self._cache.states is not None or self._cache.windows is not None:
             most = min(len(known), len(tokens) - 1)
             different = known[:most] != tokens[:most]
             same = int(different.argmax()) if different.any() else most

@@ -27,6 +27,8 @@ class RequestTable:
         num_computed: tokens whose keys and values are written or in flight.
         capacity: number of tokens that the row's pages can hold.
         drops_at: computed tokens at which pages behind the row's window can be freed.
+        window_end: number of tokens that have window pages, if windowed layers have pages of their
+            own.
         end_len: number of tokens at which the request is complete.
         sampled_len: tokens known or in flight; at `end_len` no further step is planned.
         ends_at_eos: whether end-of-sequence ids stop the row.
@@ -53,6 +55,7 @@ class RequestTable:
         self.num_computed: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.capacity: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.drops_at: Int64Array = np.full(max_rows, NEVER, dtype=np.int64)
+        self.window_end: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.end_len: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.sampled_len: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.ends_at_eos = np.zeros(max_rows, dtype=bool)
@@ -94,7 +97,7 @@ class RequestTable:
         self.sampled_len[row] = num_tokens
         self.num_computed[row] = request.num_computed
         self.state_holds[row] = request.block_table.state_hold
-        self.capacity[row] = 0
+        self.capacity[row] = self.window_end[row] = 0
         self.drops_at[row] = 0
         self.end_len[row] = request.end_len
         self.ends_at_eos[row] = not request.sampling.ignore_eos

@@ -80,6 +80,18 @@ class PageUpdate(_Part):
     pages: Int32Array
 
 
+class WindowUpdate(_Part):
+    """New entries of the map from pages to windowed layers' pages for the same tokens.
+
+    Attributes:
+        pages: `[n]`, pages of the layers that see all keys, each once.
+        window_pages: `[n]`, pages of the windowed layers, 0 for none.
+    """
+
+    pages: Int32Array
+    window_pages: Int32Array
+
+
 class StateMoves(_Part):
     """The slots from which a step reads recurrent states, and the slots to which it saves states.
 
@@ -215,6 +227,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
         states: where recurrent states are read and written; `None` if the model has none.
         decode_tokens: `[num_decodes]` int32, the first token of each decoding sequence, for ranks
             that did not sample it; `None` if every rank did.
+        windows: changes of windowed layers' pages, applied before the step; `None` for none.
     """
 
     rows: Int64Array
@@ -234,6 +247,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
     adapter_copies: list[AdapterCopy] = []
     states: StateMoves | None = None
     decode_tokens: Int32Array | None = None
+    windows: WindowUpdate | None = None
 
     @property
     def num_tokens(self) -> int:
