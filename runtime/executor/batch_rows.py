@@ -17,9 +17,17 @@ from torch import Tensor
 from runtime.executor.rope_rows import RopeRows
 from runtime.executor.row_extras import RowExtras
 from runtime.executor.staging import to_device
+from runtime.executor.window_map import WindowMap
 from runtime.models.layers.adapter_slots import AdapterSlots
 from runtime.requests.sampling_params import SamplingParams
-from runtime.step.step_plan import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
+from runtime.step.step_plan import (
+    Int32Array,
+    Int64Array,
+    PageUpdate,
+    RowJoin,
+    StepPlan,
+    WindowUpdate,
+)
 
 _NO_ENTRIES: Int64Array = np.zeros(0, dtype=np.int64)
 _NO_BIASES = (_NO_ENTRIES, np.zeros(0, dtype=np.float32))
@@ -51,6 +59,7 @@ class BatchRows:
         extras: extras that rows request.
         rope: positions for RoPE, if they can differ from the index in the sequence.
         adapters: where layers read the adapters of a step's tokens; `None` without adapters.
+        windows: pages of windowed layers, if those have pages of their own.
     """
 
     TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(_NUM_PARAMS)
@@ -102,6 +111,7 @@ class BatchRows:
         self.has_grammar = np.zeros(rows, dtype=bool)
         self.has_token_rules = np.zeros(rows, dtype=bool)
         self.adapters = adapters
+        self.windows: WindowMap | None = None
         # The slot of each row's adapter, -1 for none, on the host and on the device.
         self._slots_host: Int32Array = np.full(rows, -1, dtype=np.int32)
         self._slots = torch.full((rows,), -1, dtype=torch.int32, device=self.device)
@@ -135,8 +145,15 @@ class BatchRows:
 
     # Sampling creates the history in inference mode, so it may only be written in that mode.
     @torch.inference_mode()
-    def apply(self, joins: list[RowJoin], updates: list[PageUpdate]) -> None:
+    def apply(
+        self,
+        joins: list[RowJoin],
+        updates: list[PageUpdate],
+        windows: WindowUpdate | None = None,
+    ) -> None:
         """Reset the rows of new requests, then write page numbers: see `unsent_pages`."""
+        if self.windows is not None and windows is not None:
+            self.windows.update(windows)
         self.num_changes += bool(joins or updates)
         for join in joins:
             self._join(join)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -12,6 +13,7 @@ import torch
 from kernels.linear import GATED_TOKENS
 from kernels.prompt_attention.cudnn import MIN_LENGTH
 from runtime.cache.state_pool import SLOTS_PER_HOLD
+from runtime.cache.window_pages import pages_of_request
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
@@ -22,7 +24,7 @@ from runtime.executor.graph_buckets import GraphLimits, graph_token_sizes
 from runtime.executor.image_store import see_the_largest
 from runtime.executor.kernel_choices import log_kernels
 from runtime.executor.kv_pool import allocate_kv, pool_bytes_per_token
-from runtime.executor.memory import Budget, PoolSize, cpu_budget, cuda_budget, size_pool
+from runtime.executor.memory import GIB, Budget, PoolSize, cpu_budget, cuda_budget, size_pool
 from runtime.executor.model_runner import ModelRunner, StepRunner
 from runtime.executor.out_of_memory import memory_for
 from runtime.executor.warmup_steps import (
@@ -32,6 +34,7 @@ from runtime.executor.warmup_steps import (
     warm_up,
     warm_up_sampling,
 )
+from runtime.executor.window_map import window_map
 from runtime.ipc.messages import Phase
 from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
 from runtime.models.attention.forward_batch import KVCache
@@ -181,15 +184,69 @@ def pool_of(
         StartupError: not even one page fits, or fewer tokens than the user requested.
     """
     num_slots, budget = with_states(config, spec, context, budget)
+    per_token = pool_bytes_per_token(spec, context)
+    per_window_token, ratio = 0, config.swa_full_tokens_ratio
+    if has_window_pages(config, spec):
+        assert ratio is not None
+        per_window_token = pool_bytes_per_token(spec, context, windowed_only=True)
+        per_token += math.ceil(per_window_token * ratio) - per_window_token
     size = size_pool(
-        pool_bytes_per_token(spec, context),
+        per_token,
         page_size=config.page_size,
         max_total_tokens=config.max_total_tokens,
         max_running_requests=config.max_running_requests,
         context_len=config.context_len,
         budget=budget,
     )
+    if per_window_token:
+        size = with_window_pages(size, config, spec, per_window_token)
     return replace(size, num_state_slots=num_slots)
+
+
+def has_window_pages(config: WorkerConfig, spec: ModelSpec) -> bool:
+    """Whether windowed layers get pages of their own."""
+    ratio = config.swa_full_tokens_ratio
+    # Whole prompts would need window pages for all of their tokens.
+    is_chunked = chunk_tokens(config) is not None
+    return ratio is not None and ratio < 1 and is_chunked and spec.grouped_window is not None
+
+
+def with_window_pages(
+    size: PoolSize, config: WorkerConfig, spec: ModelSpec, bytes_per_token: int
+) -> PoolSize:
+    """Return the pool with window pages for the requested share of its tokens.
+
+    Args:
+        size: the pool of the layers that see all keys; its bytes include the window pages.
+        config: has the share.
+        spec: a model for which `has_window_pages` is true.
+        bytes_per_token: bytes of a token in the windowed layers.
+
+    Raises:
+        StartupError: not even one request could run.
+    """
+    window, chunk, ratio = spec.grouped_window, chunk_tokens(config), config.swa_full_tokens_ratio
+    assert window is not None
+    assert chunk is not None
+    assert ratio is not None
+    page_size = size.page_size
+    num_pages = int(size.num_pages * ratio)
+    least = pages_of_request(window, page_size) + -(-chunk // page_size)
+    if num_pages < least:
+        raise StartupError(
+            f"--swa-full-tokens-ratio {ratio:g} leaves {num_pages * page_size} tokens for layers "
+            f"with a window, of {least * page_size} that one request needs; raise it, or lower "
+            "--chunked-prefill-size."
+        )
+    logger.info(
+        "Windowed layers: %d tokens = %d pages of %d, %.2f GiB of the KV pool; at most %d requests",
+        num_pages * page_size,
+        num_pages,
+        page_size,
+        num_pages * page_size * bytes_per_token / GIB,
+        1 + (num_pages - least) // pages_of_request(window, page_size),
+    )
+    return replace(size, num_window_pages=num_pages)
 
 
 def with_states(
@@ -327,6 +384,7 @@ def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> M
         eos_token_ids=config.eos_token_ids,
         adapters=model.context.adapters,
     )
+    rows.windows = window_map(kv, config.page_size, model.context.device)
     runner = ModelRunner(
         model,
         parts.attention,

@@ -123,19 +123,21 @@ def as_batch(
         input_ids = rows.inputs(step.token_rows)
         if len(step.known_ids):
             input_ids = torch.where(step.known_ids < 0, input_ids, step.known_ids)
+    page_table = rows.page_table[:, :num_pages].index_select(0, step.rows)
     return ForwardBatch(
         input_ids=input_ids,
         positions=step.positions,
         slots=step.slots,
         qo_indptr=step.qo_indptr.to(torch.int32),
         seq_lens=step.seq_lens.to(torch.int32),
-        page_table=rows.page_table[:, :num_pages].index_select(0, step.rows),
+        page_table=page_table,
         num_decodes=num_decodes,
         logits_indices=step.last,
         kv=kv,
         attention=attention,
         adapters=rows.begin_adapters(step.token_rows),
         states=states,
+        window=None if rows.windows is None else rows.windows.view(page_table, step.slots),
     )
 
 
@@ -169,7 +171,8 @@ def build_batch(
         batch.whole_prompts = _whole_prompts(plan)
     if attention.reads_host:
         pages = rows.page_table_host[plan.rows]
-        batch.host = HostLengths(flat.qo_indptr, flat.seq_lens, pages)
+        window_table = None if rows.windows is None else rows.windows.host[pages]
+        batch.host = HostLengths(flat.qo_indptr, flat.seq_lens, pages, window_table)
     if plan.embed_spans:
         batch.embed_indices, batch.embeds = _given_embeds(plan, flat, rows.device)
     if plan.image_spans and images is not None:

@@ -153,6 +153,7 @@ class DecodeGraphInputs(GraphInputs):
         if state.rope is not None:
             shifted = read.positions + state.rope.delta.index_select(0, rows)
             read = read._replace(positions=shifted)
+        windows = state.windows
         return ForwardBatch(
             **read._asdict(),
             qo_indptr=self._indptr,
@@ -163,6 +164,7 @@ class DecodeGraphInputs(GraphInputs):
             shares_prefixes=self._bucket.shares_prefixes,
             adapters=state.begin_adapters(rows),
             states=self._states(numbers) if self._has_states else None,
+            window=None if windows is None else windows.view(read.page_table, read.slots),
         )
 
     def _states(self, numbers: Tensor) -> StateSteps:

@@ -39,11 +39,13 @@ def kept_states(spec: ModelSpec, context: BuildContext) -> list[LayerState]:
     ]
 
 
-def pool_bytes_per_token(spec: ModelSpec, context: BuildContext) -> int:
-    """Bytes that one token takes on this rank."""
+def pool_bytes_per_token(
+    spec: ModelSpec, context: BuildContext, *, windowed_only: bool = False
+) -> int:
+    """Bytes that one token takes on this rank, in all layers or in those with a window."""
     total = 0
     for state in kept_states(spec, context):
-        if isinstance(state, PagedState):
+        if isinstance(state, PagedState) and (state.window is not None or not windowed_only):
             form = KV_FORMS[state.form]
             row = form.row_elements(state.head_dim) * (form.dtype or context.dtype).itemsize
             num_arrays = 1 if isinstance(state, LatentState) else 2
@@ -76,7 +78,7 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
             kv.append(kv[state.layer_idx])
             continue
         shape: tuple[int, ...] = (0,)
-        dtype = context.dtype
+        dtype, is_windowed = context.dtype, False
         if isinstance(state, PagedState):
             heads, form = state.heads_of_rank(context.tp_size), KV_FORMS[state.form]
             dtype = form.dtype or dtype
@@ -87,7 +89,9 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
             ):
                 raise StartupError(f"--kv-cache-dtype {state.form}: {why}; use fp8_e5m2 or auto.")
             row = form.row_elements(state.head_dim)
-            shape = (size.num_pages + 1, heads, size.page_size, row)
+            is_windowed = size.num_window_pages > 0 and state.window is not None
+            num_pages = size.num_window_pages if is_windowed else size.num_pages
+            shape = (num_pages + 1, heads, size.page_size, row)
         k = _zeros(shape, dtype, context.device)
         if isinstance(state, LatentState):
             if dtype.itemsize == 1 and context.device.type == "cuda":
@@ -97,7 +101,7 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
             kv.append(KVCache(k, k))
             continue
         v = _zeros(shape, dtype, context.device)
-        kv.append(KVCache(k, v, _slots(state, size.num_state_slots, context)))
+        kv.append(KVCache(k, v, _slots(state, size.num_state_slots, context), is_windowed))
     return kv
 
 

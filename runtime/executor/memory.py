@@ -27,12 +27,14 @@ class PoolSize:
 
     Attributes:
         num_state_slots: slots of recurrent states beside the pages.
+        num_window_pages: pages of windowed layers; 0 if every page belongs to all layers.
     """
 
     num_pages: int
     page_size: int
     size_bytes: int
     num_state_slots: int = 0
+    num_window_pages: int = 0
 
     @property
     def num_tokens(self) -> int:

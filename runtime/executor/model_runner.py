@@ -210,7 +210,7 @@ class StepRunner(ABC):
     def _launch(self, plan: StepPlan, masks: MaskSource | None) -> PendingStep:
         self._rows.has_inputs = False
         try:
-            self._rows.apply(plan.joins, plan.page_updates)
+            self._rows.apply(plan.joins, plan.page_updates, plan.windows)
             return PendingStep(plan, self._compute(plan, masks), {}, self._rows.device)
         except Exception as error:
             raise_if_lost(error)
@@ -232,7 +232,7 @@ class StepRunner(ABC):
                 raise_if_lost(error)
                 logger.exception("A request could not take its row; it ends")
                 failed[join.row] = step_failure(error)
-        self._rows.apply([], plan.page_updates)
+        self._rows.apply([], plan.page_updates, plan.windows)
         return failed
 
     def _compute_each(

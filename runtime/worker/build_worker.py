@@ -18,6 +18,7 @@ from kernels.fp8_linear import unavailable
 from kernels.triton_support.kernel_cache import use_writable_cache
 from runtime.cache.kv_events import KVEventLog
 from runtime.cache.manager import CacheManager
+from runtime.cache.window_pages import WindowPages
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
@@ -131,6 +132,14 @@ def build_scheduler(
         num_state_slots=size.num_state_slots,
         max_running=config.max_running_requests,
     )
+    if size.num_window_pages and spec.grouped_window is not None:
+        cache.windows = WindowPages(
+            size.num_window_pages,
+            size.num_pages,
+            page_size=config.page_size,
+            window=spec.grouped_window,
+            step_tokens=chunk_tokens(config) or config.context_len,
+        )
     if config.kv_events is not None:
         publisher = KVPublisher(zmq.Context.instance(), config.kv_events, config.dp_rank)
         cache.tree.events = KVEventLog(config.page_size, config.dp_rank, publisher.publish)

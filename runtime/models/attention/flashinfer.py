@@ -102,12 +102,14 @@ class FlashInferAttention(TritonAttention):
         assert host is not None
         decodes = seqs.stop == batch.num_decodes
         wrapper = self._wrapper((layer.shape, layer.scale), q.device, decodes=decodes)
-        page_size = batch.kv[layer.layer_idx].k.shape[2]
+        kv = batch.kv[layer.layer_idx]
+        page_size = kv.k.shape[2]
         lengths = host.seq_lens[seqs]
         num_pages = -(-lengths // page_size)
         indptr = np.zeros(len(lengths) + 1, dtype=np.int32)
         np.cumsum(num_pages, out=indptr[1:])
-        table = host.page_table[seqs]
+        window_table = host.window_table if kv.is_windowed else None
+        table = (host.page_table if window_table is None else window_table)[seqs]
         pages = table[np.arange(table.shape[1]) < num_pages[:, None]]
         arrays = [indptr, pages, lengths - (num_pages - 1) * page_size]
         options: dict[str, Any] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -27,11 +27,25 @@ class KVCache:
             Empty for a recurrent layer.
         states: `[num_slots + 2, ...]` each, the parts of a recurrent layer's states. Slot 0 is
             zeros and never written; padding writes to the last slot.
+        is_windowed: whether the pages are those of `ForwardBatch.window`.
     """
 
     k: Tensor
     v: Tensor
     states: tuple[Tensor, ...] = ()
+    is_windowed: bool = False
+
+
+class WindowView(NamedTuple):
+    """Where windowed layers find their pages, if they have pages of their own.
+
+    Attributes:
+        page_table: as `ForwardBatch.page_table`; entries behind the window may be 0.
+        slots: as `ForwardBatch.slots`.
+    """
+
+    page_table: Tensor
+    slots: Tensor
 
 
 class StateSteps:
@@ -101,11 +115,15 @@ class StateSteps:
 
 @dataclass(frozen=True)
 class HostLengths:
-    """Host copies of the batch's tensors, for a back end that plans on the host."""
+    """Host copies of the batch's tensors, for a back end that plans on the host.
+
+    `window_table` is the page table of `ForwardBatch.window`.
+    """
 
     qo_indptr: NDArray[np.int32]
     seq_lens: NDArray[np.int32]
     page_table: NDArray[np.int32]
+    window_table: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True)
@@ -162,6 +180,7 @@ class ForwardBatch:
         host: host copies of lengths for a back end with `reads_host`; `None` inside graphs.
         adapters: the adapters of the batch's tokens; the loop over layers narrows both together.
         states: where recurrent states are read and written, if the model has any.
+        window: pages of windowed layers, if they have pages of their own.
     """
 
     input_ids: Tensor
@@ -185,6 +204,19 @@ class ForwardBatch:
     cos_sin: Tensor | None = None
     adapters: AdapterSlots | None = None
     states: StateSteps | None = None
+    window: WindowView | None = None
+
+    def pages_of(self, layer_idx: int) -> Tensor:
+        """Return the page table of a layer."""
+        if self.window is not None and self.kv[layer_idx].is_windowed:
+            return self.window.page_table
+        return self.page_table
+
+    def slots_of(self, layer_idx: int) -> Tensor:
+        """Return where the keys and values of a layer go."""
+        if self.window is not None and self.kv[layer_idx].is_windowed:
+            return self.window.slots
+        return self.slots
 
     def put_embeds(self, embedded: Tensor) -> None:
         """Overwrite rows of `embedded`, `[num_tokens, hidden_size]`, with given embeddings."""

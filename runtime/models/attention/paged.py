@@ -57,7 +57,7 @@ class PagedAttention:
             q,
             kv.k,
             kv.v,
-            batch.page_table,
+            batch.pages_of(layer.layer_idx),
             batch.seq_lens,
             batch.qo_indptr,
             layer.scale,

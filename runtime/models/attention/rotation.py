@@ -39,7 +39,7 @@ def rotate_and_write(
         head_dim,
         layer.cos_sin if batch.cos_sin is None else batch.cos_sin,
         batch.positions,
-        batch.slots,
+        batch.slots_of(layer.layer_idx),
         kv.k,
         kv.v,
         layer.q_norm,
@@ -95,7 +95,7 @@ def write_heads(
 ) -> None:
     """Fill the layer's pages; see `AttentionBackend.write`."""
     kv = batch.kv[layer.layer_idx]
-    kernels.kv_write(k, v, batch.slots, kv.k, kv.v)
+    kernels.kv_write(k, v, batch.slots_of(layer.layer_idx), kv.k, kv.v)
 
 
 def values_of(layer: AttentionLayer, out: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ class TritonAttention:
             q,
             kv.k,
             kv.v,
-            batch.page_table,
+            batch.pages_of(layer.layer_idx),
             layer.scale,
             out,
             batch.key_ends,

@@ -71,7 +71,7 @@ class InvariantTritonAttention:
             q,
             kv.k,
             kv.v,
-            batch.page_table,
+            batch.pages_of(layer.layer_idx),
             layer.scale,
             out,
             batch.key_ends,

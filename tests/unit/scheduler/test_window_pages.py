@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.cache.manager import BlockTable, CacheManager
 from runtime.cache.window_pages import WindowPages, pages_of_request
 from runtime.ipc.messages import AbortRequests
 from tests.support.scheduler_harness import PAGE, Harness, expected
@@ -16,9 +17,19 @@ NUM_PAGES = 40
 CHUNK = 16
 
 
+class WatchedCache(CacheManager):
+    """Knows the block tables that the scheduler last let it check."""
+
+    block_tables: list[BlockTable]
+
+    def check_invariants(self, block_tables: list[BlockTable]) -> None:
+        super().check_invariants(block_tables)
+        self.block_tables = block_tables
+
+
 def harness(folder: Path, window: int, num_requests: int, **options: Any) -> Harness:
     """Have window pages for so many requests at a time."""
-    made = Harness(folder, num_pages=NUM_PAGES, token_budget=CHUNK, **options)
+    made = Harness(folder, num_pages=NUM_PAGES, token_budget=CHUNK, cache=WatchedCache, **options)
     made.runner.window = window
     made.cache.windows = WindowPages(
         num_requests * pages_of_request(window, PAGE) + CHUNK // PAGE,
@@ -56,8 +67,8 @@ def test_no_window_ever_lacks_a_token(
                 engine.scheduler.receive([AbortRequests([number])])
         if rng.random() < 0.03:
             # As after an exception: what belongs to running requests stays.
-            tables = [each.block_table for each in engine.scheduler._requests.values()]
-            engine.cache.recover(tables)
+            engine.scheduler.check_invariants()
+            engine.cache.recover(engine.cache.block_tables)
         engine.scheduler.step()
         engine.scheduler.check_invariants()
     engine.run()
