@@ -1,4 +1,4 @@
-"""Gated DeltaNet: a short convolution, the gated delta rule, a gated norm; instead of attention."""
+"""Gated DeltaNet, a layer in place of attention: a short convolution and the gated delta rule."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ from runtime.models.layers.vector import Vector
 
 
 class DeltaNet(Mixer):
-    """Queries, keys, values, an output gate and two gates of the rule, from one fused product."""
+    """A Gated DeltaNet layer.
+
+    One fused product gives queries, keys, values, the output's gate, and the two gates of the delta
+    rule.
+    """
 
     __slots__ = (
         *("_a_log", "_conv", "_dt_bias", "_layer_idx", "_norm", "_shape", "_sizes", "_width"),
@@ -45,7 +49,7 @@ class DeltaNet(Mixer):
             heads("qkvz", spec.num_key_heads, qkvz, context),
             heads("ba", spec.num_key_heads, gates, context),
         ]
-        # Widths of a key head's q, k, v and z.
+        # Widths of q, k, v and z for one key head.
         values = ratio * spec.value_dim
         self._sizes = [spec.key_dim, spec.key_dim, values, values]
         self.in_proj = Linear.column_parallel(hidden, outputs, False, context)
@@ -62,7 +66,7 @@ class DeltaNet(Mixer):
         return self.in_proj.rounding
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Convolve, apply the rule, norm and gate; see `Mixer`."""
+        """Convolve, apply the gated delta rule, norm and gate; see `Mixer.attend`."""
         steps, shape = batch.states, self._shape
         assert steps is not None, "the pool has slots for this model"
         product = self.in_proj.apply(hidden)
@@ -97,7 +101,7 @@ class DeltaNet(Mixer):
         return act_and_mul(torch.cat((gate.flatten(1), normed), dim=1), "silu")
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.in_proj", self.in_proj
         yield f"{prefix}.conv1d", self._conv
         yield f"{prefix}.A_log", self._a_log

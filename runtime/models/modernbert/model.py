@@ -60,7 +60,7 @@ class ModernBertLayer:
         stream.add_(self.mlp_out.apply(unary(inner, self._activation).mul_(gate)))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         if self.attn_norm is not None:
             yield f"{prefix}.attn_norm", self.attn_norm
         yield f"{prefix}.mlp_norm", self.mlp_norm

@@ -102,7 +102,7 @@ def read(config: Keys, generation: Keys) -> ModernBertSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     common = common_fields(config, generation)
     num_heads = config.integer("num_attention_heads", MAX_HEADS)

@@ -23,7 +23,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     fields = silu_decoder_fields(config, generation, TRAITS)

@@ -28,7 +28,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the family's `config.json`.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     for key in ("attention_bias", "mlp_bias", "lm_head_bias"):

@@ -59,7 +59,7 @@ class Block:
         return self.down_proj.apply(inner)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.norm1", self.norm1
         yield f"{prefix}.norm2", self.norm2
         yield from self.attn.holders(f"{prefix}.attn")

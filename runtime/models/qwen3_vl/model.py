@@ -55,7 +55,7 @@ class Block:
         return self.linear_fc2.apply(inner)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.norm1", self.norm1
         yield f"{prefix}.norm2", self.norm2
         yield from self.attn.holders(f"{prefix}.attn")
@@ -81,7 +81,7 @@ class Merger:
         return self.linear_fc2.apply(self.linear_fc1.activated(normed, "gelu"))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.norm", self.norm
         yield f"{prefix}.linear_fc1", self.linear_fc1
         yield f"{prefix}.linear_fc2", self.linear_fc2

@@ -74,7 +74,7 @@ def read(config: Keys, generation: Keys) -> Qwen3VLSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     text = text_keys(config, DEFAULTS)
     decoder = read_decoder(text, generation, TRAITS)

@@ -144,7 +144,7 @@ def tower_fields(config: Keys, vision: Keys, spec: DecoderSpec) -> dict[str, Any
         spec: the decoder's spec.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     width = vision.integer("hidden_size", MAX_WIDTH)
     num_heads = vision.integer("num_heads", MAX_HEADS)

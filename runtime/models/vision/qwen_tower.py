@@ -172,6 +172,6 @@ class TowerAttention:
         return self.proj.apply(attend_packed(run.layer, qkv, run.rows, lengths))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.qkv", self.qkv
         yield f"{prefix}.proj", self.proj

@@ -62,7 +62,7 @@ class SiglipBlock:
         return self.fc2.apply(self.fc1.activated(normed, "gelu_tanh"))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.layer_norm1", self.layer_norm1
         yield f"{prefix}.self_attn.qkv_proj", self.qkv_proj
         yield f"{prefix}.self_attn.out_proj", self.out_proj
@@ -113,7 +113,7 @@ class Siglip:
         return split.permute(1, 3, 0, 2, 4).to(self._dtype).reshape(rows * rows, -1)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.embeddings.patch_embedding", self.patch_embedding
         yield f"{prefix}.embeddings.position_embedding", self.position_embedding
         for index, block in enumerate(self.blocks):

@@ -56,7 +56,7 @@ def siglip_fields(vision: Keys) -> dict[str, Any]:
         vision: its keys, over the defaults.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     width = vision.integer("hidden_size", MAX_WIDTH)
     num_heads = vision.integer("num_attention_heads", MAX_HEADS)

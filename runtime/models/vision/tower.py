@@ -30,7 +30,7 @@ class Tower(ABC):
 
     @abstractmethod
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
 
 
 class Normalize:
