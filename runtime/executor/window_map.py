@@ -1,4 +1,8 @@
-"""The map from pages of layers that see all keys to pages of windowed layers, on a rank."""
+"""Maps the pages of full-attention layers to the pages of sliding-window layers, on one rank.
+
+If sliding-window layers have pages of their own, the scheduler's block tables name pages of the
+other layers. This map gives the window page of each of them.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,12 @@ from runtime.step.step_plan import Int32Array, WindowUpdate
 
 
 class WindowMap:
-    """Gives windowed layers their page tables and slots.
+    """Gives sliding-window layers their block tables and the slots of new tokens.
 
     Attributes:
-        host: `[num_pages + 1]` int32, window page of each page, 0 for none. Page 0, for padding,
-            has window page 0.
-        device: the same on the device, at a fixed address, so graphs may read it.
+        host: `[num_pages + 1]` int32, the window page of each page; 0 for none. Page 0 is for
+            padding and has window page 0.
+        device: the same on the device. Its address does not change, so CUDA graphs may read it.
     """
 
     def __init__(self, num_pages: int, page_size: int, device: torch.device) -> None:
@@ -31,7 +35,7 @@ class WindowMap:
 
     @torch.inference_mode()
     def update(self, changes: WindowUpdate) -> None:
-        """Write `StepPlan.windows`; steps in flight still read the old entries."""
+        """Write the changes of a step's plan; steps in flight still read the old entries."""
         pages, window_pages = changes.pages.astype(np.int64), changes.window_pages
         self.host[pages] = window_pages
         if not self._shares_memory:
@@ -39,12 +43,12 @@ class WindowMap:
             self.device.index_copy_(0, index, values)
 
     def view(self, page_table: Tensor, slots: Tensor) -> WindowView:
-        """Return the windowed layers' page table and slots, without waiting.
+        """Return the block tables and slots for sliding-window layers, without waiting.
 
         Args:
-            page_table: `[num_seqs, max_pages]` int32, of the other layers.
-            slots: `[num_tokens]` int64, of the other layers; negative for tokens that are not
-                written.
+            page_table: `[num_seqs, max_pages]` int32, block tables of the other layers.
+            slots: `[num_tokens]` int64, slots of the new tokens in the other layers; negative for
+                tokens whose keys and values are not written.
         """
         size = self._page_size
         table = self.device.index_select(0, page_table.reshape(-1)).view(page_table.shape)
@@ -54,7 +58,13 @@ class WindowMap:
 
 
 def window_map(kv: list[KVCache], page_size: int, device: torch.device) -> WindowMap | None:
-    """Return a map for a pool's layers; `None` unless windowed layers have pages of their own."""
+    """Return the map for a KV cache; `None` unless window layers have pages of their own.
+
+    Args:
+        kv: the KV cache, one entry per layer.
+        page_size: number of tokens per page.
+        device: where the map is read.
+    """
     if not any(layer.is_windowed for layer in kv):
         return None
     num_pages = next(len(layer.k) for layer in kv if not layer.is_windowed)
