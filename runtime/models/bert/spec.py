@@ -89,11 +89,11 @@ class BertSpec(ModelSpec):
         return (NoState(),) * self.num_layers
 
     def is_ignored(self, name: str) -> bool:
-        """See `ModelSpec`."""
+        """Whether the checkpoint's tensor `name` is not needed; see `ModelSpec`."""
         return _UNUSED.fullmatch(name) is not None
 
     def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:  # noqa: ARG002  # no experts
-        """See `ModelSpec`."""
+        """Return the parts that ranks cannot share evenly; see `ModelSpec`."""
         return uneven(tp_size, self.num_heads, self.intermediate_size)
 
 

@@ -1,4 +1,7 @@
-"""OLMo 3: OLMo 2 with windows on most layers, which rotate unscaled. Front-safe: no torch."""
+"""OLMo 3's `config.json`: OLMo 2 with a window on most layers. Front-safe: no torch.
+
+The scaling of the rotary embedding applies only to the layers without a window.
+"""
 
 from __future__ import annotations
 

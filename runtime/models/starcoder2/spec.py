@@ -1,4 +1,7 @@
-"""Starcoder 2: LayerNorms, biases, and an MLP without a gate. Front-safe: no torch."""
+"""Starcoder 2's `config.json`: LayerNorms, biases, and an MLP without a gate.
+
+Front-safe: no torch.
+"""
 
 from __future__ import annotations
 
