@@ -215,6 +215,7 @@ def _adapted_rows() -> list[str]:
 _ONE_RANK: set[str] = set()
 _WITH_EXPERTS = {
     "deepseek",
+    "gemma4",
     "glm4_moe",
     "gpt_oss",
     "granite",

@@ -73,6 +73,11 @@ def _hybrid(family: str) -> Family:
     return Family(f"runtime.models.{family}.spec:read", _DECODER)
 
 
+def _own(family: str, model: str, read: str = "read") -> Family:
+    folder = f"runtime.models.{family}"
+    return Family(f"{folder}.spec:{read}", f"{folder}.model:{model}")
+
+
 def _seeing(family: str, model: str) -> Family:
     folder = f"runtime.models.{family}"
     return Family(f"{folder}.spec:read", f"{folder}.model:{model}", images=True)
@@ -89,6 +94,8 @@ FAMILIES: dict[str, Family] = {
     "Gemma2ForCausalLM": _decoder("gemma2"),
     "Gemma3ForCausalLM": _decoder("gemma3"),
     "Gemma3ForConditionalGeneration": _seeing("gemma3_vision", "Gemma3Vision"),
+    "Gemma4ForCausalLM": _own("gemma4", "Gemma4ForCausalLM"),
+    "Gemma4ForConditionalGeneration": _own("gemma4", "Gemma4ForCausalLM", "read_text_part"),
     "Glm4ForCausalLM": _decoder("glm4"),
     "Glm4MoeForCausalLM": _decoder("glm4_moe"),
     "Glm4MoeLiteForCausalLM": _decoder("glm4_moe", "read_lite"),

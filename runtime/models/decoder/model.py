@@ -8,6 +8,7 @@ next norm, in the same kernel (`fused_add_rms_norm`). The classes are not `nn.Mo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -145,29 +146,6 @@ class DecoderAttention(Mixer):
             yield f"{prefix}.kv_scales", self.kv_scales
 
 
-def _mixer(spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables) -> Mixer:
-    recurrence = spec.recurrence(layer_idx)
-    if isinstance(recurrence, ShortConvSpec):
-        return ShortConv(recurrence, spec.hidden_size, context, layer_idx)
-    if isinstance(recurrence, DeltaNetSpec):
-        return DeltaNet(recurrence, spec.hidden_size, context, layer_idx)
-    assert recurrence is None, "a recurrence without a layer"
-    of_layer = spec.attention(layer_idx)
-    if isinstance(of_layer, LatentAttentionSpec):
-        return LatentAttention(spec, of_layer, context, layer_idx, ropes)
-    if of_layer.has_gate:
-        return GatedAttention(
-            of_layer,
-            spec.hidden_size,
-            context,
-            layer_idx,
-            ropes,
-            eps=spec.rms_norm_eps,
-            bias=spec.attention_bias,
-        )
-    return DecoderAttention(spec, context, layer_idx, ropes)
-
-
 class DecoderMLP:
     """A gated feed-forward block: `down(activation(gate(x)) * up(x))`."""
 
@@ -203,28 +181,12 @@ class DecoderMLP:
         yield f"{prefix}.down_proj", self.down_proj
 
 
-def _mlp(
-    spec: DecoderSpec, context: BuildContext, layer_idx: int
-) -> DecoderMLP | UngatedBlock | SparseMLP:
-    experts, hidden = spec.experts, spec.hidden_size
-    if experts is None or layer_idx not in experts.layers:
-        if spec.ungated_mlp is not None:
-            size, activation = spec.intermediate_size, spec.ungated_mlp.activation
-            return UngatedBlock(hidden, size, activation, context, bias=spec.mlp_bias)
-        return DecoderMLP(spec, spec.intermediate_size, context)
-    shared = None
-    if experts.shared_size:
-        block = DecoderMLP(spec, experts.shared_size, context)
-        parts = block.forward, block.holders
-        shared = SharedExpert(hidden, context, *parts, has_gate=experts.has_shared_gate)
-    return SparseMLP(experts, hidden, spec.activation, context, layer_idx, shared)
-
-
 class DecoderLayer:
     """One layer: attention and a feed-forward block, with the family's norms before and after each.
 
     The layer is computed in two halves, `attend` and `finish`. Tokens see one another only in
-    `attend`, so `finish` may be computed for some of the tokens.
+    `attend`, so `finish` may be computed for some of the tokens. `mixer_of` and `mlp_of` make
+    what the halves compute.
     """
 
     __slots__ = (
@@ -241,8 +203,8 @@ class DecoderLayer:
     def __init__(
         self, spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
     ) -> None:
-        self.self_attn = _mixer(spec, context, layer_idx, ropes)
-        self.mlp = _mlp(spec, context, layer_idx)
+        self.self_attn = self.mixer_of(spec, context, layer_idx, ropes)
+        self.mlp = self.mlp_of(spec, context, layer_idx)
         self.residual_scale = spec.residual_scale
         self.is_parallel = spec.is_parallel
 
@@ -255,6 +217,50 @@ class DecoderLayer:
         self.attention_output_norm = norm("attention_output_norm")
         self.mlp_norm = norm("mlp_norm")
         self.mlp_output_norm = norm("mlp_output_norm")
+
+    @staticmethod
+    def mixer_of(
+        spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
+    ) -> Mixer:
+        """Make what the first half computes."""
+        recurrence = spec.recurrence(layer_idx)
+        if isinstance(recurrence, ShortConvSpec):
+            return ShortConv(recurrence, spec.hidden_size, context, layer_idx)
+        if isinstance(recurrence, DeltaNetSpec):
+            return DeltaNet(recurrence, spec.hidden_size, context, layer_idx)
+        assert recurrence is None, "a recurrence without a layer"
+        of_layer = spec.attention(layer_idx)
+        if isinstance(of_layer, LatentAttentionSpec):
+            return LatentAttention(spec, of_layer, context, layer_idx, ropes)
+        if of_layer.has_gate:
+            return GatedAttention(
+                of_layer,
+                spec.hidden_size,
+                context,
+                layer_idx,
+                ropes,
+                eps=spec.rms_norm_eps,
+                bias=spec.attention_bias,
+            )
+        return DecoderAttention(spec, context, layer_idx, ropes)
+
+    @staticmethod
+    def mlp_of(
+        spec: DecoderSpec, context: BuildContext, layer_idx: int
+    ) -> DecoderMLP | UngatedBlock | SparseMLP:
+        """Make what the second half computes."""
+        experts, hidden = spec.experts, spec.hidden_size
+        if experts is None or layer_idx not in experts.layers:
+            if spec.ungated_mlp is not None:
+                size, activation = spec.intermediate_size, spec.ungated_mlp.activation
+                return UngatedBlock(hidden, size, activation, context, bias=spec.mlp_bias)
+            return DecoderMLP(spec, spec.intermediate_size, context)
+        shared = None
+        if experts.shared_size:
+            block = DecoderMLP(spec, experts.shared_size, context)
+            parts = block.forward, block.holders
+            shared = SharedExpert(hidden, context, *parts, has_gate=experts.has_shared_gate)
+        return SparseMLP(experts, hidden, spec.activation, context, layer_idx, shared)
 
     def attend(self, hidden: Tensor | None, residual: Tensor, batch: ForwardBatch) -> Tensor:
         """Run the first half: the input norm, and attention up to its output product.
@@ -374,6 +380,8 @@ class Decoder:
         "norm",
     )
 
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+
     def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
         ropes = RopeTables(context.max_positions or spec.context_len, context.device)
         self._stage = stage = context.stage
@@ -385,7 +393,7 @@ class Decoder:
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=context.dtype).item()
         layers = stage.layers(spec.num_layers)
         self._first, self._hidden_size, self._dtype = layers.start, spec.hidden_size, context.dtype
-        self.layers = [DecoderLayer(spec, context, layer_idx, ropes) for layer_idx in layers]
+        self.layers = [self.layer_class(spec, context, index, ropes) for index in layers]
         self.norm = _stream_norm(spec, context) if stage.is_last else None
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -444,10 +452,12 @@ def _stream_norm(spec: DecoderSpec, context: BuildContext) -> RMSNorm | LayerNor
 class DecoderForCausalLM(CausalLM):
     """A decoder and its head, which gives logits."""
 
+    decoder_class: ClassVar[type[Decoder]] = Decoder
+
     def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
         self.spec = spec
         self.context = context
-        self.model = Decoder(spec, context)
+        self.model = self.decoder_class(spec, context)
         self._logit_scale, self._logit_softcap = spec.logit_scale, spec.logit_softcap
         self._gather = context.gather_columns if context.splits_head(spec.vocab_size) else None
         self.lm_head: Linear | None = None
