@@ -1,11 +1,12 @@
-"""Pages of the layers with a window, if other layers see all keys.
+"""Manages the pages of sliding-window layers, if full-attention layers have pages of their own.
 
-Windowed layers have a smaller pool of their own. A window page hangs on a page of the other layers
-(a full page): `page_of` gives its number. So block tables and the prefix tree have full pages only.
-A prefix can be resumed where the last full pages, as many as a window covers, have window pages.
+Sliding-window layers then have a smaller pool of pages. A page of this pool, a window page, has the
+keys and values of the same tokens as a page of the other layers, a full page. `page_of` maps full
+pages to window pages. So block tables and the prefix tree have full pages only. A request can
+resume after a cached prefix if all pages within the window before that point have window pages.
 
-A running request uses the window pages of its current window. All others are a cache: they stay
-until window pages are short, and belong to the request or the tree that has their full page.
+A running request uses the window pages within its current window. Other window pages are cached:
+each stays with its full page until there are too few window pages.
 
 Source: the mapping from full to windowed slots is SGLang's (`SWATokenToKVPoolAllocator`).
 """
@@ -25,28 +26,28 @@ if TYPE_CHECKING:
 
 
 def pages_of_request(window: int, page_size: int) -> int:
-    """Return the most window pages that a decoding request uses."""
+    """Return the most window pages that a decoding request uses at a time."""
     return -(-window // page_size) + 2
 
 
 class WindowPages:
-    """Gives window pages to full pages, and takes back those behind the windows.
+    """Assigns window pages to full pages, and takes back those behind the windows.
 
     Attributes:
-        pool: free window pages.
-        page_of: `[num_full_pages + 1]` int32, window page of each full page, 0 for none.
+        pool: the free window pages.
+        page_of: `[num_full_pages + 1]` int32, the window page of each full page; 0 for none.
     """
 
     def __init__(
         self, num_pages: int, num_full_pages: int, *, page_size: int, window: int, step_tokens: int
     ) -> None:
-        """Manage `num_pages` window pages.
+        """Manage `num_pages` window pages, all free at first.
 
         Args:
-            num_pages: window pages.
-            num_full_pages: pages of the layers that see all keys.
-            page_size: tokens per page of both kinds.
-            window: most keys that a query of a windowed layer sees, its own included.
+            num_pages: number of window pages.
+            num_full_pages: number of full pages.
+            page_size: number of tokens per page, of both kinds.
+            window: most keys that a query of a sliding-window layer sees, with its own.
             step_tokens: most prompt tokens of a step.
         """
         self.pool = PagePool(num_pages)
@@ -54,27 +55,31 @@ class WindowPages:
         self._window, self._page_size = window, page_size
         self._per_request = pages_of_request(window, page_size)
         self._of_step = -(-step_tokens // page_size)
-        # Running requests that use a full page's window page.
+        # For each full page, the number of running requests that use its window page.
         self._num_users: Int32Array = np.zeros(num_full_pages + 1, dtype=np.int32)
-        # Unused window pages by full page, the longest unused first. Those of the second kind end
-        # where another sequence is likely to resume.
+        # Full pages whose window page no request uses, the longest unused first. `_resumable` has
+        # those within a window before a point where other requests are likely to resume; `_behind`
+        # has the others, which are evicted first.
         self._behind: dict[int, None] = {}
         self._resumable: dict[int, None] = {}
         self._changed: list[Pages] = []
-        # Requests of which the latest step computed a chunk, with their tokens after it.
+        # Requests that had a prompt chunk in the latest step, with their number of tokens after it.
         self._chunks: dict[BlockTable, int] = {}
         self._num_holds = 0
 
     @property
     def admits(self) -> bool:
-        """Whether another request surely finds window pages in every step."""
+        """Whether another request would find window pages in every step, whatever the others do."""
         needed = (self._num_holds + 1) * self._per_request + self._of_step
         return needed <= self.pool.num_pages
 
     def count_resumable(self, pages: Pages) -> int:
-        """Return after how many of `pages`, at most, their sequence can be resumed."""
+        """Return the largest number of first pages after which a request can resume.
+
+        `pages` are the full pages of a cached prefix, in order.
+        """
         counts = np.arange(1, len(pages) + 1, dtype=np.int64)
-        # The last page without a window page among the first 1, 2, ... pages.
+        # For each number of first pages, the index of its last page without a window page.
         missing = np.where(self.page_of[pages] > 0, -1, counts - 1)
         found = np.flatnonzero(
             np.maximum.accumulate(missing) < self._first_seen(counts * self._page_size)
@@ -82,7 +87,7 @@ class WindowPages:
         return int(found[-1]) + 1 if len(found) else 0
 
     def _first_seen(self, num_tokens: Int64Array) -> Int64Array:
-        """Return the first page that a query after `num_tokens` tokens sees."""
+        """Return the index of the first page that a query after `num_tokens` tokens sees."""
         first: Int64Array = np.maximum(num_tokens - self._window + 1, 0) // self._page_size
         return first
 
@@ -90,11 +95,11 @@ class WindowPages:
         return int(self._first_seen(np.array(num_tokens, dtype=np.int64)))
 
     def begin(self, block_table: BlockTable, num_tokens: int) -> None:
-        """Let a new request use the window before its first token.
+        """Let a new request use the window pages before its first token to compute.
 
         Args:
-            block_table: has the cached prefix, which is resumable.
-            num_tokens: known tokens of the request.
+            block_table: block table with the cached prefix, after which the request can resume.
+            num_tokens: number of known tokens of the request.
         """
         self._num_holds += 1
         block_table.has_window = True
@@ -107,15 +112,17 @@ class WindowPages:
         block_table.window_first, block_table.window_end = first, num_cached
 
     def advance(self, block_table: BlockTable, start: int, end: int) -> int:
-        """Give tokens `start` to `end` window pages; earlier pages that no query sees are unused.
+        """Assign window pages to the tokens of a step.
+
+        Pages of earlier tokens that no query sees any more become unused.
 
         Args:
-            block_table: a block table with full pages for those tokens.
-            start: number of tokens that are computed or in flight.
+            block_table: block table that has full pages for these tokens.
+            start: number of tokens that are computed before the step.
             end: number of tokens after the step.
 
         Returns:
-            Number of tokens for which the request now has had window pages.
+            Number of tokens up to the end of the request's last window page.
         """
         self._leave(block_table, start)
         if end > start + 1:
@@ -127,7 +134,7 @@ class WindowPages:
         return block_table.window_end * self._page_size
 
     def leave_chunks(self) -> None:
-        """Before a step: stop using pages behind the windows after the latest step's chunks."""
+        """Release the pages behind the windows of the latest step's chunks; call before a step."""
         for block_table, end in self._chunks.items():
             self._leave(block_table, end)
         self._chunks.clear()
@@ -140,7 +147,7 @@ class WindowPages:
         self._changed.append(pages.copy())
 
     def _evict(self, shortage: int) -> None:
-        """Free `shortage` unused window pages."""
+        """Free `shortage` window pages that no request uses."""
         victims: list[int] = []
         while len(victims) < shortage:
             oldest = self._behind or self._resumable
@@ -156,7 +163,7 @@ class WindowPages:
         self._changed.append(pages)
 
     def _leave(self, block_table: BlockTable, num_computed: int) -> None:
-        """Stop using a request's window pages that no query after `num_computed` tokens sees."""
+        """Release the window pages that no query after `num_computed` tokens sees."""
         begin = block_table.window_first
         first = self._first_of(num_computed)
         if first <= begin:
@@ -177,7 +184,7 @@ class WindowPages:
                 (self._resumable if is_kept else self._behind)[page] = None
 
     def end(self, block_table: BlockTable) -> None:
-        """End a request's use of window pages; its window stays where the tree has its pages."""
+        """Release all window pages of a request that ends; cached pages keep their window pages."""
         if not block_table.has_window:
             return
         self._num_holds -= 1
@@ -189,7 +196,7 @@ class WindowPages:
         block_table.window_first = block_table.window_end = 0
 
     def replace(self, ours: Pages, theirs: Pages) -> None:
-        """Move window pages and their use from a request's full pages to the tree's equal ones.
+        """Move window pages from a request's full pages to equal full pages of the prefix tree.
 
         Args:
             ours: full pages that the request gives up.
@@ -216,7 +223,7 @@ class WindowPages:
             self._changed.append(np.array([our, their], dtype=np.int32))
 
     def drop(self, pages: Pages) -> None:
-        """Free the window pages of full pages that become free."""
+        """Free the window pages of full pages that are freed."""
         held = pages[self.page_of[pages] > 0]
         if len(held):
             assert not self._num_users[held].any(), "a request uses the window page"
@@ -229,7 +236,7 @@ class WindowPages:
             self._resumable.pop(page, None)
 
     def take_update(self) -> WindowUpdate | None:
-        """Return what changed in `page_of` since the last call."""
+        """Return the entries of `page_of` that changed since the last call; `None` if none did."""
         if not self._changed:
             return None
         pages = np.unique(np.concatenate(self._changed))
@@ -237,17 +244,17 @@ class WindowPages:
         return WindowUpdate(pages, self.page_of[pages])
 
     def recover(self, block_tables: list[BlockTable], taken: Pages) -> None:
-        """Free every window page that has no owner.
+        """Free every window page that does not belong to a full page in use.
 
         Args:
-            block_tables: block tables of all requests that go on.
-            taken: full pages of these requests and of the tree.
+            block_tables: block tables of all requests that continue.
+            taken: full pages of these requests and of the prefix tree.
         """
         has_owner = np.zeros(len(self.page_of), dtype=bool)
         has_owner[taken] = True
         self._num_users[:] = 0
         for table in block_tables:
-            # What the request was to get in a step that was never planned.
+            # These pages were meant for a step that was never planned.
             has_owner[table.pages[max(table.window_end, table.num_shared) : table.num_pages]] = (
                 False
             )
@@ -266,14 +273,14 @@ class WindowPages:
         self._changed = [np.arange(1, len(self.page_of), dtype=np.int32)]
 
     def check_invariants(self, block_tables: list[BlockTable], free_pages: Pages) -> None:
-        """Assert that every window page has one owner, and that windows are whole.
+        """Assert that every window page is in one place, and that each window is complete.
 
         Args:
             block_tables: block tables of all running requests.
             free_pages: full pages that are free.
 
         Raises:
-            AssertionError: a window page is lost, owned twice or missing.
+            AssertionError: a window page is lost, is in two places, or is missing.
         """
         held = self.page_of[self.page_of > 0]
         everything = np.sort(np.concatenate([self.pool.free_pages(), held]))
