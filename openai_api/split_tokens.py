@@ -1,9 +1,9 @@
-"""Keeps special tokens in a chat's messages as plain text, so that a message cannot end its turn.
+"""Turns special tokens in a chat's messages into plain text, so that they cannot end a turn.
 
 A rendered prompt does not show whether the template or a message wrote an `<|im_end|>`. So the
-request's texts are marked before rendering: a random number is inserted after the first character
-of each special token. The rendered text is then cut at these numbers, and the tokenizer encodes the
-pieces one by one. So it finds only those special tokens that the template wrote.
+request's texts are marked before they are rendered: a random number is inserted after the first
+character of each special token. The rendered text is then cut at the marks, and the tokenizer gets
+the pieces. These pieces hold only special tokens that the template wrote.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from runtime.errors import InvalidRequest
 from runtime.text.encoding import encode_pieces
 from runtime.text.tokenizer import Tokenizer
 
-# Roles whose texts come from outside the application: users, and results of tools.
+# The roles whose text comes from outside the application: users and results of tools.
 _OUTSIDERS = frozenset({"user", "tool", "function"})
-# Digits of the random number. It consists of digits because a template may change the case of
-# letters, and has so many that it cannot be guessed.
+# A mark consists of digits, because a template may change the case of letters. It has too many
+# digits to be guessed.
 _MARK_DIGITS = 24
 
 
 class SplitTokens:
-    """The tokens that messages must not contain, for one model.
+    """The tokens that a model's tokenizer and template treat as more than text.
 
     Attributes:
         tokenizer: the model's tokenizer.
-        of_all: finds the special tokens.
+        of_all: finds the special tokens, which messages may not contain.
         of_outsiders: also finds the other added tokens that the template writes, such as
             `<tool_response>`. Earlier answers of an assistant may contain these.
         ids: the ids of all these tokens, except the one for unknown characters.
     """
 
     def __init__(self, tokenizer: Tokenizer, written: str) -> None:
-        """Find the tokens; `written` has all text constants of the chat template."""
+        """Find the tokens; `written` holds the template's own text constants."""
         added = tokenizer.backend.get_added_tokens_decoder()
-        # A token of a single character is left out, because it cannot be split.
+        # A single character cannot be split.
         texts = {token.content: i for i, token in added.items() if len(token.content) > 1}
         special = {text for text, token_id in texts.items() if added[token_id].special}
         tags = {text for text in texts if text in written and text.strip()}
         self.tokenizer = tokenizer
         self.of_all = _TokenFinder(special)
         self.of_outsiders = _TokenFinder(special | tags)
-        # The id for unknown characters may come from any text, so it is not counted.
+        # Any text may become the token for unknown characters.
         unknown = tokenizer.encode("\U0010fffd", add_special_tokens=False)
         self.ids = frozenset(texts[text] for text in special | tags) - {*unknown}
 
 
 class Marks:
-    """Marks the texts of one request with a random number, and removes it again."""
+    """The marks of one request."""
 
     def __init__(self, tokens: SplitTokens) -> None:
-        """Draw the random number, which the request cannot contain."""
+        """Draw a random number, which the request cannot contain."""
         self._tokens = tokens
         self._mark = "".join(secrets.choice("0123456789") for _ in range(_MARK_DIGITS))
 
     def put_into_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return a template's messages with all texts marked, except roles, which are checked."""
+        """Mark all texts in a template's messages except roles, which the server sets."""
         marked = []
         for message in messages:
             is_outside = message["role"] in _OUTSIDERS
@@ -69,20 +69,20 @@ class Marks:
         return marked
 
     def put_into(self, value: Any) -> Any:
-        """Return a copy of tools or variables with all texts and keys marked."""
+        """Return a copy of tools or variables whose texts and keys are marked."""
         return _marked(value, self._tokens.of_all, self._mark)
 
     def taken_from(self, text: str) -> str:
-        """Return a rendered text without the random numbers."""
+        """Return a rendered text without its marks."""
         return text.replace(self._mark, "")
 
     async def encode(self, text: str, limits: EngineLimits) -> list[int]:
-        """Encode a rendered text, cut at the random numbers.
+        """Encode a rendered text without its marks.
 
         Raises:
-            InvalidRequest: the tokenizer found a special token that the template did not write,
+            InvalidRequest: the tokenizer finds a special token that the template did not write,
                 for instance because it also accepts another spelling.
-            TooLong: there are more tokens than the context or the KV pool holds.
+            TooLong: more tokens than the context or the KV pool holds.
         """
         tokens = self._tokens
         ids = await encode_pieces(tokens.tokenizer, text.split(self._mark), limits)
@@ -101,7 +101,7 @@ class _TokenFinder:
     def __init__(self, tokens: Collection[str]) -> None:
         self._prefixes = {token[:length] for token in tokens for length in range(1, len(token))}
         self._longest = max(map(len, tokens), default=0)
-        # With a look-ahead, tokens that overlap are found too.
+        # The look-ahead finds tokens that overlap, too.
         self._pattern = re.compile(f"(?={_either(tokens)})(.)", re.DOTALL) if tokens else None
 
     def count(self, text: str) -> int:
@@ -110,7 +110,7 @@ class _TokenFinder:
     def mark(self, text: str, mark: str) -> str:
         if self._pattern is None:
             return text
-        # A text may end with the beginning of a token, which the text after it could complete.
+        # A text that ends with the beginning of a token could become one with the text after it.
         tail = max(len(text) - self._longest + 1, 0)
         ends = [at for at in range(tail, len(text)) if text[at:] in self._prefixes]
         for at in reversed(ends):
@@ -129,10 +129,9 @@ def _marked(value: Any, finder: _TokenFinder, mark: str) -> Any:
 
 
 def _either(words: Iterable[str]) -> str:
-    """Return a regex that matches any of `words` and reads each character of a text once.
+    """Return a pattern of all words that reads each character of a text once.
 
-    A plain list of alternatives would try one word after the other, and some tokenizers have
-    hundreds.
+    Plain alternatives would be tried one after another; some tokenizers have hundreds.
     """
     branches: dict[str, list[str]] = {}
     for word in words:

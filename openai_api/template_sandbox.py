@@ -1,7 +1,7 @@
-"""Jinja with the settings of `transformers`, and with limits on time and on output.
+"""Jinja with the settings of `transformers` and with limits on time and on output.
 
 A template comes with a model, so it is untrusted code, and its cost depends on the request's
-values. So every loop, call and string operation checks the limits of the rendering.
+values. So every loop, call and string operation is charged to the budget of its render.
 """
 
 from __future__ import annotations
@@ -34,46 +34,42 @@ _PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"}
 
 
 class TemplateTooCostly(jinja2.TemplateError):
-    """A rendering exceeded a limit."""
+    """A render used up its budget."""
 
 
 class TemplateTooLong(TemplateTooCostly):
-    """A rendering would have made more text than allowed."""
+    """A render would have made more text than allowed."""
 
 
 class TemplateTooSlow(TemplateTooCostly):
-    """A rendering took more time than allowed."""
+    """A render exceeded its time."""
 
 
 class Budget:
-    """The limits of one rendering: characters of output, and seconds."""
+    """The budget of one render: characters of output, and seconds."""
 
     def __init__(self, max_chars: int, timeout_s: float) -> None:
-        """Set the limits; the time starts now."""
+        """Start the clock."""
         self.max_chars = max_chars
         self._deadline = time.monotonic() + timeout_s
 
     def check_time(self) -> None:
-        """Raise `TemplateTooSlow` once the time is up."""
+        """Raise once the time is up."""
         if time.monotonic() > self._deadline:
             raise TemplateTooSlow("the chat template took too long to render")
 
     def check_size(self, num_chars: int) -> None:
-        """Raise `TemplateTooLong` if a text or a list is longer than the output may be."""
+        """Raise if a text or a list is longer than the output may be."""
         if num_chars > self.max_chars:
             raise TemplateTooLong(
                 "the text it renders is longer than the model's context length allows"
             )
 
     def check_value(self, value: Any, indent: int = 0) -> None:
-        """Raise `TemplateTooLong` if a value's JSON would be longer than the output may be.
+        """Raise if a value, as JSON with `indent` characters per level, would be too long.
 
-        A value may have the same part many times and nest deep, so its JSON may be much longer than
-        the value in memory.
-
-        Args:
-            value: the value.
-            indent: characters of indentation for each level.
+        A value may hold the same part many times and nest deep, so its indented JSON may be longer
+        than the sum of its parts.
         """
         num_chars = 0
         stack = [(value, 1)]
@@ -82,7 +78,7 @@ class Budget:
             if isinstance(part, str):
                 num_chars += len(part)
             elif isinstance(part, (dict, list, tuple)):
-                # For each entry: its separator, its line break and, in a dict, the key's quotes.
+                # A separator, a line break and, in a dict, the quotes of a key.
                 num_chars += (indent * level + 1 + 2 * isinstance(part, dict)) * len(part)
             self.check_size(num_chars)
             if isinstance(part, dict):
@@ -149,7 +145,7 @@ def _joined(context: Context, *values: object) -> str:
 
 
 class _Bounds(NodeTransformer):
-    """Rewrites a template's loops and `~` operators so that they check the limits."""
+    """Rewrites loops and `~` so that each is charged to the budget."""
 
     def __init__(self, environment: jinja2.Environment) -> None:
         self._environment = environment
@@ -171,7 +167,7 @@ class _Bounds(NodeTransformer):
 
 
 class _GenerationBlock(Extension):
-    """The block `{% generation %}`, which marks text for training; only its body is rendered."""
+    """`{% generation %}` marks text for training; here only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja's own declaration
 
@@ -188,7 +184,7 @@ class _GenerationBlock(Extension):
 
 
 class _TemplateNamespace(Namespace):
-    # As in `transformers`, private attributes are refused, because they reach Python's internals.
+    # As in `transformers`, a namespace's attributes give no access to Python's internals.
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
             raise jinja2.TemplateError("namespace attributes must not begin with an underscore")
@@ -248,7 +244,7 @@ def _tojson(
 ) -> str:
     width = len(indent) if isinstance(indent, str) else int(indent or 0)
     _budget_of(context).check_value(value, max(width, 0))
-    # Jinja's own `tojson` escapes HTML, which models were not trained on.
+    # Jinja's own `tojson` escapes HTML, which no model was trained on.
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -259,7 +255,7 @@ def _center(value: str, width: int = 80) -> str:
 
 
 def make_environment() -> jinja2.Environment:
-    """Return a Jinja environment with the settings and functions that chat templates rely on."""
+    """Make an environment with the functions and settings for which chat templates are written."""
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
@@ -280,19 +276,19 @@ def make_environment() -> jinja2.Environment:
 
 
 def compile_bounded(environment: jinja2.Environment, tree: nodes.Template) -> jinja2.Template:
-    """Compile a parsed template whose loops and joins check the limits of the rendering."""
+    """Compile a parsed template so that its loops and joins are charged to the render's budget."""
     bounded = _Bounds(environment).visit(tree)
     code = environment.compile(bounded)
-    # A plain dictionary, because each rendering copies it, and copying Jinja's ChainMap is slow.
+    # A plain dictionary: each render copies it, and a copy of Jinja's ChainMap takes long.
     return environment.template_class.from_code(environment, code, dict(environment.globals))
 
 
 def render_bounded(template: jinja2.Template, values: dict[str, Any], budget: Budget) -> str:
-    """Render a template; stop as soon as a limit is exceeded.
+    """Render, stopping as soon as the budget is used up.
 
     Raises:
-        TemplateTooCostly: rendering needs too much time or text.
-        jinja2.TemplateError: the template itself raised an error.
+        TemplateTooCostly: out of time or characters.
+        jinja2.TemplateError: raised by the template itself.
     """
     pieces: list[str] = []
     num_chars = 0

@@ -28,7 +28,7 @@ from runtime.errors import StartupError
 from runtime.executor.kv_pool import allocate_kv
 from runtime.executor.memory import PoolSize
 from runtime.models.attention.backend import ATTENTION_BACKENDS, DEFAULT_ATTENTION, StepLimits
-from runtime.models.attention.forward_batch import ForwardBatch
+from runtime.models.attention.forward_batch import ForwardBatch, StateSteps
 from runtime.models.decoder.model import DecoderForCausalLM, DecoderLayer
 from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.registry import read_model_spec
@@ -155,6 +155,15 @@ def _one_prompt(model: DecoderForCausalLM, tokens: Sequence[int], backend: str) 
         logits_indices=None,
         kv=allocate_kv(PoolSize(num_pages, PAGE_SIZE, 0), model.spec, model.context),
         attention=attention,
+        states=StateSteps(
+            reads=ints([0]),
+            save_indptr=ints([0, 1], torch.int32),
+            save_ends=ints([length]),
+            save_seqs=ints([0]),
+            # The slot for padding.
+            save_slots=ints([1]),
+            is_decode=length == 1,
+        ),
     )
     attention.plan(batch)
     return batch
@@ -180,8 +189,10 @@ def their_stages(folder: Path, tokens: Sequence[int], dtype: str, device: str = 
     decoder.embed_tokens.register_forward_hook(keep("embeddings"))
     for layer_idx, layer in enumerate(decoder.layers):
         name = f"layers.{layer_idx}"
-        layer.self_attn.o_proj.register_forward_pre_hook(keep_input(f"{name} attention"))
-        layer.self_attn.o_proj.register_forward_hook(keep(f"{name} o_proj"))
+        is_linear = hasattr(layer, "linear_attn")
+        o_proj = layer.linear_attn.out_proj if is_linear else layer.self_attn.o_proj
+        o_proj.register_forward_pre_hook(keep_input(f"{name} attention"))
+        o_proj.register_forward_hook(keep(f"{name} o_proj"))
         layer.mlp.register_forward_hook(keep(f"{name} mlp"))
         layer.register_forward_hook(keep(f"{name} output"))
     decoder.norm.register_forward_hook(keep("norm"))

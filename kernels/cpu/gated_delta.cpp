@@ -10,7 +10,7 @@
 namespace hr {
 
 struct DeltaSizes {
-    int64_t seqs, tokens, key_heads, ratio, key_dim, value_dim;
+    int64_t seqs, tokens, key_heads, ratio, key_dim, value_dim, gate_span;
 };
 
 // `to` becomes `from` at unit length, times `scale`.
@@ -64,18 +64,19 @@ void gated_delta(const T *qkv, const T *gates, int64_t gate_stride, const float 
         std::vector<float> matrix(cells), query(rows), key(rows), change(n), read(n);
         for (int64_t item = begin; item < end; item++) {
             const int64_t seq = item / heads, head = item % heads;
-            const int64_t group = head / size.ratio, place = head % size.ratio;
+            const int64_t group = head / size.ratio, span = size.gate_span;
+            const int64_t place = head / span * 2 * span + head % span;
             const float *from = state + (reads[seq] * heads + head) * cells;
             std::copy(from, from + cells, matrix.begin());
             int64_t save = save_bounds[seq];
             for (int64_t t = bounds[seq]; t < bounds[seq + 1]; t++) {
                 const T *row = qkv + t * width;
-                const T *gate = gates + t * gate_stride + group * 2 * size.ratio + place;
+                const T *gate = gates + t * gate_stride + place;
                 const T *value = row + 2 * keys + head * n;
                 unit(row + group * rows, query.data(), rows, scale);
                 unit(row + keys + group * rows, key.data(), rows, 1.0f);
                 const float strength = 1.0f / (1.0f + std::exp(-to_float(gate[0])));
-                const float time = to_float(gate[size.ratio]) + dt_bias[head];
+                const float time = to_float(gate[span]) + dt_bias[head];
                 const float soft = time > 20.0f ? time : std::log1p(std::exp(time));
                 decay_and_read(matrix.data(), key.data(), std::exp(decay[head] * soft), read.data(),
                                rows, n);
@@ -103,8 +104,8 @@ extern "C" void hr_gated_delta(int64_t is_bf16, const void *qkv, const void *gat
                                const int32_t *save_bounds, const int64_t *save_ends,
                                const int64_t *save_slots, void *out, int64_t seqs, int64_t tokens,
                                int64_t key_heads, int64_t ratio, int64_t key_dim,
-                               int64_t value_dim, int64_t threads) {
-    const DeltaSizes size{seqs, tokens, key_heads, ratio, key_dim, value_dim};
+                               int64_t value_dim, int64_t gate_span, int64_t threads) {
+    const DeltaSizes size{seqs, tokens, key_heads, ratio, key_dim, value_dim, gate_span};
     auto run = [&](auto *to) {
         using T = std::remove_pointer_t<decltype(to)>;
         gated_delta<T>((const T *)qkv, (const T *)gates, gate_stride, decay, dt_bias, state, bounds,

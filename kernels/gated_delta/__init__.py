@@ -18,17 +18,25 @@ class DeltaShape(NamedTuple):
         num_value_heads: heads of values, a multiple of `num_key_heads`; consecutive value heads
             share a key head.
         key_dim, value_dim: elements of a head.
+        has_flat_gates: whether a token's `b` of all heads precede its `a` of all heads; otherwise
+            the `b` of each key head's value heads precede their `a`.
     """
 
     num_key_heads: int
     num_value_heads: int
     key_dim: int
     value_dim: int
+    has_flat_gates: bool = False
 
     @property
     def ratio(self) -> int:
         """Value heads of a key head."""
         return self.num_value_heads // self.num_key_heads
+
+    @property
+    def gate_span(self) -> int:
+        """Value heads whose `b` lie together, followed by their `a`."""
+        return self.num_value_heads if self.has_flat_gates else self.ratio
 
     @property
     def width(self) -> int:
@@ -114,8 +122,8 @@ def gated_delta(
 
     Args:
         qkv: `[num_tokens, shape.width]`, queries, keys and values of all heads; contiguous.
-        gates: `[num_tokens, 2 * num_value_heads]`: for each key head `b` of its value heads, then
-            `a`; the dtype of `qkv`, tokens at any stride.
+        gates: `[num_tokens, 2 * num_value_heads]`: `b` and `a` of each value head in the order
+            that `shape` says; the dtype of `qkv`, tokens at any stride.
         decay: `[num_value_heads]` float32, negative.
         dt_bias: `[num_value_heads]` float32.
         state: `[num_slots, num_value_heads, key_dim, value_dim]` float32. No slot is both read and

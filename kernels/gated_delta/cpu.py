@@ -49,6 +49,7 @@ def gated_delta(
         shape.ratio,
         shape.key_dim,
         shape.value_dim,
+        shape.gate_span,
         torch.get_num_threads(),
     )
     return out

@@ -69,7 +69,7 @@ def token_gates(
 
     Both factors are `[num_tokens, num_value_heads]` float32.
     """
-    of_heads = gates.float().unflatten(1, (shape.num_key_heads, 2, shape.ratio))
+    of_heads = gates.float().unflatten(1, (-1, 2, shape.gate_span))
     strength = torch.sigmoid(of_heads[:, :, 0]).flatten(1)
     time = functional.softplus(of_heads[:, :, 1].flatten(1) + dt_bias)
     return torch.exp(decay * time), strength

@@ -37,6 +37,7 @@ def delta_kernel(
     scale,
     KEY_HEADS: tl.constexpr,
     RATIO: tl.constexpr,
+    GATE_SPAN: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     ROWS: tl.constexpr,
@@ -72,9 +73,10 @@ def delta_kernel(
             query = tl.load(row + group * KEY_DIM + rows, mask=has_row, other=0.0)
             key = tl.load(row + KEYS + group * KEY_DIM + rows, mask=has_row, other=0.0)
             value = tl.load(row + 2 * KEYS + head * VALUE_DIM + columns, mask=has_column, other=0.0)
-            gate = gates_ptr + token * gate_stride + group * (2 * RATIO) + head % RATIO
+            gate = gates_ptr + token * gate_stride
+            gate += head // GATE_SPAN * (2 * GATE_SPAN) + head % GATE_SPAN
             strength = tl.sigmoid(tl.load(gate).to(tl.float32))
-            time = tl.load(gate + RATIO).to(tl.float32) + dt_bias
+            time = tl.load(gate + GATE_SPAN).to(tl.float32) + dt_bias
             # The larger exponent is never taken.
             soft = tl.where(time > 20.0, time, tl.log(1.0 + tl.exp(tl.minimum(time, 20.0))))
             query = _unit(query.to(tl.float32), scale)
@@ -127,6 +129,7 @@ def gated_delta(
         shape.key_dim**-0.5,
         KEY_HEADS=shape.num_key_heads,
         RATIO=shape.ratio,
+        GATE_SPAN=shape.gate_span,
         KEY_DIM=shape.key_dim,
         VALUE_DIM=value_dim,
         ROWS=triton.next_power_of_2(shape.key_dim),

@@ -1,4 +1,4 @@
-"""Stores the files that clients upload, and the output files of batches."""
+"""Files that clients upload, and output files of batches."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from runtime.client.tenant import TENANT, fits_beside_others
 from runtime.errors import HeadraceError, InvalidRequest
 
 INPUT, OUTPUT = "batch", "batch_output"
-# Bytes that a file counts besides its content: its row in the database, and rounding to disk
-# blocks.
+# Bytes that a file takes besides its content: its row, and the disk's smallest block.
 FILE_BYTES = 4096
-# Queries for the bytes of files and of answers: those of one tenant, or of all if the name is NULL.
+# Queries for the bytes of files and of answers, of one tenant, or of all if the name is NULL.
 _SIZES = (
     f"SELECT TOTAL(bytes + {FILE_BYTES}) FROM files WHERE tenant = COALESCE(?, tenant)",
     "SELECT TOTAL(LENGTH(answer)) FROM results WHERE batch_id IN "
@@ -40,7 +39,7 @@ class StoredFile(msgspec.Struct):
 
     Attributes:
         tenant: the owner; see `runtime.client.tenant`.
-        purpose: `INPUT` or `OUTPUT`.
+        purpose: one of `INPUT` and `OUTPUT`.
         created_at, expires_at: Unix times in seconds.
     """
 
@@ -53,7 +52,7 @@ class StoredFile(msgspec.Struct):
     expires_at: int | None = None
 
     def wire(self) -> dict[str, Any]:
-        """Return the file as OpenAI's API describes it."""
+        """OpenAI's object."""
         found = {
             "id": self.id,
             "object": "file",
@@ -68,26 +67,17 @@ class StoredFile(msgspec.Struct):
 
 
 def new_file_id() -> str:
-    """Return a new id that cannot be guessed."""
+    """An id that cannot be guessed."""
     return f"file-{secrets.token_hex(12)}"
 
 
 class FileStore:
-    """Stores files in a folder, with their descriptions in the folder's database.
-
-    One size limit holds for files and answers of batches together.
-    """
+    """Files in a folder, their descriptions in its database; one limit for files and results."""
 
     def __init__(
         self, database: Database, max_bytes: int, now: Callable[[], float] = time.time
     ) -> None:
-        """Use the folder of `database`.
-
-        Args:
-            database: the folder with its database.
-            max_bytes: most bytes of files and answers of batches together.
-            now: returns the Unix time.
-        """
+        """Store up to `max_bytes`."""
         self._database = database
         self._max_bytes = max_bytes
         self._now = now
@@ -95,13 +85,7 @@ class FileStore:
     async def add(
         self, content: bytes | bytearray, filename: str, tenant: str, expiry_s: int | None
     ) -> StoredFile:
-        """Store an uploaded file.
-
-        Args:
-            content: the file's bytes.
-            filename: the file's name, as the client sent it.
-            tenant: the owner.
-            expiry_s: seconds after which the file is deleted; None for never.
+        """Keep an uploaded file.
 
         Raises:
             InvalidRequest: the store has no room for the file.
@@ -114,7 +98,7 @@ class FileStore:
     def write(
         self, connection: sqlite3.Connection, file: StoredFile, pieces: Iterable[bytes | bytearray]
     ) -> StoredFile:
-        """Write a file's content, then its description; a file with the same id is replaced."""
+        """Write the content, then its row; a file with the same id is replaced."""
         path = self.path(file.id)
         with path.open("wb") as out:
             out.writelines(pieces)
@@ -124,7 +108,7 @@ class FileStore:
         return file
 
     async def get(self, file_id: str, tenant: str) -> StoredFile:
-        """Return the description of a file.
+        """Describe a file.
 
         Raises:
             UnknownFile: `tenant` has no such file.
@@ -135,7 +119,7 @@ class FileStore:
         return rows[0]
 
     async def page(self, tenant: str, page: Page, purpose: str | None) -> list[StoredFile]:
-        """Return a page of the files of `tenant`, or of those with `purpose`; see `Page.of`."""
+        """A page of the files of `tenant`; see `Page.of`."""
         extra, given = (" AND purpose = ?", (purpose,)) if purpose else ("", ())
         return page.of(await self._database.run(self._rows, tenant, extra, given))
 
@@ -144,7 +128,7 @@ class FileStore:
         await self._database.run(self._delete, file_id)
 
     async def check_room(self) -> None:
-        """Check that the store is not full for the current tenant.
+        """Check that the store has room.
 
         Raises:
             InvalidRequest: the store is full.
@@ -152,11 +136,11 @@ class FileStore:
         await self._database.run(self._check_room, 1)
 
     def path(self, file_id: str) -> Path:
-        """Return the path of a file's content; `file_id` must be the id of a stored file."""
+        """The path of an existing file's content; `file_id` must come from this store."""
         return self._database.contents / file_id
 
     async def clean(self) -> None:
-        """Delete contents without a description, which a server leaves if it ends while writing."""
+        """Delete contents without a row, which remain if a server ends while it writes them."""
         await self._database.run(self._clean)
 
     def _add(
@@ -188,8 +172,7 @@ class FileStore:
         return [StoredFile(*row) for row in rows]
 
     def _drop_expired(self, connection: sqlite3.Connection) -> None:
-        # The input of an unfinished batch stays, because the batch may be read again after a
-        # restart.
+        # The input of a batch stays until the batch is over: the next server may read it again.
         read = (
             "SELECT json_extract(CAST(record AS TEXT), '$.input_file_id') "
             "FROM batches WHERE NOT is_over"

@@ -1,4 +1,4 @@
-"""Answers the lines of batch files: calls the routes' handlers without HTTP."""
+"""Answers to lines of batch files, by the handlers of the routes and without HTTP."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ _HANDLERS = dict(
 
 
 async def answer(context: OpenAIContext, url: str, body: bytes) -> dict[str, Any]:
-    """Compute one line's request; return the object `response` of its output line.
+    """Answer a line and return `response` of its output line; runs on the engine's loop.
 
-    It runs on the server's event loop. A request that is refused also has a response, with the
-    error's status and OpenAI's error object.
+    A request that is refused has a response too, with its status and OpenAI's error object.
 
     Args:
         context: the server's context.
-        url: the request's path.
+        url: the path of a handler.
         body: the request's JSON body.
     """
     IGNORED.set(IgnoredFields(url))

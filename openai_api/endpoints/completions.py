@@ -1,4 +1,4 @@
-"""`/v1/completions`: continues texts or token ids, without a chat template."""
+"""`/v1/completions`: continue texts or token ids, without a chat template."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from runtime.service.generation import (
 from runtime.text.encoding import encode_prompts
 from runtime.text.tokenizer import decode_texts
 
-# Encoding this many characters of text as JSON takes as long as encoding one number.
+# Encoding this many characters of text takes as long as encoding one number.
 _CHARS_PER_COST = 64
 
 
@@ -82,15 +82,13 @@ async def _answer(body: CompletionRequest, context: OpenAIContext) -> Reply:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A checked request, ready for the engine.
+    """A request, ready for the engine.
 
     Attributes:
         inputs: the engine's inputs in the order of prompts, `num_samples` for each prompt.
         wanted_logprobs: the requested log-probabilities, the same for every choice.
-        hidden: whether hidden states are requested.
-        echoes: for each input, the text to put before its output.
-        num_samples: number of samples that are generated for each prompt.
-        n: number of samples that are returned for each prompt: the best ones.
+        echoes: the text before each choice.
+        n: choices returned per prompt, which are the best of its samples.
     """
 
     id: str
@@ -106,7 +104,7 @@ class _Plan:
     context: OpenAIContext
 
     def logprobs(self) -> list[CompletionLogprobs | None]:
-        """Return a new collector of log-probabilities for each input; `None` if not requested."""
+        """Make empty lists of log-probabilities for each choice; `None` if not requested."""
         pieces, spec = self.context.service.token_pieces, self.wanted_logprobs
         return [
             None if spec is None else CompletionLogprobs(pieces, spec, item.input_ids)
@@ -114,14 +112,14 @@ class _Plan:
         ]
 
     def hidden_states(self) -> list[HiddenAnswer]:
-        """Return a new collector of hidden states for each input; no collector if not requested."""
+        """Make empty hidden states for each choice; an empty list if not requested."""
         if not self.hidden:
             return []
         size = self.context.service.model.hidden_size
         return [HiddenAnswer(size, only_last=True) for _ in self.inputs]
 
     def answered(self, scores: SampleScores | None) -> Iterable[int]:
-        """Return the indices of the samples to return, in the order of the choices."""
+        """The indices of the returned samples, in the order of the choices."""
         if scores is None:
             return range(len(self.inputs))
         firsts = range(0, len(self.inputs), self.num_samples)
@@ -137,7 +135,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
     check_completion_request(body)
     adapter_id = await named_adapter(context.service, body.model, body.lora_path)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    # With `echo`, zero tokens are allowed: a prompt may be scored without generating.
+    # An echoed prompt may be scored without generating.
     least = 0 if body.echo else 1
     if max_tokens < least:
         raise InvalidRequest(
@@ -161,7 +159,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
         ids = await _encode(prompts, context)
     namespace, priority = cache_namespace(body), check_priority(body.priority)
     hidden = hidden_extras(body, context.service.features.offered)
-    # `best_of` ranks samples by their log-probabilities, so it needs them too.
+    # `best_of` ranks samples by their log-probabilities.
     reported = logprobs or (LogprobSpec() if samples > n else None)
     extras = [*([] if reported is None else [reported.extra()]), *hidden]
     inputs = [
@@ -173,8 +171,8 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
                 ),
                 rid=rids[at * samples + sample],
                 stream=bool(body.stream),
-                # If the client did not set `max_tokens`, a prompt that leaves less room than the
-                # default is served all the same.
+                # The client did not choose the default, so a prompt that leaves less room is still
+                # served.
                 explicit_max_new_tokens=body.max_tokens is not None,
                 cache_namespace=namespace,
                 priority=priority,
@@ -200,7 +198,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
 
 
 def _rids(body: CompletionRequest, num_prompts: int, n: int) -> tuple[str, list[str]]:
-    """Return the answer's id, and the `rid` of each input."""
+    """Return the answer's id, and the `rid` of each choice."""
     rid = body.rid
     if not isinstance(rid, list):
         check_rid(rid)
@@ -220,7 +218,7 @@ async def _encode(prompts: list[str | list[int]], context: OpenAIContext) -> lis
     service = context.service
     ids = await encode_prompts(service.tokenizer, prompts, service.client.limits)
     if not all(isinstance(prompt, str) for prompt in prompts):
-        # The answer is text, so a tokenizer is needed even if the prompts are token ids.
+        # The answer would be text, which this request cannot get.
         service.tokenizer.check_present()
     return ids
 

@@ -1,4 +1,4 @@
-"""`/v1/responses`: takes and returns items; a later request may continue a stored response."""
+"""`/v1/responses`: takes and returns items; later turns continue a stored response."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from runtime.service.generation import Chunk, joined, named_event
 
 
 class UnknownResponse(HeadraceError):
-    """The server has not stored a response with this id for this caller."""
+    """The server stores no response with this id."""
 
     status_code = 404
 
 
 async def create_response(call: Call, context: OpenAIContext) -> Reply:
-    """Answer `POST /v1/responses`: make a response."""
+    """Answer `POST /v1/responses`."""
     request = await read_body(call, DECODER)
     await aside(request, _check, request, context)
     response_id = new_response_id()
@@ -84,14 +84,7 @@ async def create_response(call: Call, context: OpenAIContext) -> Reply:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A conversation whose samples are admitted.
-
-    Attributes:
-        items: the conversation's items.
-        tools: the tools that the model may call.
-        run: the admitted samples.
-        compaction: the summary of earlier items, if one was made.
-    """
+    """An admitted conversation, and its summary if one was made."""
 
     items: Items
     tools: OfferedTools
@@ -121,7 +114,7 @@ async def _open(response_id: str, request: ResponseRequest, context: OpenAIConte
 
 
 async def count_input_tokens(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `POST /v1/responses/input_tokens`: count the tokens of a request's prompt."""
+    """Answer `POST /v1/responses/input_tokens`."""
     chat = await prompt_of_response(await read_body(call, ITEMS_DECODER), context)
     with _wire_names():
         prompt = await build_chat_prompt(chat, context)
@@ -131,7 +124,7 @@ async def count_input_tokens(call: Call, context: OpenAIContext) -> Whole:
 async def prompt_of_response(
     request: ItemsRequest, context: OpenAIContext
 ) -> ChatCompletionRequest:
-    """Return the checked chat request that has the same prompt as `request`.
+    """Return the checked chat request that makes the prompt of a request.
 
     Raises:
         InvalidRequest: the first error found.
@@ -145,7 +138,7 @@ async def prompt_of_response(
 
 
 async def compact_response(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `POST /v1/responses/compact`: summarise a conversation."""
+    """Answer `POST /v1/responses/compact`."""
     body = await read_body(call, COMPACT_DECODER)
     request = ItemsRequest(
         input=body.input or [],
@@ -161,9 +154,7 @@ async def compact_response(call: Call, context: OpenAIContext) -> Whole:
 
 
 async def retrieve_response(call: Call, context: OpenAIContext) -> Reply:
-    """Answer `GET /v1/responses/{response_id}`: return a stored response.
-
-    With `stream`, return its events instead, from any event on.
+    """Answer `GET /v1/responses/{response_id}`; with `stream`, its events from any one on.
 
     Raises:
         InvalidRequest: the events are not kept, or the query is wrong.
@@ -179,13 +170,13 @@ async def retrieve_response(call: Call, context: OpenAIContext) -> Reply:
 
 
 async def list_input_items(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `GET /v1/responses/{response_id}/input_items`: list a response's input items."""
+    """Answer `GET /v1/responses/{response_id}/input_items`."""
     stored = await _stored(call.path["response_id"], context)
     return Whole(page_of(stored.items, call.query))
 
 
 async def delete_response(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `DELETE /v1/responses/{response_id}`: delete a stored response."""
+    """Answer `DELETE /v1/responses/{response_id}`."""
     response_id = call.path["response_id"]
     await _stored(response_id, context)
     await context.background_responses.cancel(response_id)
@@ -196,7 +187,7 @@ async def delete_response(call: Call, context: OpenAIContext) -> Whole:
 
 
 async def cancel_response(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `POST /v1/responses/{response_id}/cancel`: stop a response that runs in background.
+    """Answer `POST /v1/responses/{response_id}/cancel`.
 
     Raises:
         InvalidRequest: the response was not made in the background.
@@ -218,7 +209,7 @@ def _followed(response_id: str, start: int, context: OpenAIContext) -> Streamed:
             "and stream have events; read it without stream.",
             param="stream",
         )
-    # If the reader leaves, the response continues, so there is nothing to close.
+    # The response continues without its reader.
     return Streamed(events, lambda: None, end=b"")
 
 
@@ -271,7 +262,7 @@ async def _stored(response_id: str, context: OpenAIContext) -> StoredResponse:
 
 
 async def _own(response_id: str, context: OpenAIContext) -> StoredResponse | None:
-    """Return the stored response with this id if the current tenant owns it, else None."""
+    """Return the stored response with this id, if the caller owns it."""
     if context.responses is None:
         return None
     stored = await context.responses.get(response_id)
@@ -289,7 +280,7 @@ async def _encoded(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Chunk,
 
 @contextmanager
 def _wire_names() -> Iterator[None]:
-    """In errors of the block, replace names of chat's fields by those of the Responses API."""
+    """Rename chat's fields to this wire's in the errors of the block."""
     names = {"max_completion_tokens": "max_output_tokens", "messages": "input"}
 
     def renamed(text: str) -> str:

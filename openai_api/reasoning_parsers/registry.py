@@ -1,4 +1,4 @@
-"""Reasoning parsers, by the names that `--reasoning-parser` accepts."""
+"""Reasoning parsers by the names that `--reasoning-parser` takes."""
 
 from __future__ import annotations
 

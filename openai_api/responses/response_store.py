@@ -1,4 +1,4 @@
-"""Stores responses for later requests, in memory or in a file, bounded in size and time."""
+"""Stores responses that later turns continue, in memory or in a file, bounded in size and time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StoredResponse(msgspec.Struct):
 
     Attributes:
         response: the response as it was sent.
-        items: all items of the conversation, including those of earlier turns.
+        items: all input items, including those of earlier turns.
         owner: the tenant of the request; only this tenant can find the response.
     """
 
@@ -35,7 +35,7 @@ class StoredResponse(msgspec.Struct):
 
 
 class ResponseStore(Protocol):
-    """A store of responses by id."""
+    """A store of responses."""
 
     async def put(self, response_id: str, stored: StoredResponse) -> None:
         """Store a response, or replace it."""
@@ -58,34 +58,33 @@ _DECODER = msgspec.json.Decoder(StoredResponse)
 
 
 class MemoryStore:
-    """Stores the newest responses in memory, as JSON so that their bytes can be counted.
+    """Stores the newest responses as JSON, so that their size in memory can be counted exactly.
 
     Attributes:
-        num_bytes: number of bytes of all responses.
+        num_bytes: bytes of all responses.
     """
 
     def __init__(
         self, max_bytes: int, expiry_s: float, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """Keep at most `max_bytes` of responses, each for `expiry_s` seconds."""
+        """Keep up to `max_bytes` of responses, each for `expiry_s`."""
         self._max_bytes = max_bytes
         self._expiry_s = expiry_s
         self._now = now
         self._kept: dict[str, _Kept] = {}
-        # For each owner, the ids of its responses, the oldest first, and their number of bytes.
+        # Ids by owner, the oldest first, and the bytes of each owner.
         self._ids: dict[str, OrderedDict[str, None]] = {}
         self._held: dict[str, int] = {}
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes of all responses."""
+        """The bytes of all responses."""
         return sum(self._held.values())
 
     async def put(self, response_id: str, stored: StoredResponse) -> None:
-        """Store a response, or replace it; drop expired ones.
+        """See `ResponseStore`; a response that exceeds the whole limit is not stored.
 
-        While there are too many bytes, the oldest response of the owner with the most bytes is
-        dropped. A response that alone exceeds the limit is not stored.
+        To make room, the oldest responses of the owner with the most bytes are dropped.
         """
         encoded = msgspec.json.encode(stored)
         await self.delete(response_id)
@@ -138,7 +137,7 @@ class FileStore:
     def __init__(
         self, path: Path, max_bytes: int, expiry_s: float, now: Callable[[], float] = time.time
     ) -> None:
-        """Open the file `path`, or create it; the other arguments are those of `MemoryStore`.
+        """Open or create the file.
 
         Raises:
             StartupError: the file cannot be used.
@@ -174,12 +173,12 @@ class FileStore:
         return await self._run(self._delete, response_id)
 
     async def _run(self, work: Callable[..., Any], *given: Any) -> Any:
-        # Work runs on a thread, because the event loop must not wait for the disk.
+        # The disk may be slow, and the event loop must not wait for it.
         async with self._turn:
             return await asyncio.to_thread(work, *given)
 
     def _add_owners(self) -> None:
-        """Add the column `owner` to a file from a server version without it."""
+        """Add the owners to a file whose table has no owner column."""
         columns = {row[1] for row in self._file.execute("PRAGMA table_info(responses)")}
         if "owner" in columns:
             return
@@ -220,11 +219,7 @@ class FileStore:
 
 
 def open_store(path: str | None, max_mb: float) -> ResponseStore | None:
-    """Open the store that the server's options select; return None if responses are not stored.
-
-    Args:
-        path: the file; None to store in memory.
-        max_mb: most MiB of all responses; 0 to store none.
+    """Open the store that the server's options select; None if responses are not stored.
 
     Raises:
         StartupError: the file cannot be used.

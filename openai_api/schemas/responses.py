@@ -1,4 +1,4 @@
-"""The requests of the `/v1/responses` routes, and the items that make up a conversation."""
+"""The request of `/v1/responses`, and the items that a conversation is made of."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class ContentPart(msgspec.Struct, kw_only=True):
     """A part of a message or of a tool's result.
 
     Attributes:
-        image_url: set for a part of type `input_image`: an address, a data URL or base64.
-        detail: accepted without effect; the size of an image is the model's.
+        image_url: for an `input_image`: an address, a data URL or base64.
+        detail: accepted and unused; the model's own image sizes apply.
     """
 
     type: str
@@ -66,7 +66,7 @@ class MessageItem(msgspec.Struct, kw_only=True):
 
 
 class FunctionCallItem(msgspec.Struct, kw_only=True):
-    """A function call that the model made in an earlier turn; `arguments` may be any value."""
+    """A call that the model made earlier, with its arguments in any form."""
 
     call_id: str
     name: str
@@ -75,7 +75,7 @@ class FunctionCallItem(msgspec.Struct, kw_only=True):
 
 
 class CustomCallItem(msgspec.Struct, kw_only=True):
-    """An earlier call of a custom tool, whose input is plain text."""
+    """A call of a tool that takes plain text."""
 
     call_id: str
     name: str
@@ -84,77 +84,77 @@ class CustomCallItem(msgspec.Struct, kw_only=True):
 
 
 class CallOutputItem(msgspec.Struct, kw_only=True):
-    """The result of a call; without a `call_id`, of the call before it."""
+    """The result of a call; without a `call_id`, that of the call before."""
 
     call_id: str | None = None
     output: str | list[ContentPart] | None = None
 
 
 class ShellCallItem(msgspec.Struct, kw_only=True):
-    """A shell command that the model ran on the client's machine in an earlier turn."""
+    """A command that the model earlier ran on the client's machine."""
 
     call_id: str
     action: ShellAction
 
 
 class ShellOutputItem(msgspec.Struct, kw_only=True):
-    """The output of a shell command; `id` is the id of the call."""
+    """The output of a shell command; `id` is that of the call."""
 
     id: str
     output: str | list[ContentPart] | None = None
 
 
 class ClientCallItem(msgspec.Struct, kw_only=True):
-    """A call of one of OpenAI's tools that run on the client's machine: shell, patch or computer.
+    """A call of a tool of OpenAI's that runs on the client's machine: a shell, a patch, a screen.
 
     Attributes:
-        call_id: `None` for a tool search that OpenAI's servers made.
+        call_id: `None` for a search of tools that OpenAI's servers made.
     """
 
     call_id: str | None = None
 
 
 class ClientOutputItem(msgspec.Struct, kw_only=True):
-    """The result of a `ClientCallItem`, with the same `call_id`."""
+    """The result of a `ClientCallItem`."""
 
     call_id: str | None = None
 
 
 class CompactionItem(msgspec.Struct, kw_only=True):
-    """A summary in place of the earlier conversation, made by `/v1/responses/compact`."""
+    """A summary that replaces the earlier conversation; `/v1/responses/compact` makes it."""
 
     encrypted_content: str
 
 
 class AdditionalToolsItem(msgspec.Struct, kw_only=True):
-    """Further tools that the model may call."""
+    """More tools, which are offered from this item on."""
 
     tools: list[dict[str, Any]]
 
 
 class HostedItem(msgspec.Struct, kw_only=True):
-    """The record of a tool call that OpenAI's servers executed; shown to the model as a text."""
+    """The record of a call of a tool on OpenAI's servers; the prompt shows it as a short text."""
 
 
 class ConfigurationItem(msgspec.Struct, kw_only=True):
-    """Settings that take the place of the request's; of several such items the last one counts."""
+    """Settings that hold from this item on, until a later one replaces them."""
 
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
 
 
 class CompactionTriggerItem(msgspec.Struct, kw_only=True):
-    """Requests a summary of the conversation before it, which this server refuses."""
+    """Asks for a summary of the conversation before it."""
 
 
 class ReasoningPart(msgspec.Struct, kw_only=True):
-    """A piece of reasoning, or of the summary of reasoning."""
+    """A piece of reasoning, or of its summary."""
 
     text: str
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True):
-    """The model's reasoning. A client whose responses are not stored sends `encrypted_content`."""
+    """The model's thoughts; clients without a store send `encrypted_content` back."""
 
     summary: list[ReasoningPart] = []
     content: str | list[ReasoningPart] | None = None
@@ -162,7 +162,7 @@ class ReasoningItem(msgspec.Struct, kw_only=True):
 
 
 class ItemReference(msgspec.Struct, kw_only=True):
-    """Stands for an item of a stored response, named by its id."""
+    """An item of a stored response, by its id."""
 
     id: str
 
@@ -206,17 +206,17 @@ _KINDS: Mapping[str, type[Item]] = {
 
 
 def check_num_items(count: int) -> None:
-    """Check the number of items of a conversation.
+    """Refuse more than `MAX_ITEMS` items.
 
     Raises:
-        InvalidRequest: there are more than `MAX_ITEMS`.
+        InvalidRequest: there are more.
     """
     if count > MAX_ITEMS:
         raise InvalidRequest(f"input may have at most {MAX_ITEMS} items.", param="input")
 
 
 def kind_of(item: Mapping[str, Any]) -> Any:
-    """Return the type of an item; without a `type` it is a reference if it has only an id."""
+    """Return the type of an item; an item with only an id is a reference."""
     kind = item.get("type")
     if kind is not None:
         return kind
@@ -225,10 +225,10 @@ def kind_of(item: Mapping[str, Any]) -> Any:
 
 
 def read_item(item: Mapping[str, Any], where: str) -> Item:
-    """Decode a JSON object to the struct of its item type.
+    """Convert a JSON object to the item type that its `type` names.
 
     Raises:
-        InvalidRequest: the type is unknown, or a field is wrong; the message has its path.
+        InvalidRequest: an unknown type, or a wrong field; the message has its path.
     """
     kind = kind_of(item)
     known = _KINDS.get(kind) if isinstance(kind, str) else None
@@ -244,7 +244,7 @@ def read_item(item: Mapping[str, Any], where: str) -> Item:
 
 
 def tools_added_by(item: Mapping[str, Any]) -> list[Any]:
-    """Return the tools that an item adds, if it is of that type; the item need not be checked."""
+    """The tools that an item of an unchecked conversation offers."""
     tools = item.get("tools") if item.get("type") == "additional_tools" else None
     return tools if isinstance(tools, list) else []
 
@@ -259,18 +259,14 @@ class TextFormat(msgspec.Struct, kw_only=True):
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
-    """Settings of the answer's text; `verbosity` is passed to the chat template."""
+    """Form of the answer's text; `verbosity` goes to the template."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True):
-    """Settings of the reasoning.
-
-    `effort` is passed to the chat template. Reasoning is sent complete, so the settings for
-    summaries have no effect.
-    """
+    """`effort` is passed to the template. Thoughts are sent complete, without summaries."""
 
     effort: str | None = None
     summary: str | None = None
@@ -278,11 +274,10 @@ class ReasoningConfig(msgspec.Struct, kw_only=True):
 
 
 class ContextManagement(msgspec.Struct, kw_only=True):
-    """When the server replaces a conversation by a summary.
+    """When the server replaces a conversation with a summary.
 
     Attributes:
-        compact_threshold: number of the prompt's tokens above which it does; `None` means two
-            thirds of what fits.
+        compact_threshold: tokens of the prompt; `None` means two thirds of what fits.
     """
 
     type: Literal["compaction"]
@@ -305,7 +300,7 @@ class ItemsRequest(msgspec.Struct, kw_only=True):
         Literal["auto", "disabled"] | None,
         neutral("auto drops the oldest turns of an input that is too long"),
     ] = None
-    # Fields that OpenAI's API does not have, as in chat.
+    # Extensions, as in chat.
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     thinking: bool | ThinkingSwitch | None = None
@@ -328,7 +323,7 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     include: list[Includable] | None = None
     metadata: Annotated[dict[str, str] | None, neutral("a label of the response")] = None
 
-    # Fields that have no effect here; the response repeats some of them.
+    # Labels and settings without an effect here: the response only echoes them.
     user: Annotated[str | None, neutral("a label of the response")] = None
     safety_identifier: Annotated[str | None, neutral("a label of the response")] = None
     prompt_cache_key: Annotated[str | None, neutral("prefixes are found by their tokens")] = None
@@ -345,7 +340,7 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     ] = None
     context_management: list[ContextManagement] | None = None
 
-    # Fields that OpenAI's API does not have, as in chat.
+    # Extensions, as in chat.
     top_k: TopKOrOff | None = None
     min_p: MinP | None = None
     stop: StopString | StopStrings | None = None

@@ -1,7 +1,4 @@
-"""`EngineClient`: sends requests to the workers, and gives each caller a stream of its output.
-
-The HTTP server and the offline engine use it, each on its own event loop.
-"""
+"""A stream per request for the HTTP front and the offline engine, on their own event loop."""
 
 from __future__ import annotations
 
@@ -52,25 +49,25 @@ from runtime.text.encoding import check_prompt_length
 
 
 class EngineClient:
-    """Takes requests and returns streams of their output; independent of HTTP.
+    """Requests in, chunks out; independent of HTTP.
 
     Attributes:
         limits: bounds that every worker can meet; final once the workers are ready.
-        accepting: false while the server is draining.
-        holds_requests: whether requests wait if no replica is ready, because one is being replaced
+        accepting: false while draining.
+        holds_requests: whether requests wait for a replica if none is ready, because it is replaced
             on purpose; else they are refused.
-        links: the replicas, in the order of their numbers.
-        calls: sends control messages to every replica and waits for their answers.
+        links: the replicas, in the order of their ranks.
+        calls: control calls, which go to every replica and wait for their answers.
         grammars: compiles constraints; `None` if structured output is off.
         why_no_grammars: why structured output is off; empty if it is on.
-        outgoing: requests that are admitted but not sent to a scheduler yet, and their sending.
-        gate: keeps new requests waiting while weights change or generation is paused.
+        outgoing: the requests that are not at a scheduler, and how they get there.
+        gate: keeps new requests back while weights change or generation is paused.
         loaded: which weights the replicas have.
         sinks: receivers of a record of every request that ended; may be empty.
         keeps_text: whether records contain the generated text.
-        max_pixel_bytes: most bytes of images of all requests in flight; `None` for no bound.
+        max_pixel_bytes: bound on the images of all requests in flight; `None` for no bound.
         adapters: the adapters (LoRA) that requests may name.
-        history: times of the last requests, by which `/explain_request` answers.
+        history: where the time of the last requests went.
     """
 
     def __init__(
@@ -86,10 +83,10 @@ class EngineClient:
 
         Args:
             limits: used until the workers report theirs.
-            random_seed: makes the sampling seeds of requests without a seed reproducible.
+            random_seed: seeds the generator of seeds for requests without one.
             dp_size: number of replicas.
             load_balance_method: how requests are distributed over the replicas; see `Router`.
-            max_resumes: how many deaths of its process a request survives.
+            max_resumes: deaths of its process that a request survives.
         """
         self.limits = limits
         self.accepting = True
@@ -101,7 +98,7 @@ class EngineClient:
         self.grammars: GrammarCompiler | None = None
         self.why_no_grammars = ""
         self._streams: dict[int, StreamState] = {}
-        self._rids: dict[tuple[str, str], StreamState] = {}  # The key is tenant and `rid`.
+        self._rids: dict[tuple[str, str], StreamState] = {}  # By tenant and `rid`.
         self._ids = itertools.count(1)
         self.history = RequestHistory()
         self.outgoing = Outgoing(
@@ -117,7 +114,7 @@ class EngineClient:
 
     @property
     def ready(self) -> bool:
-        """Whether any replica takes requests; assigning a value sets it for all replicas."""
+        """Whether any replica takes requests; setting it sets all."""
         return self.links[0].ready or any(link.ready for link in self.links)
 
     @ready.setter
@@ -127,7 +124,7 @@ class EngineClient:
 
     @property
     def num_in_flight(self) -> int:
-        """Number of requests whose final chunk has not been read yet."""
+        """Requests that have not had their final chunk yet."""
         return len(self._streams)
 
     def generate(self, item: GenerationInput, *, is_recorded: bool = True) -> GenerationStream:
@@ -135,14 +132,13 @@ class EngineClient:
 
         Args:
             item: the request.
-            is_recorded: false for health probes, which must not appear in metrics and logs.
+            is_recorded: false for probes, which must not show in metrics and logs.
 
         Raises:
-            InvalidRequest: the request cannot fit, its `rid` is in flight already, or it names a
-                replica that does not exist.
+            InvalidRequest: the request cannot fit, `rid` is in flight already, or no such
+                `dp_rank`.
             EngineNotReady: the worker is loading.
-            MemoryReleased: the weights or the KV pool are released now.
-            Overloaded: the server is draining, or the images of all requests take too much memory.
+            Overloaded: the server is draining.
         """
         if not self.accepting:
             raise Overloaded("The server is shutting down and takes no new requests.")
@@ -188,12 +184,12 @@ class EngineClient:
                         sampling,
                         max_new_tokens=max_new_tokens,
                         seed=self._seed_source() if sampling.seed is None else sampling.seed,
-                        # The scheduler gets the compiled grammar, by its key, not the text.
+                        # The scheduler knows grammars by their keys.
                         grammar=None,
                     ),
                 ),
                 cache_namespace=namespace,
-                # The prompt may have been cut, so its embeddings are cut to the same length.
+                # The prompt may have been cut to fit.
                 input_embeds=spec.input_embeds[: len(input_ids) * self.limits.hidden_size * 4],
             ),
             arrival=arrival,
@@ -202,8 +198,7 @@ class EngineClient:
         stream = StreamState(request, name, len(input_ids), arrival, link, trace, num_pixel_bytes)
         if grammar is None:
             self.outgoing.send(stream)
-        # The request is registered only after it was sent: one that could not be sent would stay in
-        # flight forever.
+        # Only now: a request that could not be sent must not count as in flight forever.
         self._streams[request.request_id] = stream
         if is_recorded:
             self.history.begin(trace)
@@ -220,20 +215,20 @@ class EngineClient:
         return opened
 
     def admit(self, input_ids: list[int], spec: RequestSpec) -> Admitted:
-        """Fit a request into the context length and the KV pool.
+        """Fit a request into the context and the pool.
 
         Args:
             input_ids: the prompt.
-            spec: the checked parameters. A `max_new_tokens` of `None` means as many as fit. A
-                number that the client set and that does not fit is refused, not reduced.
+            spec: the request's parameters, checked. `max_new_tokens` may be `None` (as many as
+                fit). A number that the client set and that does not fit is refused, not cut.
 
         Raises:
             TooLong: the request can never fit.
-            InvalidRequest: a token id is unknown, or `min_new_tokens` cannot fit.
+            InvalidRequest: an unknown token id, or `min_new_tokens` that cannot fit.
         """
         limits, sampling = self.limits, spec.sampling
-        # The length is checked before the ids, because checking the ids of a list that is far too
-        # long is slow.
+        # The length is checked before the ids, because checking the ids of a far too long list is
+        # slow.
         check_prompt_length(len(input_ids), limits)
         input_ids = input_ids[: limits.max_req_len - limits.num_least_output]
         packed = pack_token_ids(input_ids, limits)
@@ -296,16 +291,16 @@ class EngineClient:
         return self.grammars
 
     def with_adapter(self, adapter_id: int) -> list[StreamState]:
-        """Return the requests that use an adapter and have not ended."""
+        """The requests that use an adapter and have not ended."""
         return [s for s in self._streams.values() if s.adapter_id == adapter_id and s.is_open]
 
     def num_at_schedulers(self) -> int:
-        """Return the number of requests that were sent to a scheduler and have not ended."""
+        """Number of requests that were sent and have not ended."""
         unsent = self.outgoing.unsent
         return sum(each.is_open for key, each in self._streams.items() if key not in unsent)
 
     def is_running(self, rid: str) -> bool:
-        """Whether a request of the current tenant named `rid` has not ended yet."""
+        """Whether the tenant's request of that name is still waiting for its final chunk."""
         return (TENANT.get(), rid) in self._rids
 
     def abort(self, rid: str, *, of_all_tenants: bool = False) -> int:
@@ -323,7 +318,7 @@ class EngineClient:
         return len(ids)
 
     def abort_all(self, message: str = "Aborted") -> None:
-        """Abort every request in flight; each one reports `message`."""
+        """Abort everything in flight; each request reports `message`."""
         self.outgoing.abort(self.outgoing.unsent, message)
         self.abort_sent(message)
 
@@ -333,7 +328,7 @@ class EngineClient:
             self._broadcast(AbortAll(message))
 
     def abort_ids(self, request_ids: list[int]) -> None:
-        """Abort requests by their internal ids; ids of requests that have ended are ignored."""
+        """Abort by internal id; finished ones are ignored."""
         unsent = self.outgoing.unsent.intersection(request_ids)
         self.outgoing.abort(unsent, "Abort in waiting queue")
         by_link: dict[ReplicaLink, list[int]] = {}
@@ -356,7 +351,7 @@ class EngineClient:
             self.links[rank].send(WeightCall(next(self._ids), load))
 
     def forget(self, request_id: int) -> None:
-        """Drop the stream of a request that has ended, or that is no longer read."""
+        """Drop a stream that is over or no longer read."""
         self.outgoing.drop(request_id)
         stream = self._streams.pop(request_id, None)
         if stream is None:
@@ -370,7 +365,7 @@ class EngineClient:
     # ---- called by the owner of the sockets ----
 
     def on_deltas(self, message: TextDeltas) -> None:
-        """Add each delta of a detokenizer's message to its request's stream."""
+        """Hand each delta to its stream."""
         streams, version = self._streams, self.loaded.version
         for delta in message.deltas:
             stream = streams.get(delta.request_id)
@@ -402,36 +397,36 @@ class EngineClient:
         stream.wake.set()
 
     def on_request_error(self, message: RequestError) -> None:
-        """Fail the requests that the message names, and no others."""
+        """Fail these requests only."""
         for request_id in message.request_ids:
             stream = self._streams.get(request_id)
             if stream is not None:
                 stream.fail(HeadraceError(message.message))
 
     def stop_orphans(self, rank: int) -> None:
-        """Abort everything that a replica runs, because no stream reads its output any longer."""
+        """Stop what a replica still runs after `fail_replica`; the output would not be read."""
         self.links[rank].send(AbortAll())
 
     def interrupt(self, rank: int, why: str, *, keeps_weights: bool, counts: bool = True) -> None:
-        """Handle the end of one of a replica's processes: its requests wait, or fail.
+        """Hold the streams of a replica, one of whose processes ended, or end them with an error.
 
-        Waiting requests go on when a process takes them; see `Outgoing.interrupt`.
+        The requests go on when a process takes them; see `Outgoing.interrupt`.
 
         Args:
-            rank: number of the replica, which is not ready now.
-            why: a sentence for the clients of requests that fail.
+            rank: the replica, which is not ready now.
+            why: a sentence for the clients of requests that end.
             keeps_weights: whether the new process will have the weights that are loaded now.
-            counts: whether a request may have caused this end.
+            counts: whether this is a death that a request may have caused.
         """
         self.outgoing.interrupt(self.links[rank], why, may_resume=keeps_weights, counts=counts)
         self.calls.fail(rank, why)
 
     def resume(self) -> None:
-        """Send the waiting requests, because a replica is ready."""
+        """Send the requests that were held, because a replica is ready."""
         self.outgoing.send_waiting()
 
     def fail_all(self, message: str) -> None:
-        """End every request in flight with an error, because the engine stops."""
+        """End every request in flight with an error, because the engine ends."""
         for stream in self._streams.values():
             self.outgoing.drop(stream.request_id)
             stream.fail(EngineDead(message))

@@ -1,7 +1,7 @@
-"""Records the times and tokens of each request, for metrics and for the request log.
+"""Records the times and tokens of each request as the client sees them, for sinks.
 
-The client makes a record of every request if a sink (a receiver of records) is registered, so
-endpoints need no code for it.
+While the client has sinks it records every request, so endpoints need no code for metrics or for
+the request log.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from runtime.requests.sampling_params import SamplingParams
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request, from its arrival to its last chunk. Times are `time.monotonic()`, seconds.
+    """One request, from its arrival to its last chunk; times are `time.monotonic()`.
 
     Attributes:
-        input_ids: the prompt's ids; empty if embeddings were sent.
-        sampling: the sampling parameters as requested.
+        input_ids, sampling: the prompt's ids and the sampling parameters as requested; no ids if
+            embeddings were sent.
         admitted_at: when the request left the queue; `None` if it never did.
-        first_token_at: when the first token was read here. If the answer is not streamed, when the
-            token was generated.
+        first_token_at: when the first token was read here, or, if the answer is not streamed, when
+            it was generated.
         outcome: how the request ended; `disconnect` if it was not read to the end.
-        token_gaps: for each chunk after the first, the seconds since the previous chunk and the
-            number of its tokens.
+        token_gaps: (seconds, tokens) for each chunk after the first.
         text: pieces of the output, if the client keeps them.
         context: the HTTP request that this request belongs to, if any.
     """
@@ -60,7 +59,7 @@ class RequestRecord:
         return None if self.first_token_at is None else self.first_token_at - self.started_at
 
     def stages(self) -> dict[str, float]:
-        """Return the seconds of each completed stage, by SGLang's names of the stages."""
+        """Seconds of each completed stage, under SGLang's names."""
         seconds = {}
         if self.admitted_at is not None:
             seconds["prefill_waiting"] = self.admitted_at - self.started_at
@@ -70,7 +69,7 @@ class RequestRecord:
         return seconds
 
     def add(self, chunk: GenerationChunk) -> None:
-        """Count a chunk's tokens and record when they arrived."""
+        """Count a chunk's tokens and note when they arrived."""
         now = time.monotonic()
         num_tokens = len(chunk.token_ids)
         self.prompt_tokens = chunk.prompt_tokens
@@ -83,7 +82,7 @@ class RequestRecord:
         if self.first_token_at is None:
             self.first_token_at = now
             if times is not None and not self.is_streaming:
-                # The whole answer is one chunk, whose first token was generated long before.
+                # This is the only chunk, and its first token was generated long before.
                 self.first_token_at = times.first_token_at
         else:
             self.token_gaps.append((now - self.last_token_at, num_tokens))
@@ -95,7 +94,7 @@ RecordSink = Callable[[RequestRecord], None]
 
 
 class Recording:
-    """Keeps the record of one stream, and passes it to the sinks when the stream ends."""
+    """Keeps the record of one stream and hands it to `sinks` at the end."""
 
     def __init__(
         self,
@@ -105,13 +104,13 @@ class Recording:
         *,
         keeps_text: bool,
     ) -> None:
-        """Begin the record of `item`, which arrived at `started_at` (`time.monotonic()`)."""
+        """Begin the record of `item`, which was taken at `started_at`."""
         self._record = RequestRecord(
             rid=item.spec.rid,
             is_streaming=item.spec.stream,
             prompt_tokens=len(item.input_ids),
             started_at=started_at,
-            # With embeddings, the ids are only placeholders.
+            # With embeddings, the ids have no meaning.
             input_ids=[] if item.spec.input_embeds else item.input_ids,
             sampling=item.spec.sampling,
             context=REQUEST.get(),

@@ -1,12 +1,12 @@
 """Sessions: a request's prompt can continue the context of an earlier request of its session.
 
-A session is a tree of requests. Each request stores its own new tokens, its output, and how much of
-its parent's context it keeps. Its whole prompt is put together when it arrives. The keys and values
-are found again through the prefix cache, so a session itself costs four bytes a token of host
-memory and no memory on the device.
+A session is a tree of requests. Each request keeps its own new tokens, its output, and the length
+of its parent's context from which it continues. A context is put together when a request arrives.
+The prefix cache makes that cheap, so a session costs four bytes a token, and no memory on the
+device.
 
-Each tenant (see `runtime.client.tenant`) has sessions of its own. It cannot see the sessions of
-others, and they do not count against its bound.
+Each tenant (see `runtime.client.tenant`) has its own space of sessions. It cannot see the sessions
+of others, and they do not count against its bound.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from runtime.errors import InvalidRequest, Overloaded
 if TYPE_CHECKING:
     from runtime.client.generation_stream import GenerationInput, GenerationStream
 
-# The most sessions of one tenant.
+# Most sessions of one tenant.
 MAX_SESSIONS = 1024
 MAX_SESSION_TOKENS = 4 << 20
-# The most tokens of all sessions together; they take 256 MiB.
+# Most tokens of all sessions together; they take 256 MiB.
 MAX_TOKENS = 64 << 20
 MAX_TURNS = 4096
 MAX_ID_CHARS = 256
@@ -38,7 +38,7 @@ MAX_TIMEOUT_S = 7 * 24 * 3600.0
 
 
 class UnknownSession(InvalidRequest):
-    """The tenant has no open session with this id."""
+    """The tenant has no open session of this id; another tenant may have one."""
 
     status_code = 404
 
@@ -48,12 +48,11 @@ class SessionParams(msgspec.Struct, kw_only=True):
 
     Attributes:
         id: the session's id.
-        rid: the request whose context is continued. Without it the request starts a new context;
-            in a streaming session it continues the latest request.
-        offset: number of tokens of the old context to keep; a negative number counts from its end.
-        replace: whether requests that already continue `rid` are removed from the session first.
-            Without `rid`, all requests are removed.
-        drop_previous_output: whether to continue the prompt of `rid` without its output.
+        rid: the request to continue; null starts a new context (or, in a streaming session,
+            continues the latest request).
+        offset: cuts the old context, as `context[:offset]` does.
+        replace: first forget all requests that continue `rid` (without `rid`: all requests).
+        drop_previous_output: continue the prompt of `rid` without its output.
     """
 
     id: str | None = None
@@ -69,11 +68,11 @@ class SessionParams(msgspec.Struct, kw_only=True):
 
 @dataclass(eq=False)
 class Turn:
-    """One request of a session.
+    """A request of a session.
 
     Attributes:
         num_kept: number of tokens of the parent's context with which the prompt begins.
-        tokens: tokens that the request adds to them.
+        tokens: tokens that the request added.
         output: tokens that were generated for the request.
     """
 
@@ -86,7 +85,7 @@ class Turn:
     children: list[Turn] = field(default_factory=list)
 
     def prompt(self) -> array[int]:
-        """Return the request's whole prompt: the kept context and its own tokens."""
+        """Return the request's whole prompt."""
         turns: list[Turn] = []
         turn: Turn | None = self
         while turn is not None:
@@ -101,7 +100,7 @@ class Turn:
         return context
 
     def add_output(self, token_ids: list[int]) -> None:
-        """Append generated tokens to the output."""
+        """Append generated tokens."""
         self.output.extend(token_ids)
         self.session.num_tokens += len(token_ids)
         self.session.use()
@@ -112,21 +111,14 @@ class Session:
 
     Attributes:
         turns: the session's requests by name, in order.
-        num_tokens: number of tokens stored for all requests.
-        used_at: when the session was last used, in seconds of `clock`.
+        num_tokens: number of tokens stored for all turns.
+        used_at: when the session was last used, by `clock`.
     """
 
     def __init__(
         self, capacity: int, timeout_s: float, clock: Callable[[], float], *, is_streaming: bool
     ) -> None:
-        """Start without requests.
-
-        Args:
-            capacity: the most tokens of the session.
-            timeout_s: seconds without use after which the session is closed.
-            clock: returns the time in seconds.
-            is_streaming: whether a request without `rid` continues the latest one.
-        """
+        """Start without requests."""
         self.capacity = capacity
         self.timeout_s = timeout_s
         self.is_streaming = is_streaming
@@ -136,11 +128,11 @@ class Session:
         self.num_tokens = 0
 
     def use(self) -> None:
-        """Record that the session is used now."""
+        """Update `used_at`."""
         self.used_at = self._clock()
 
     def add(self, rid: str, parent: Turn | None, num_kept: int, tokens: array[int]) -> Turn:
-        """Add a request as a child of the request that it continues; the arguments are `Turn`'s."""
+        """Add a request below its parent."""
         turn = self.turns[rid] = Turn(self, rid, parent, num_kept, tokens)
         self.num_tokens += len(tokens)
         if parent is not None:
@@ -148,7 +140,7 @@ class Session:
         return turn
 
     def forget(self, turn: Turn) -> list[str]:
-        """Remove a request and all requests that continue it; return their names."""
+        """Drop a request and its descendants; returns their names."""
         dropped, todo = [], [turn]
         while todo:
             each = todo.pop()
@@ -162,9 +154,9 @@ class Session:
 
 
 class Sessions:
-    """All open sessions of all tenants, bounded in number, tokens and age.
+    """All open sessions, by tenant; bounded in number, tokens and age.
 
-    The methods act on the sessions of the current tenant only.
+    Methods act on the sessions of the current tenant.
     """
 
     def __init__(
@@ -177,15 +169,14 @@ class Sessions:
         *,
         has_tenants: bool = False,
     ) -> None:
-        """Start without sessions.
+        """Make the store.
 
         Args:
-            is_running: whether the current tenant has a running request of that name.
-            abort: aborts the current tenant's request of that name.
-            bos_token_id: id of the token that begins a text. It is removed from tokens that
-                continue a context.
+            is_running: whether the current tenant has a request of that name in flight.
+            abort: ends the current tenant's request of that name.
+            bos_token_id: removed from the start of a text that continues a context.
             max_tokens: most tokens of all sessions together.
-            clock: returns the time in seconds.
+            clock: seconds since some moment.
             has_tenants: whether several tenants share this server. Then an unknown session is `not
                 found` (404). Otherwise it is a bad request, as in SGLang, and closing it is not an
                 error.
@@ -196,7 +187,7 @@ class Sessions:
         self._bos_token_id = bos_token_id
         self._is_running = is_running
         self._abort = abort
-        # The outer key is the tenant, the inner key the session's id.
+        # The keys are the tenant, then the session's id.
         self._spaces: dict[str, dict[str, Session]] = {}
 
     def __len__(self) -> int:
@@ -216,11 +207,11 @@ class Sessions:
         """Open a session and return its id.
 
         Args:
-            capacity: the most tokens of the session. The API gives a number of characters, which is
-                a bound for tokens too, because a token has at least one character.
+            capacity: most tokens of the session. The API gives a number of characters; a token has
+                at least one character.
             session_id: id that the caller chose; random if absent.
-            streaming: whether a request without `rid` continues the latest one.
-            timeout_s: seconds without use after which the session is closed; default one hour.
+            streaming: requests without `rid` continue the latest one.
+            timeout_s: the session is closed after being unused for this long; default one hour.
 
         Raises:
             InvalidRequest: the id is taken, or a value is out of range.
@@ -253,7 +244,7 @@ class Sessions:
         return session_id
 
     def close(self, session_id: str) -> bool:
-        """Remove a session and return whether it was open. Its running requests go on.
+        """Forget a session; its running requests go on. Return whether it was open.
 
         Raises:
             UnknownSession: the session was not open, and several tenants share this server.
@@ -273,8 +264,8 @@ class Sessions:
 
         Args:
             params: the request's session parameters.
-            item: the request; its `input_ids` are only the tokens that it adds.
-            generate: admits a request and returns its stream.
+            item: the request; its `input_ids` are the tokens that it adds.
+            generate: function that admits a request.
 
         Raises:
             InvalidRequest: for the reasons of `add` and `generate`; the session is then unchanged.
@@ -289,16 +280,16 @@ class Sessions:
         return stream
 
     def add(self, params: SessionParams, rid: str, input_ids: list[int]) -> Turn:
-        """Add a request to its session and return it; `Turn.prompt` gives its whole prompt.
+        """Add a request to its session; `Turn.prompt` is its whole prompt.
 
         Args:
             params: the request's session parameters.
             rid: the request's name, by which later requests may continue it.
-            input_ids: the tokens that it adds to the context.
+            input_ids: the tokens that it adds.
 
         Raises:
-            InvalidRequest: the session or the continued request does not exist, the continued
-                request still runs, or the session has no room.
+            InvalidRequest: the session or the continued request does not exist, that request still
+                runs, or the session has no room.
         """
         session = self._session(params.id)
         parent = self._parent(session, params)
@@ -369,7 +360,7 @@ class Sessions:
             raise Overloaded("The open sessions have too many tokens; close some first.")
 
     def _own(self) -> dict[str, Session]:
-        """Close sessions that timed out; return the current tenant's open sessions by id."""
+        """Return the open sessions of the current tenant."""
         self._close_old()
         return self._spaces.setdefault(TENANT.get(), {})
 

@@ -15,13 +15,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class WeightState:
-    """Which weights are loaded, and which memory is released.
+    """Labels of the weights, and the memory that was released.
 
     Attributes:
         version: label of the weights that are loaded now.
         restart_version: label of the weights that a restarted worker loads.
-        released: tags of the memory that the workers have released; until it is brought back, no
-            request can be served.
+        released: tags of the memory that the workers released; no request can be served meanwhile.
     """
 
     version: str = "default"
@@ -30,7 +29,7 @@ class WeightState:
 
     @property
     def why_refused(self) -> str | None:
-        """Why no request can be served now; `None` if requests can be served."""
+        """Return why a request cannot be taken; `None` if it can."""
         if not self.released:
             return None
         return (
@@ -39,7 +38,7 @@ class WeightState:
         )
 
     def restarted(self) -> None:
-        """Record that a worker was restarted, with all its memory and the weights of its files."""
+        """Note that a worker was restarted: it has all its memory, and the weights of its files."""
         self.released = frozenset()
         if self.version != self.restart_version:
             logger.error(
@@ -50,21 +49,21 @@ class WeightState:
             self.version = self.restart_version
 
 
-# The reasons for keeping requests back.
+# Why requests may be held back.
 PAUSE, SESSION, UPDATE = "pause", "session", "update"
 
 
 class RequestGate:
-    """Holds requests that are admitted but not sent yet, in order of arrival.
+    """Requests that are admitted but not sent yet, in order.
 
-    The gate is closed as long as it has at least one reason.
+    The gate is closed while any reason is outstanding.
     """
 
     def __init__(self) -> None:
         """Start open."""
-        # Whether the reason `UPDATE` is an update from files.
+        # Whether `UPDATE` was given for weights that are read from files.
         self._reads_disk = False
-        # The time at which each reason was given, by `time.monotonic()`.
+        # By reason, the time at which it was given, by `time.monotonic()`.
         self._reasons: dict[str, float] = {}
         self._held: dict[int, Callable[[], None]] = {}
 
@@ -75,16 +74,13 @@ class RequestGate:
 
     @property
     def reason(self) -> Hold:
-        """The first reason why the gate is closed, in the order update, session, pause.
-
-        An update counts as `disk` if it reads files.
-        """
+        """One reason why the gate is closed: an update first, then a session, then a pause."""
         if UPDATE in self._reasons:
             return "disk" if self._reads_disk else "update"
         return "session" if SESSION in self._reasons else "pause"
 
     def closed_for_s(self, reason: str) -> float:
-        """Return the seconds since `reason` was given; 0 if it does not hold."""
+        """Return the seconds since `reason` was given; 0 if it is not outstanding."""
         since = self._reasons.get(reason)
         return 0.0 if since is None else time.monotonic() - since
 
@@ -95,15 +91,15 @@ class RequestGate:
 
     @property
     def num_held(self) -> int:
-        """Number of requests that wait here."""
+        """Requests that wait here."""
         return len(self._held)
 
     def held(self) -> set[int]:
-        """Return the ids of the requests that wait here."""
+        """Ids of the requests that wait here."""
         return set(self._held)
 
     def hold(self, request_id: int, send: Callable[[], None]) -> None:
-        """Keep a request and call `send` when the gate opens; the gate must be closed."""
+        """Call `send` when the gate opens; the gate must be closed."""
         self._held[request_id] = send
 
     def drop(self, request_id: int) -> bool:
@@ -111,12 +107,12 @@ class RequestGate:
         return self._held.pop(request_id, None) is not None
 
     def close(self, reason: str, *, reads_disk: bool = False) -> None:
-        """Keep new requests waiting for `reason`; `reads_disk` if an update reads files."""
+        """Keep new requests waiting because of `reason`; `reads_disk` if an update reads files."""
         self._reads_disk = self._reads_disk or reads_disk
         self._reasons.setdefault(reason, time.monotonic())
 
     def open(self, reason: str) -> None:
-        """Withdraw a reason; if none is left, send all waiting requests in order."""
+        """Withdraw a reason; if none is left, send all waiting requests."""
         self._reasons.pop(reason, None)
         self._reads_disk = self._reads_disk and UPDATE in self._reasons
         while self._held and not self._reasons:

@@ -1,1 +1,1 @@
-"""Communication between the ranks that compute one model together."""
+"""The group of ranks that compute one model together."""

@@ -1,1 +1,1 @@
-"""The executor: runs the scheduler's steps (batch, model, sampling) and owns the device memory."""
+"""Runs the scheduler's steps (batch, model, sampling) and owns device memory."""

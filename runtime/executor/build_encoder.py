@@ -1,4 +1,4 @@
-"""Builds the executor of one rank for a text encoder: batch rows and runner around a model."""
+"""Builds a rank's executor for embedding texts: rows and runner around a loaded model."""
 
 from __future__ import annotations
 
@@ -27,17 +27,9 @@ def build_encoder(
     backend: str,
     report: Report,
 ) -> Executor:
-    """Build the executor around a loaded text encoder, and run a first step.
+    """Give a loaded encoder its rows and run a first step.
 
-    An encoder keeps nothing between steps. Its pages exist only because the scheduler limits the
-    running requests by pages; they take no memory.
-
-    Args:
-        config: the worker's configuration.
-        model: this rank's part of the model, loaded.
-        group: the ranks that share each layer; `None` for a single rank.
-        backend: attention back end of causal models, a name in `ATTENTION_BACKENDS`.
-        report: receives the progress.
+    Its pages take no memory. They exist because the scheduler bounds the running texts by pages.
 
     Raises:
         StartupError: there is too little memory; the message is one line.
@@ -51,7 +43,7 @@ def build_encoder(
         )
         attention = None
         if model.sees_backward_only:
-            # A text is computed in one step, even if it exceeds the token budget of a step.
+            # A text is computed as a whole, even if it is longer than a step's budget.
             budget = chunk_tokens(config)
             longest = -1 if budget is None else max(budget, config.context_len)
             whole = replace(config, chunked_prefill_size=longest)

@@ -1,7 +1,6 @@
-"""Counts how often each expert of a mixture-of-experts model is chosen, and writes the counts.
+"""Counts how often each expert is chosen, on the device without waiting, and writes files.
 
-The counts stay on the device until they are written, so recording does not wait for the device. The
-file formats are SGLang's; see `docs/experts.md`.
+The file formats are SGLang's; see `docs/experts.md`.
 """
 
 from __future__ import annotations
@@ -31,14 +30,10 @@ _PREFIX = "expert_distribution_recorder"
 
 @dataclass(frozen=True)
 class _Pass:
-    """One recorded step.
+    """One recorded step: its number, counts `[num_layers, num_experts]`, and tokens if kept.
 
-    Attributes:
-        number: number of the step since recording began.
-        counts: `[num_layers, num_experts]`, how often each expert was chosen.
-        tokens: data about each token; empty unless it is kept.
-        decoded: on the device, ids of the tokens that were sampled by earlier steps. Until the
-            record is written, `tokens["input_ids"]` has -1 in their places.
+    Ids of sampled tokens are on the device, in `decoded`. The host's `input_ids` have -1 for them
+    until the record is written.
     """
 
     number: int
@@ -48,18 +43,18 @@ class _Pass:
 
 
 class ExpertRecorder:
-    """Records the steps of one rank between `start` and `stop`.
+    """Records of one rank's steps between `start` and `stop`.
 
-    All ranks that share a layer choose the same experts for the same tokens. So the counts of one
-    rank are complete.
+    All ranks that share layers choose the same experts for the same tokens, so one rank's counts
+    are complete.
     """
 
     def __init__(self, mode: RecorderMode, size: int, rank: int, counts: ExpertCounts) -> None:
-        """Start without recording.
+        """Record nothing yet.
 
         Args:
-            mode: which data about a step is kept.
-            size: number of steps that are kept, the latest ones; -1 for all.
+            mode: which data is kept of a step.
+            size: how many of the latest steps are kept; -1 for all.
             rank: rank of this process.
             counts: the counters that the model's layers write to.
         """
@@ -69,25 +64,25 @@ class ExpertRecorder:
 
     @property
     def is_on(self) -> bool:
-        """Whether steps are being recorded."""
+        """Whether steps are recorded."""
         return self._counts.is_on
 
     def start(self) -> None:
-        """Delete the record, and record from the next step on."""
+        """Clear the record, and record from the next step on."""
         self._forget()
         self._counts.is_on = True
         self._counts.keeps_ids = self._mode == "per_token"
 
     def stop(self) -> None:
-        """Stop recording. The record stays until it is written or recording starts again."""
+        """Stop recording; the record stays until it is written or recording starts again."""
         self._counts.is_on = False
 
     def end_step(self, plan: StepPlan, latest_input: Tensor) -> None:
-        """Add the step that was just launched to the record.
+        """Keep the layers' counts of the step that was just launched.
 
         Args:
-            plan: the step's plan.
-            latest_input: `BatchRows.latest_input` after this step.
+            plan: the step.
+            latest_input: see `BatchRows`, as that step left it.
         """
         counts, ids = self._counts.take()
         tokens: dict[str, Any] = {}
@@ -114,10 +109,7 @@ class ExpertRecorder:
             del self._passes[0]
 
     def dump(self) -> Path | None:
-        """Write the record to a file and delete it.
-
-        Returns:
-            The file; `None` if another rank writes it.
+        """Write the record and clear it; return the file if this rank writes one.
 
         Raises:
             InvalidRequest: the folder is not writable.
@@ -179,7 +171,7 @@ class ExpertRecorder:
 
 
 def _write_csv(path: Path, total: Tensor) -> None:
-    """Write the sums over all steps to a CSV file beside `path`, for `headrace experts`."""
+    """Write the sum over all steps beside `path`; `headrace experts` reads it."""
     with path.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["layer_id", "expert_id", "count"])

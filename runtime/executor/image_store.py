@@ -1,6 +1,6 @@
-"""Computes the vectors of images with the image tower, and keeps them on the device.
+"""Keeps the vectors of images on the device, by digest.
 
-A step's plan lists the images to compute and to drop. An image's digest is its key.
+A step's plan names the images to compute and drop.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from runtime.models.vision.tower import Tower
 from runtime.requests.image_input import PreparedImage
 from runtime.step.step_plan import StepPlan
 
-# Most pixels of the images that the tower processes together, as one pack.
+# Pixels of the images that the tower processes together.
 PACK_PIXELS = 2**21
-# On a GPU a pack's number of vectors is rounded up to a multiple of 64, or of 256 above 1024. The
-# matrix library searches for an algorithm for each new number of rows, for up to a millisecond. On
-# an H200, the first image of a size took the demo model's tower 11 ms, and the next one 3 ms.
+# On a GPU a pack's number of vectors is rounded up to multiples of these, up to this many. For each
+# new number of rows, the matrix library searches for an algorithm for up to a millisecond. On an
+# H200, the first picture of a size took the demo model's tower 11 ms, and the next one of that size
+# 3 ms.
 _FINE_STEP, _FINE_MOST, _COARSE_STEP = 64, 1024, 256
 
 
 class ImageStore:
-    """The vectors of the images that steps read, on the device.
+    """The tower's outputs for the images that steps read.
 
     Attributes:
-        is_bidirectional: whether an image's tokens see one another in both directions.
+        is_bidirectional: see `VisionSpec`.
     """
 
     def __init__(
@@ -45,14 +46,15 @@ class ImageStore:
         alone: bool = False,
         pads: bool | None = None,
     ) -> None:
-        """Start without images.
+        """Start empty.
 
         Args:
-            tower: the layers that compute the vectors of images.
+            tower: computes the vectors.
             vision: the form of the tower's input.
             device: where the tower is.
-            alone: whether each image is computed separately.
-            pads: whether packs are rounded up to a few sizes; `None` for yes on a GPU, no on a CPU.
+            alone: whether to compute each image separately.
+            pads: whether to round packs up to a few sizes; `None` to do so on a GPU only, where it
+                helps.
         """
         self.is_bidirectional = vision.is_bidirectional
         self._tower = tower
@@ -63,7 +65,7 @@ class ImageStore:
         self._vectors: dict[bytes, Tensor] = {}
 
     def update(self, plan: StepPlan) -> None:
-        """Drop and compute the images that a step's plan lists."""
+        """Drop and compute the images that a step names."""
         for digest in plan.image_drops:
             self._vectors.pop(digest, None)
         for pack in packs(plan.image_loads, self._pack_pixels):
@@ -75,12 +77,12 @@ class ImageStore:
                 self._vectors[image.digest] = vectors
 
     def _padding(self, num_tokens: int) -> list[Tensor]:
-        """Return the blank image that fills a pack of `num_tokens` up to the next size, if any."""
+        """Return a blank image that fills a pack up to the next warmed-up size."""
         num_blank = self._padded_size(num_tokens) - num_tokens
         return [self._blank(num_blank)] if num_blank else []
 
     def _blank(self, num_tokens: int) -> Tensor:
-        """Return a black image that has `num_tokens` vectors."""
+        """Return a black image that has this many vectors."""
         shape = (3, self._cell, num_tokens * self._cell)
         return torch.zeros(shape, dtype=torch.uint8, device=self._device)
 
@@ -91,19 +93,19 @@ class ImageStore:
 
     @property
     def _most_padded(self) -> int:
-        """Number of vectors of the largest pack; only a single image may have more."""
+        """Number of vectors of the largest pack; a single image may have more."""
         return max(PACK_PIXELS // self._cell**2, 1)
 
     def _padded_size(self, num_tokens: int) -> int:
         if self._vision.side:
-            # All images have the same size, so they need no padding.
+            # All images have the same size.
             return num_tokens
         step = _FINE_STEP if num_tokens <= _FINE_MOST else _COARSE_STEP
         return max(num_tokens, min(-(-num_tokens // step) * step, self._most_padded))
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compute a pack of each size, so that the first image of a size delays no stream."""
+        """Compute a pack of each size, so that the first image of a size stalls no stream."""
         side = self._vision.side
         if side:
             image = torch.zeros(3, side, side, dtype=torch.uint8, device=self._device)
@@ -114,19 +116,16 @@ class ImageStore:
             self._tower.see([self._blank(num_tokens)])
 
     def pack_sizes(self) -> list[int]:
-        """Return the sizes to which packs are rounded up, in vectors.
-
-        A single larger image is not rounded up.
-        """
+        """Return the sizes of padded packs, in vectors; a single larger image has no such size."""
         most = self._most_padded
         return sorted({self._padded_size(each) for each in (*range(1, most, _FINE_STEP), most)})
 
     def tokens_of(self, plan: StepPlan, known: NDArray[np.intp]) -> ImageTokens:
-        """Return the vectors of a step's image tokens.
+        """Return the step's image tokens and their vectors.
 
         Args:
-            plan: the step's plan, which has image spans.
-            known: index in the step of each token of `plan.chunk_tokens`.
+            plan: the step, which has image spans.
+            known: index in the step of each of `plan.chunk_tokens`.
         """
         spans = plan.image_spans
         token_indices = [known[span.first : span.first + span.length] for span in spans]
@@ -137,14 +136,14 @@ class ImageStore:
         return ImageTokens(index, list(torch.cat(vectors, dim=1)))
 
     def clear(self) -> None:
-        """Release the vectors of all images."""
+        """Release all memory."""
         self._vectors.clear()
 
 
 def packs(images: Sequence[PreparedImage], most_pixels: int) -> Iterator[list[PreparedImage]]:
-    """Yield the images in packs of at most `most_pixels` pixels each.
+    """Group images into packs for the tower.
 
-    An image with more pixels is a pack of its own.
+    An image with more pixels than a pack is a pack alone.
     """
     pack: list[PreparedImage] = []
     total = 0
@@ -161,7 +160,7 @@ def packs(images: Sequence[PreparedImage], most_pixels: int) -> Iterator[list[Pr
 
 @torch.inference_mode()
 def see_the_largest(model: SeeingDecoder, pack_pixels: int = PACK_PIXELS) -> None:
-    """Run the image tower on the input that needs the most memory: a pack of the largest images."""
+    """Run the tower on the input that needs the most memory: a full pack of the largest images."""
     vision = model.spec.vision
     assert vision is not None, "it takes images"
     device, cell = model.context.device, vision.patch_size * vision.merge_size
@@ -172,7 +171,7 @@ def see_the_largest(model: SeeingDecoder, pack_pixels: int = PACK_PIXELS) -> Non
 
 
 def _pixels(image: PreparedImage, device: torch.device) -> Tensor:
-    # The bytes are copied, because torch does not wrap read-only bytes.
+    # A copy: torch does not wrap read-only bytes.
     values = np.frombuffer(bytearray(image.pixels), dtype=np.uint8).reshape(image.size)
     (pixels,) = to_device(device, values)
     return pixels

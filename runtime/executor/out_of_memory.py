@@ -1,4 +1,4 @@
-"""Turns out-of-memory errors at start-up into one line that names the option to lower."""
+"""Explains, in one line, which part of the start-up ran out of memory and which option to lower."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from runtime.errors import StartupError
 from runtime.executor.memory import GIB, available_memory_bytes
 from runtime.models.layers.build_context import BuildContext
 
-# The text in `StepResult.failed` for a sequence whose step ran out of memory.
+# A sequence's text in `StepResult.failed`.
 STEP_OUT_OF_MEMORY = f"Internal error: {torch.OutOfMemoryError.__name__}"
 
-# Parts of messages of out-of-memory errors that have no type of their own. They come from the CPU's
-# allocator, from CUDA and its driver (also when Triton loads a kernel), and from libraries.
+# Messages of out-of-memory errors without a type: the CPU's allocator; CUDA, when a graph is
+# instantiated, and its driver, also when Triton loads a kernel; libraries' workspaces.
 _NO_MEMORY = (
     "can't allocate memory",
     "CUDA error: out of memory",
@@ -26,7 +26,7 @@ _NO_MEMORY = (
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 
-# The advice if the weights do not fit.
+# The advice for weights that do not fit.
 TOO_LARGE = (
     "the model is too large for it; share it with --tp-size or --pp-size, store it in 16 bits "
     "(--dtype bfloat16), or free memory"
@@ -34,20 +34,19 @@ TOO_LARGE = (
 
 
 def least_weight_bytes(spec: ModelSpec, context: BuildContext) -> int:
-    """Return the least memory that a rank's weights can need, before they are read.
+    """Return the least memory that a rank's weights need; it is known before they are read.
 
-    They may need more: each rank has the whole embeddings, and the device's kernels may need a
-    copy in another layout.
+    Each rank has the whole embeddings, and a layout for the device's kernels may need a copy.
     """
     num_ranks = context.tp_size * context.stage.count
     return spec.weight_bytes(context.dtype.itemsize, context.device.type) // num_ranks
 
 
 def require_room(spec: ModelSpec, context: BuildContext) -> None:
-    """Check that the weights can fit into memory, before reading them.
+    """Refuse weights that cannot fit before reading them.
 
     Raises:
-        StartupError: this rank's weights are larger than the free memory of its device.
+        StartupError: this rank's part is larger than the free memory of its device.
     """
     needed = least_weight_bytes(spec, context)
     device = context.device
@@ -65,12 +64,12 @@ def require_room(spec: ModelSpec, context: BuildContext) -> None:
 
 @contextmanager
 def memory_for(what: str, advice: str, device: torch.device) -> Iterator[None]:
-    """Run one part of the start-up; raise a one-line error if it runs out of memory.
+    """Run one part of the start-up; if its memory is missing, raise a one-line error.
 
     Args:
-        what: name of the part, such as "the weights".
-        advice: what the operator can do, with the names of options.
-        device: the device whose memory is used.
+        what: the part, such as "the weights".
+        advice: what to do about it, with option names.
+        device: where the memory was needed.
 
     Raises:
         StartupError: there was too little memory.
@@ -84,14 +83,14 @@ def memory_for(what: str, advice: str, device: torch.device) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory could not be allocated."""
+    """Whether an error means that an allocation failed."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
 
 
 def step_failure(error: BaseException) -> str:
-    """Return the text for clients about an error in a step, without the error's own message."""
+    """Return the text that reports an error in a step; clients may not see the error's own text."""
     return (
         STEP_OUT_OF_MEMORY if is_out_of_memory(error) else f"Internal error: {type(error).__name__}"
     )
@@ -104,7 +103,7 @@ def _left(device: torch.device) -> str:
         free, total = torch.cuda.mem_get_info(device)
         ours = torch.cuda.memory_reserved(device)
     except RuntimeError:
-        # A broken CUDA context does not answer. The original error must be reported nevertheless.
+        # A failed context does not answer this query, and the original error must be reported.
         return ""
     others = total - free - ours
     return (

@@ -1,7 +1,6 @@
-"""Records traces of a rank's steps with torch's profiler, in files that Perfetto reads.
+"""Traces a rank's steps with torch's profiler into files for Perfetto, optionally one per stage.
 
-Prefill steps and decode steps may get a trace each. Profiling must not disturb serving: an error
-here is logged, and the step continues.
+Profiling must not disturb serving: an error here is logged, and the traced step continues.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _POLL_S = 0.1
 
 
 def merge_when_written(sources: Sequence[Path], target: Path) -> threading.Thread:
-    """Merge the trace files `sources` into `target` on a thread, once all of them are written."""
+    """Merge `sources` into `target` on a thread, once every rank has written its own."""
     thread = threading.Thread(
         target=_wait_and_merge, args=(sources, target), name="merge-traces", daemon=True
     )
@@ -53,7 +52,7 @@ def _wait_and_merge(sources: Sequence[Path], target: Path) -> None:
 
 
 def merge(sources: Sequence[Path], target: Path) -> None:
-    """Write one trace with the events of all `sources`, in which each rank has lanes of its own."""
+    """Write one trace with the events of all `sources`; each rank has separate lanes."""
     merged: dict[str, Any] = {}
     events: list[dict[str, Any]] = []
     for rank, source in enumerate(sources):
@@ -70,44 +69,39 @@ def merge(sources: Sequence[Path], target: Path) -> None:
 
 
 def _move(event: dict[str, Any], rank: int, num_ranks: int) -> None:
-    # A lane is identified by its process number. For GPU events this is the GPU's number, which may
-    # be equal on all ranks.
+    # A lane is identified by its process number, which may be a GPU's number and equal on all
+    # ranks.
     if "pid" in event:
         event["pid"] = f"TP-{rank} {event['pid']}"
     if event.get("name") == "process_name":
         event["args"]["name"] = f"TP-{rank} {event['args']['name']}"
-    # An arrow between events is identified by a numeric id.
+    # An arrow is identified by its id, a number.
     if isinstance(event.get("id"), int):
         event["id"] = event["id"] * num_ranks + rank
 
 
 _ACTIVITIES = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
-# Clients usually request the activities CPU and GPU together, so GPU is ignored on a CPU. The
-# activities below are rarely requested by accident, so they are refused on a CPU.
+# Clients always request GPU beside CPU, so GPU is ignored on a CPU. The activities below are chosen
+# deliberately, so they are refused.
 _GPU_ONLY = {"MEM", "CUDA_PROFILER"}
-# Number of allocations that a memory snapshot shows.
+# Number of allocations kept for a memory snapshot.
 _MAX_ALLOCATIONS = 100_000
 
 
 class Profiler:
-    """Records profiles of one rank, one at a time.
+    """The profiles of one rank, at most one at a time.
 
     Attributes:
-        is_waiting: whether the runner must call `step` for each step.
-        num_steps: number of steps launched so far; the runner counts them.
+        is_waiting: whether the runner must call `step` for its steps.
+        num_steps: steps launched so far; the runner counts them.
     """
 
     def __init__(
         self, device: str, rank: int, num_ranks: int = 1, dp_rank: int | None = None
     ) -> None:
-        """Create a profiler without a profile.
+        """Trace `rank` of `num_ranks` on `device` (`cpu` or `cuda`).
 
-        Args:
-            device: `cpu` or `cuda`.
-            rank: rank of this process.
-            num_ranks: number of ranks that share the layers.
-            dp_rank: index of the replica, which becomes a part of file names; `None` if there is
-                only one replica.
+        File names contain `dp_rank`, the replica, if there are several.
         """
         self._replica = "" if dp_rank is None else f"-DP-{dp_rank}"
         self.is_waiting = False
@@ -121,10 +115,10 @@ class Profiler:
         self._num_recorded = 0
 
     def start(self, spec: ProfileSpec) -> None:
-        """Start a profile, which records steps from `spec.start_step` on.
+        """Record steps from `spec.start_step` on.
 
         Raises:
-            InvalidRequest: a profile is running already, or an activity needs a GPU.
+            InvalidRequest: a profile is already running, or an activity needs a GPU.
         """
         if self._spec is not None:
             raise InvalidRequest("A profile is already running; stop it first.")
@@ -140,7 +134,7 @@ class Profiler:
         self.is_waiting = True
 
     def stop(self) -> str:
-        """Stop the profile, write the recorded steps, and return the folder of the files.
+        """Write the recorded steps; returns the folder.
 
         Raises:
             InvalidRequest: no profile is running.
@@ -156,7 +150,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def step(self, plan: StepPlan) -> Iterator[None]:
-        """Record the launch of a step inside this block, if the profile includes the step."""
+        """Record the launch of a step, if it is one to record."""
         spec = self._spec
         if spec is None or self.num_steps < spec.start_step:
             yield
@@ -179,7 +173,7 @@ class Profiler:
     def _prepare(self, spec: ProfileSpec, stage: Stage) -> None:
         recording = self._recording
         if recording is not None:
-            # If a requested stage gets no steps, the other stage must not wait for it.
+            # A stage that gets no steps must not delay the next one.
             if recording.stage in (None, stage) or stage not in self._stages:
                 return
             self._write()
@@ -217,7 +211,7 @@ class Profiler:
 
 
 class _Recording:
-    """A trace that is being recorded."""
+    """One trace in progress."""
 
     def __init__(self, spec: ProfileSpec, stage: Stage | None, device: str) -> None:
         self.stage = stage
@@ -239,9 +233,9 @@ class _Recording:
             torch.cuda.cudart().cudaProfilerStart()
 
     def write(self, folder: Path, name: str) -> None:
-        """End the trace and write its files, which have hidden names until they are complete."""
+        """End the trace and write its files. Files have hidden names until they are complete."""
         if self._on_cuda:
-            # Kernels of the last step may be running.
+            # Kernels of the last step may still be running.
             torch.cuda.synchronize()
         if self._profile is not None:
             self._profile.stop()

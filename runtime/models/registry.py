@@ -1,4 +1,4 @@
-"""The table of architectures: the function that reads `config.json`, and the model's class.
+"""The table of architectures: how to read `config.json`, and which class runs the model.
 
 Front-safe. The table `FAMILIES` has one line for each architecture. A module that it names is
 imported on use, so that the front never imports torch.
@@ -28,6 +28,7 @@ from runtime.checkpoint.sentence_transformers import (
 from runtime.checkpoint.tied_head import with_head_of_files
 from runtime.config.registry import load_object
 from runtime.errors import StartupError
+from runtime.models.decoder.stored_experts import with_experts_of_files
 from runtime.models.quantization.registry import read_quantization
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _MODERNBERT = "runtime.models.modernbert.model:ModernBertModel"
 
 _KNOWN = "runtime.models.transformers_impl.spec:known_architectures"
 
-# Key that is added to those of `config.json`: the value of `--model-impl`.
+# Key beside those of `config.json` for what `--model-impl` asks for.
 _IMPL = "model_impl"
 
 
@@ -52,9 +53,9 @@ class Family:
         spec: function `(config, generation) -> ModelSpec` that reads `config.json`; front-safe.
         model: class that runs the model, made from a spec and a `BuildContext`; needs torch.
         head: function `(spec, config) -> ModelSpec` that changes the spec for an architecture with
-            another head than the family's; front-safe. Empty if there is no such head.
-        texts: class that runs the model if it is to give vectors of texts. Empty if `model` itself
-            gives vectors or scores, or if the family cannot give vectors.
+            another head after the family's layers; front-safe. Empty without such a head.
+        texts: class that runs the model for vectors of texts. Empty if `model` always gives
+            vectors or scores, or if the family cannot give vectors.
         images: whether prompts may hold images.
     """
 
@@ -69,18 +70,13 @@ def _decoder(family: str, read: str = "read") -> Family:
     return Family(f"runtime.models.{family}.spec:{read}", _DECODER, texts=_DECODER_TEXTS)
 
 
-def _hybrid(family: str) -> Family:
-    return Family(f"runtime.models.{family}.spec:read", _DECODER)
+def _hybrid(family: str, read: str = "read") -> Family:
+    return Family(f"runtime.models.{family}.spec:{read}", _DECODER)
 
 
-def _own(family: str, model: str, read: str = "read") -> Family:
+def _seeing(family: str, model: str, read: str = "read") -> Family:
     folder = f"runtime.models.{family}"
-    return Family(f"{folder}.spec:{read}", f"{folder}.model:{model}")
-
-
-def _seeing(family: str, model: str) -> Family:
-    folder = f"runtime.models.{family}"
-    return Family(f"{folder}.spec:read", f"{folder}.model:{model}", images=True)
+    return Family(f"{folder}.spec:{read}", f"{folder}.model:{model}", images=True)
 
 
 def _headed(family: str, head: str, model: str = _DECODER_TEXTS) -> Family:
@@ -94,8 +90,6 @@ FAMILIES: dict[str, Family] = {
     "Gemma2ForCausalLM": _decoder("gemma2"),
     "Gemma3ForCausalLM": _decoder("gemma3"),
     "Gemma3ForConditionalGeneration": _seeing("gemma3_vision", "Gemma3Vision"),
-    "Gemma4ForCausalLM": _own("gemma4", "Gemma4ForCausalLM"),
-    "Gemma4ForConditionalGeneration": _own("gemma4", "Gemma4ForCausalLM", "read_text_part"),
     "Glm4ForCausalLM": _decoder("glm4"),
     "Glm4MoeForCausalLM": _decoder("glm4_moe"),
     "Glm4MoeLiteForCausalLM": _decoder("glm4_moe", "read_lite"),
@@ -115,6 +109,10 @@ FAMILIES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": _decoder("qwen2_moe"),
     "Qwen3ForCausalLM": _decoder("qwen3"),
     "Qwen3MoeForCausalLM": _decoder("qwen3_moe"),
+    "Qwen3_5ForCausalLM": _hybrid("qwen3_5"),
+    "Qwen3_5ForConditionalGeneration": _seeing("qwen3_5", "Qwen3_5VL", "read_vision"),
+    "Qwen3_5MoeForCausalLM": _hybrid("qwen3_5", "read_moe"),
+    "Qwen3_5MoeForConditionalGeneration": _seeing("qwen3_5", "Qwen3_5VL", "read_moe_vision"),
     "Qwen3NextForCausalLM": _hybrid("qwen3_next"),
     "Qwen3VLForConditionalGeneration": _seeing("qwen3_vl", "Qwen3VL"),
     "Olmo2ForCausalLM": _decoder("olmo2"),
@@ -152,24 +150,25 @@ ADAPTED = Family(
 
 
 def impl_override(impl: str) -> dict[str, str]:
-    """Return the keys that the option `--model-impl` adds to `config.json`."""
+    """Return the keys that `--model-impl` adds to `config.json`."""
     return {} if impl == "auto" else {_IMPL: impl}
 
 
 def read_model_spec(
     folder: Path, overrides: dict[str, Any] | None = None, *, is_embedding: bool = False
 ) -> ModelSpec:
-    """Read the spec of a model from its files.
+    """Read the spec of the model in a folder.
 
     Args:
-        folder: a local folder with `config.json` and perhaps `generation_config.json`; or a file in
-            place of `config.json`, perhaps with `generation_config.json` beside it; or a GGUF file.
+        folder: a local folder with `config.json` and perhaps `generation_config.json`; or a file
+            that replaces `config.json`, perhaps with `generation_config.json` beside it; or a GGUF
+            file.
         overrides: top-level keys that replace those of `config.json`.
-        is_embedding: whether a model that generates text is to give vectors instead.
+        is_embedding: whether a model that generates text should give vectors instead.
 
     Raises:
-        StartupError: a file is missing, an architecture or feature is not supported, or a number is
-            missing or out of range; one line names the key.
+        StartupError: there is no such file, an architecture or feature is not supported, or a
+            number is missing or absurd; one line names the key.
     """
     config, generation = _read_words(folder, overrides)
     family = _find(
@@ -178,7 +177,8 @@ def read_model_spec(
         brings_code="auto_map" in config.values,
     )
     read = cast("Callable[[Keys, Keys], ModelSpec]", load_object(family.spec))
-    spec = replace(read(config, generation), overrides=overrides or {})
+    spec = with_experts_of_files(folder, read(config, generation))
+    spec = replace(spec, overrides=overrides or {})
     quantization = read_quantization(folder, config, spec)
     if quantization is not None:
         spec = replace(spec, quantization=quantization.renamed(spec.canonical))

@@ -1,4 +1,4 @@
-"""Times of an HTTP request in the front process: its arrival, and the work before the engine."""
+"""An HTTP request on its way to the engine: when it came, and what the front spent on it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import time
 from contextvars import ContextVar
 from typing import Literal, Self
 
-# The kinds of work that the front does before the engine gets a request, in order. The time of
-# `files` (reading image files) is part of the time of `images`.
+# What the front does before the engine gets a request, in order. Reading files is part of `images`.
 FrontWork = Literal["body", "parse", "adapter", "render", "tokenize", "images", "files"]
-# Seconds. A write to the socket that returns sooner did not have to wait for the client.
+# A write to the socket that returns sooner did not wait for the client.
 BLOCKED_S = 0.001
 
 
 class Arrival:
-    """Times of one HTTP request, which may become several requests to the engine.
+    """Times of one HTTP request, which may be several requests to the engine.
 
     Attributes:
-        http_id: the id that the response has in its header `x-request-id`.
-        began_at: when the request arrived, `time.monotonic()`.
+        http_id: the id that the response's `x-request-id` tells.
+        began_at: when the request came, `time.monotonic()`.
         spent_s: seconds by kind of work.
         system: the chat's first system message; empty if there is none.
-        blocked_s: seconds in which the socket took no more of a stream, because the client did not
+        blocked_s: seconds in which the socket took nothing of a stream, because the client did not
             read.
         closed_at: when the response was complete, `time.monotonic()`; 0 before.
     """
@@ -29,7 +28,7 @@ class Arrival:
     __slots__ = ("began_at", "blocked_s", "closed_at", "http_id", "spent_s", "system")
 
     def __init__(self, http_id: str) -> None:
-        """Set the time of arrival to now."""
+        """Begin now."""
         self.http_id = http_id
         self.began_at = time.monotonic()
         self.spent_s: dict[FrontWork, float] = {}
@@ -38,18 +37,17 @@ class Arrival:
         self.closed_at = 0.0
 
 
-# The current request's times, set by the HTTP entry. It is `None` for the offline engine and for
-# background work.
+# Set by the HTTP entry for each request; `None` for the offline engine and work in the background.
 ARRIVAL: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
 
 
 class timed:
-    """Adds the duration of a `with` block to the times of the current HTTP request, if any."""
+    """Adds the duration of a `with` block to the current request's."""
 
     __slots__ = ("_since", "_work")
 
     def __init__(self, work: FrontWork) -> None:
-        """Count the block's time as `work`."""
+        """Measure `work`."""
         self._work = work
 
     def __enter__(self) -> Self:

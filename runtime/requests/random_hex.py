@@ -1,8 +1,7 @@
-"""Makes random names that cannot be guessed, from random bytes of the kernel.
+"""Random names that cannot be guessed, drawn from the kernel many at a time.
 
-Many bytes are drawn at a time, because each call of the kernel releases the GIL. Getting the GIL
-back takes milliseconds while other threads compute in Python, and the event loop needs several
-names for each request.
+Each call of the kernel releases the GIL. Getting it back takes milliseconds if threads compute in
+Python, and the event loop needs several names for each request.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from collections.abc import Callable
 MAX_BYTES = 32
 _NUM_DRAWN = 128
 
-# Drawn bytes. No entry is used twice, also not by two threads, because `popleft` is atomic.
+# Each number is used once, because `popleft` is atomic.
 _drawn: deque[bytes] = deque()
 
 
 def random_bytes(num_bytes: int) -> bytes:
-    """Return `num_bytes` random bytes from the kernel, at most `MAX_BYTES`."""
+    """Return up to `MAX_BYTES` bytes of the kernel's randomness."""
     assert num_bytes <= MAX_BYTES, num_bytes
     while True:
         try:
@@ -36,12 +35,9 @@ def random_hex(num_bytes: int) -> str:
 
 
 def seed_source(random_seed: int | None) -> Callable[[], int]:
-    """Return a function that gives a seed for each request without one.
-
-    With `random_seed` the sequence of seeds is reproducible.
-    """
+    """A source of seeds for requests without one; reproducible if the server has a seed."""
     if random_seed is None:
         return lambda: int.from_bytes(random_bytes(8)) >> 2
-    # Spread the counter over 62 bits, by the multiplier of SplitMix64.
+    # Stafford's mix of a counter.
     counter = itertools.count(random_seed)
     return lambda: (next(counter) * 0x9E3779B97F4A7C15) & (2**62 - 1)

@@ -1,1 +1,1 @@
-"""The scheduler: decides which tokens of which requests each forward pass computes."""
+"""Decides what each step computes."""

@@ -1,8 +1,8 @@
-"""Records how each request spends its time in the scheduler.
+"""Notes where the time of each request goes in the scheduler.
 
-The clock adds the duration of each step to running sums. A request stores the sums at its start;
-the difference at its end is the request's share. So a step costs a few additions, regardless of the
-number of requests in it.
+A step adds its duration to sums since the start. A request keeps the sums of its beginning; its
+share is the difference at its end. So a step costs a few additions, whatever number of requests
+takes part in it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from runtime.ipc.time_messages import ChunkTime, Neighbor, PrefixBreak, Wait, WorkerTimes
 
-# Number of a request's prompt chunks that are reported one by one.
+# Chunks that are told one by one.
 MAX_CHUNKS = 16
-# Number of slow steps that are kept; if there are more, the oldest half is removed.
+# Slow steps that are remembered; with more, the oldest are forgotten.
 _MAX_SLOW = 1024
 
 
@@ -37,8 +37,8 @@ class StepNote(NamedTuple):
 
     Attributes:
         planned_at: when the step was planned, `time.monotonic()`.
-        num_prompt: number of prompt tokens that the step computes.
-        largest: id of the request with the longest prompt chunk; -1 if the step has none.
+        num_prompt: prompt tokens of the step.
+        largest: id of the request with the longest prompt chunk; -1 without prompts.
     """
 
     planned_at: float
@@ -47,67 +47,59 @@ class StepNote(NamedTuple):
 
 
 class StepClock:
-    """Sums over all steps of one scheduler, and the time records of requests that have ended.
+    """Sums over the steps of one scheduler, and the times of requests that have ended.
 
     Attributes:
-        tower_s: seconds spent in steps that computed images.
+        tower_s: seconds of steps that computed images.
         stepped_at: when the last step ended, `time.monotonic()`.
         last_prompts: the last step, if it computed prompts; else `None`.
     """
 
     def __init__(self) -> None:
-        """Start with all sums at zero."""
+        """Start at zero."""
         self._plain_steps = self._mixed_steps = 0
         self._plain_s = self._mixed_s = self.tower_s = 0.0
         self.stepped_at = 0.0
         self.last_prompts: Neighbor | None = None
         self._newest = StepNote(0.0)
-        # For each cause in `Wait`, how many seconds the first request of the queue has waited for
-        # it, up to `_waited_until`.
+        # Seconds by what the head of the queue waits for, up to `_waited_until`.
         self._waits = [0.0] * len(Wait)
         self._wait = Wait.STEP
         self._waited_until = time.monotonic()
-        # The steps with prompts that are slower than all later ones, in order. So the first of them
-        # after any moment is the slowest since that moment.
+        # Steps with prompts, each slower than all later ones: the first one after any moment is the
+        # slowest since then.
         self._slow: list[_Slow] = []
         self._ended: list[WorkerTimes] = []
 
     def waits(self) -> list[float]:
-        """Return, for each cause in `Wait`, how long the queue's first request has waited for it.
-
-        The times are seconds since the start of the scheduler, of all first requests together.
-        """
+        """Return how many seconds the queue's heads have waited since the start, by `Wait`."""
         now = time.monotonic()
         self._waits[self._wait] += now - self._waited_until
         self._waited_until = now
         return self._waits.copy()
 
     def wait_for(self, wait: Wait) -> None:
-        """Set what the queue's first request waits for from now on; the queue may be empty."""
+        """Note what the head of the queue waits for from now on, whether there is one or not."""
         now = time.monotonic()
         self._waits[self._wait] += now - self._waited_until
         self._waited_until = now
         self._wait = wait
 
     def usual_step_s(self) -> float:
-        """Return the mean duration of the steps that only decoded, in seconds."""
+        """Return the mean duration of the steps that only decoded."""
         return self._plain_s / max(self._plain_steps, 1)
 
     def sums(self) -> _Sums:
-        """Return the number and the seconds of all steps so far, with and without prompts."""
+        """Return the numbers and the seconds of all steps so far."""
         return _Sums(self._plain_steps, self._plain_s, self._mixed_steps, self._mixed_s)
 
     def planned(self, parts: Sequence[tuple[TimeRecord, int, int]], wait: Wait) -> StepNote:
-        """Record a step that was just planned, and what the queue waits for from now on.
+        """Note a step's chunks of prompts, and what the queue waits for until the next one.
 
         Args:
-            parts: for each prompt chunk of the step, the time record of its request, the chunk's
-                first position and its length.
-            wait: what the queue's first request waits for. `Wait.STEP` counts as `Wait.PROMPTS` if
-                the step computes prompts.
-
-        Returns:
-            The note to pass to `stepped` when the step has ended.
+            parts: for each chunk, the record of its request, its first position and its length.
+            wait: what the head of the queue waits for. If this step computes prompts, the head
+                waits for the step, unless it lacks something else.
         """
         if not parts:
             self.wait_for(wait)
@@ -122,18 +114,13 @@ class StepClock:
         return self._newest
 
     def stepped(self, note: StepNote, *, has_images: bool) -> None:
-        """Record that a step has ended.
-
-        Args:
-            note: the result of `planned` for this step.
-            has_images: whether the step computed images.
-        """
+        """Note the end of a step, which was planned with `note`; it may have computed images."""
         now = time.monotonic()
-        # With overlap the previous step may have ended after this one was planned.
+        # The step before may have ended after this one was planned.
         step_s = now - max(note.planned_at, self.stepped_at)
         self.stepped_at = now
         if note is self._newest and self._wait is Wait.PROMPTS:
-            # No other step is in flight, so the queue no longer waits for prompts.
+            # No other step is in flight.
             self.wait_for(Wait.STEP)
         if has_images:
             self.tower_s += step_s
@@ -153,9 +140,9 @@ class StepClock:
             del slow[: _MAX_SLOW // 2]
 
     def slowest_since(self, since: float, but: int) -> Neighbor | None:
-        """Return the slowest step with prompts that ended after `since`, `time.monotonic()`.
+        """Return the slowest step with prompts that ended after `since`.
 
-        Steps in which request `but` had the longest chunk do not count. `None` if there is none.
+        Steps in which request `but` had the longest chunk do not count.
         """
         first = bisect_left(self._slow, since, key=lambda each: each.ended_at)
         for each in self._slow[first:]:
@@ -164,20 +151,20 @@ class StepClock:
         return None
 
     def add_ended(self, times: WorkerTimes) -> None:
-        """Add the times of a request that has ended, for the next `take_ended`."""
+        """Add a request to the next message."""
         self._ended.append(times)
 
     def take_ended(self) -> list[WorkerTimes]:
-        """Return the times of the requests that have ended since the last call."""
+        """Return the requests that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
 
 class TimeRecord:
-    """Records how one request spends its time in the scheduler.
+    """The times of one request while it is at the scheduler.
 
     Attributes:
-        told: the times that are sent to the front process when the request has ended.
+        told: the times that the front will get.
     """
 
     __slots__ = (
@@ -186,23 +173,19 @@ class TimeRecord:
     )
 
     def __init__(self, request_id: int, arrival: float) -> None:
-        """Start when the scheduler reads the request's message.
-
-        `arrival` is when the request arrived at the front process, `time.monotonic()`.
-        """
+        """Begin when the request's message is read; `arrival` is its time at the front."""
         self._arrival = arrival
         self.told = WorkerTimes(request_id, time.monotonic())
         self._clock: StepClock | None = None
         self._waits: list[float] = []
-        # What this request waits for while later requests may overtake it; `None` if it waits for
-        # the same as the queue. And the time up to which its waiting is counted.
+        # What this request alone waits for, and since when it was last counted.
         self._own: Wait | None = None
         self._counted_at = 0.0
         self._sums: _Sums | None = None
         self._decodes_since = self._retracted_at = self._tower_s = 0.0
 
     def queued(self, clock: StepClock) -> None:
-        """Record that the request enters the queue, for the first time or after a retraction."""
+        """Note that the request waits, for the first time or after a retraction."""
         now = time.monotonic()
         self._clock = clock
         if not self.told.queued_at:
@@ -216,24 +199,24 @@ class TimeRecord:
             self._close()
 
     def skipped(self, wait: Wait) -> None:
-        """Record that the request waits for `wait`, while later requests may be admitted."""
+        """Note that requests behind this one may be admitted before it."""
         if self._own is not wait:
             self._count_waits()
             self._own = wait
 
     def passed(self) -> None:
-        """Record that the request no longer waits for a cause of its own."""
+        """Note that the request waits for nothing of its own any more."""
         if self._own is not None:
             self._count_waits()
             self._own = None
 
     def admitted(self, num_cached: int, prefix: PrefixBreak | None, is_empty: bool) -> None:
-        """Record that the request was admitted; only its first admission counts.
+        """Note that the request has a row and pages, for the first time or again.
 
         Args:
-            num_cached: number of prompt tokens that came from the prefix cache.
-            prefix: where the prompt differs from the cached prompts; `None` if all of it is cached.
-            is_empty: whether the request's namespace of the cache is empty.
+            num_cached: number of the request's tokens that came from the cache.
+            prefix: where its prompt leaves the cache.
+            is_empty: whether the cache is empty.
         """
         told, clock = self.told, self._clock
         if told.admitted_at or clock is None:
@@ -244,7 +227,7 @@ class TimeRecord:
         self._tower_s = clock.tower_s
 
     def _count_waits(self) -> None:
-        """Add the time since the last call to the waiting times, until the first admission."""
+        """Add the time since the last call, if the request waits for its first admission."""
         told, clock = self.told, self._clock
         if clock is None or told.admitted_at:
             return
@@ -257,13 +240,7 @@ class TimeRecord:
             told.waits[wait] += seconds - before[wait]
 
     def chunk(self, start: int, num_tokens: int, planned_at: float) -> None:
-        """Record a step that computes a chunk of the request's tokens.
-
-        Args:
-            start: the chunk's first position.
-            num_tokens: the chunk's length.
-            planned_at: when the step was planned, `time.monotonic()`.
-        """
+        """Note a chunk of the prompt, or of tokens that are computed again."""
         told = self.told
         told.num_chunks += 1
         told.num_computed += num_tokens
@@ -271,7 +248,7 @@ class TimeRecord:
             told.chunks.append(ChunkTime(start, num_tokens, planned_at))
 
     def prompt_done(self) -> None:
-        """Record that all known tokens of the request are computed, so that it decodes now."""
+        """Note that all known tokens are computed."""
         told, clock = self.told, self._clock
         if clock is None:
             return
@@ -287,7 +264,7 @@ class TimeRecord:
             self._decodes_since = now
 
     def _close(self) -> None:
-        """Add the steps since `prompt_done` to the request's times."""
+        """Add what happened since `prompt_done`."""
         told, clock, before = self.told, self._clock, self._sums
         if clock is None or before is None:
             return
@@ -301,7 +278,7 @@ class TimeRecord:
             told.neighbor = found
 
     def ended(self, clock: StepClock, num_retractions: int) -> None:
-        """Record the end of the request, whatever its state, and pass its times to `clock`."""
+        """Note the request's end, whatever its state."""
         told = self.told
         self._close()
         told.ended_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""`ServiceContext`, the object that routes, application and offline engine share."""
+"""The object that routes, the application and the offline engine share; built by `assemble`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class Lifecycle:
     Attributes:
         warmed_up: the server's warm-up has generated a token, or warm-up is off.
         draining: the server is shutting down; running requests may finish.
-        launched_at: `time.monotonic()` at launch, seconds.
     """
 
     warmed_up: bool = False
@@ -44,13 +43,12 @@ class ServiceContext:
 
     Attributes:
         config: resolved options, never written. For changed options see `changes`.
-        client: sends requests to the workers and returns their streams.
-        status: status of the engine and of each replica, updated by the supervisor.
-        weights: executes weight updates, and pauses generation.
-        adapters: loads and unloads adapters (LoRA), and finds them by name.
-        changes: values of options that changed since the start.
         sampling_defaults: checked values of `--preferred-sampling-params`, by native names.
-        images: fetches, decodes and scales the images of prompts.
+        images: prepares the images of prompts.
+        status: status of the engine and of each replica; their owner keeps it current.
+        weights: executes weight updates and pauses.
+        adapters: loads and unloads adapters (LoRA), and finds them by name.
+        changes: changes of options since the start.
     """
 
     config: ServerConfig
@@ -86,12 +84,12 @@ class ServiceContext:
 
     @cached_property
     def token_pieces(self) -> TokenPieces:
-        """The text of each token id, for log-probabilities."""
+        """Text of single tokens, for log-probabilities."""
         return TokenPieces(self.tokenizer)
 
     @cached_property
     def sessions(self) -> Sessions:
-        """The sessions of all clients: contexts that later requests may continue."""
+        """Sessions, whose contexts requests can continue."""
         return Sessions(
             self.client.is_running,
             self.client.abort,
@@ -102,11 +100,11 @@ class ServiceContext:
     def generator(
         self, session: SessionParams | None, *, is_recorded: bool = True
     ) -> Callable[[GenerationInput], GenerationStream]:
-        """Return the function that admits a request and returns its stream.
+        """Return the function that admits a request.
 
         Args:
             session: the session that the request continues, if any.
-            is_recorded: whether metrics and the request log count the request.
+            is_recorded: whether metrics and the request log count it.
         """
         generate = self.client.generate
         if not is_recorded:
@@ -117,7 +115,7 @@ class ServiceContext:
 
     @cached_property
     def features(self) -> Features:
-        """The optional features of `/generate` that this server offers."""
+        """The features that requests may use in this server."""
         scheduling = self.config.scheduling
         offered = {
             "hidden_states": scheduling.enable_return_hidden_states,

@@ -1,6 +1,6 @@
-"""Maps each exception to the error that a client sees.
+"""Maps exceptions to the errors that clients see, in one table.
 
-Each API (OpenAI, Anthropic, Ollama, native) then writes that error in its own format.
+Each wire converts them to its format.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ class ErrorInfo:
 
     Attributes:
         status: the HTTP status.
-        message: the text for the client.
-        param: the wrong field of the request, by the name that the client used.
+        param: the request field at fault, as the client wrote it.
         code: OpenAI's machine-readable error code, if there is one.
-        retry_after_s: seconds after which a retry may succeed, if the server is overloaded.
+        retry_after_s: seconds until a retry makes sense, on overload.
     """
 
     status: int
@@ -33,8 +32,8 @@ class ErrorInfo:
 def describe_error(error: Exception) -> ErrorInfo:
     """Turn an exception into the error that the client sees.
 
-    A `HeadraceError` is raised on purpose and has a text for the client. Any other exception is a
-    bug: it is logged under an id, and the client gets only the id.
+    Errors raised on purpose carry their own text. Any other exception is a bug: it is logged under
+    an id, and the client gets only the id.
     """
     if isinstance(error, HeadraceError):
         return ErrorInfo(

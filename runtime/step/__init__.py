@@ -1,4 +1,1 @@
-"""The interface between scheduler and executor: a step's plan, its result, and the runner.
-
-A step is one forward pass of the model for a batch of sequences.
-"""
+"""The interface between scheduler and executor: a step's plan, its result, the runner."""

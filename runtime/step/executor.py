@@ -1,4 +1,4 @@
-"""Interfaces through which the scheduler launches steps and changes weights."""
+"""Interfaces through which the scheduler computes steps and changes weights."""
 
 from __future__ import annotations
 
@@ -10,39 +10,34 @@ from runtime.step.step_plan import MaskSource, StepPlan, StepResult
 
 
 class Pending(Protocol):
-    """A launched step whose result may not be known yet."""
+    """A launched step."""
 
     def wait(self) -> StepResult:
-        """Wait until the step's tokens are known, and return the result."""
+        """Block until the step's tokens are known."""
         ...
 
 
 class Runner(Protocol):
-    """Launches steps: the scheduler's interface to the executor."""
+    """The interface of the executor that the scheduler uses."""
 
     def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
-        """Start to compute a step.
-
-        Args:
-            plan: the step's plan.
-            masks: grammar masks for the step's samples; `None` if no sample is constrained.
-        """
+        """Start computing a step; `masks` covers its constrained samples."""
         ...
 
 
 class WeightHandler(Protocol):
-    """Changes weights and releases device memory, on request of the scheduler."""
+    """The interface through which the scheduler changes weights and releases memory."""
 
     @property
     def can_compute(self) -> bool:
-        """Whether the memory of weights and KV cache is allocated, so that steps are possible."""
+        """Whether the memory of weights and KV pool is allocated."""
         ...
 
     def handle(self, call: WeightCall) -> ControlReply:
-        """Execute a call and return the reply; no step may be in flight."""
+        """Execute `call`; call this only while no step is in flight."""
         ...
 
 
 def refuse_command(command: WorkerCommand) -> ControlReply:
-    """Return the reply to a command if nothing in this worker executes commands."""
+    """Answer a command where nothing executes commands."""
     return ControlReply(command.call_id, False, "This worker takes no commands.")

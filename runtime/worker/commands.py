@@ -1,4 +1,4 @@
-"""Executes commands to a running worker, which change or observe how steps are computed."""
+"""Commands to a running worker: they change or observe how steps are computed."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ logger = logging.getLogger(__name__)
 
 
 class Commands:
-    """Executes commands on one rank, for example to record a profile or to set the log level."""
+    """Executes one rank's commands, such as to profile or slow its steps or set the log level."""
 
     def __init__(self, runner: StepRunner, profiler: Profiler) -> None:
-        """Execute commands about `runner`; `profiler` records its steps."""
+        """Have `profiler` watch the steps of `runner`."""
         self._runner = runner
         self._profiler = runner.profiler = profiler
 
     def execute(self, command: WorkerCommand) -> ControlReply:
-        """Execute a command. An error becomes an error reply and does not end the worker.
+        """Execute `command`. A failure becomes an error reply and does not end the worker.
 
         Raises:
-            DeviceLost: the device no longer works.
+            DeviceLost: the device has failed for good.
         """
         try:
             return ControlReply(command.call_id, True, self._do(command))

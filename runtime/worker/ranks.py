@@ -1,7 +1,7 @@
-"""The other ranks of a worker: child processes of rank 0, or ranks on other nodes.
+"""The other ranks of a worker: children of rank 0, or ranks of other nodes.
 
-If a rank ends, the worker ends, and the front process restarts all ranks together. If rank 0 ends,
-the other ranks end: they notice that their stdin, or their connection, is closed.
+A rank that dies ends the worker, and the front restarts all ranks together. Ranks end when rank 0
+ends: rank 0 holds the other end of their stdin, or of their connection.
 """
 
 from __future__ import annotations
@@ -28,29 +28,25 @@ from runtime.worker.nodes import Nodes
 
 logger = logging.getLogger(__name__)
 
-# Time within which rank 0 notices that a rank has ended. The other ranks often see the broken
-# connection earlier, so they wait this long before they report an error.
+# When a rank dies, other ranks often see the broken connection before rank 0 notices the exit.
 DEATH_NOTICE_S = 2.0
 _REPLY_POLL_S = 0.1
 
 
 class PlanSender(Protocol):
-    """Sends plans to the other ranks: the interface of `Ranks` that runners use."""
+    """The interface of the ranks that `BroadcastRunner` uses."""
 
     def send(self, plan: StepPlan) -> None:
-        """Send the plan of a step to every other rank."""
+        """Send every rank a step."""
         ...
 
     def give_up(self, why: str, error: Exception) -> NoReturn:
-        """End this process after a failed step, and the other ranks with it.
-
-        `why` and `error` are logged.
-        """
+        """End this process, and the ranks with it."""
         ...
 
 
 class Ranks:
-    """Starts all ranks but rank 0, sends them plans, and ends this process if one of them ends."""
+    """Starts all ranks but 0, sends them plans, and ends this process when a rank dies."""
 
     def __init__(
         self,
@@ -58,13 +54,13 @@ class Ranks:
         config: WorkerConfig,
         start_failed: Callable[[str], None],
     ) -> None:
-        """Start the processes. They load the model at the same time as this process.
+        """Start the processes; they load at the same time as this process.
 
         Args:
             context: the ZMQ context of the sockets.
             config: rank 0's configuration.
-            start_failed: called with a reason of one line, on another thread, if a rank ends during
-                the start-up. When it returns, this process ends.
+            start_failed: called with the reason, one line, on another thread when a rank ends
+                during start-up; this process ends as soon as it returns.
 
         Raises:
             StartupError: the address for other nodes cannot be bound; the message is one line.
@@ -91,7 +87,7 @@ class Ranks:
                 self._children[child.pid] = rank
 
     def connect(self) -> None:
-        """Wait until the ranks of other nodes have started, and connect to them."""
+        """Wait until the other nodes' ranks have started, and connect to them."""
         link = self._config.node
         if self._nodes is None or link is None:
             return
@@ -101,23 +97,20 @@ class Ranks:
         ]
 
     def started(self) -> None:
-        """Note that every rank is ready, so that an end from now on is not a failed start."""
+        """Note that every rank is ready: a later death is not reported as a failed start."""
         self._starting = False
 
     def send(self, plan: StepPlan) -> None:
-        """Send the plan of a step to every other rank."""
+        """Send every rank a step."""
         for outbox in self._outboxes:
             outbox.send(plan)
 
     def before(
         self, execute: Callable[[WorkerCommand], ControlReply]
     ) -> Callable[[WorkerCommand], ControlReply]:
-        """Return a function that sends a command to all other ranks, then executes it here.
+        """Wrap `execute` of rank 0 so that all other ranks get every command first.
 
-        So every rank executes a command between the same two steps. The reply is rank 0's.
-
-        Args:
-            execute: executes a command on rank 0.
+        Every rank executes a command between the same two steps. The reply is rank 0's.
         """
 
         def execute_on_all(command: WorkerCommand) -> ControlReply:
@@ -128,15 +121,15 @@ class Ranks:
         return execute_on_all
 
     def ask(self, op: WeightOp) -> None:
-        """Ask every other rank to run an operation between two steps; call `replies` afterwards."""
+        """Send every rank an operation to run between two steps; `replies` must follow."""
         call = RankCall(op)
         for outbox in self._outboxes:
             outbox.send(call)
 
     def replies(self, beat: Callable[[], None]) -> list[RankReply]:
-        """Wait for every rank's reply to the latest `ask`; return the replies in order of rank.
+        """Wait for each rank's reply to the latest `ask`; return them in order of rank.
 
-        If a rank ends meanwhile, this process ends. `beat` is called often, as a heartbeat.
+        If a rank dies, this process ends. `beat` is called often while waiting.
         """
         found: dict[int, RankReply] = {}
         while len(found) < len(self._outboxes):
@@ -146,27 +139,24 @@ class Ranks:
         return [found[rank] for rank in sorted(found)]
 
     def wait_for_a_death(self) -> None:
-        """Wait so long that, if a rank has ended, this process ends with that rank's reason."""
+        """Give the thread that notices a rank's death time to end this process with its reason."""
         threading.Event().wait(DEATH_NOTICE_S)
 
     def give_up(self, why: str, error: Exception) -> NoReturn:
-        """End this process after a failed step, and the other ranks with it.
-
-        `why` and `error` are logged.
-        """
+        """End this process, and the ranks with it."""
         self.wait_for_a_death()
         with self._ending:
             logger.error("%s The worker ends.", why, exc_info=error)
             leave_at_once(1)
 
     def _exited(self, child: Child, code: int) -> None:
-        # If a child ends at once, this waits until `__init__` has stored the child's rank.
+        # A child that ends at once waits here until it has been noted.
         with self._ending:
             rank = self._children[child.pid]
         self._lost(why_ended(self._config, rank, code))
 
     def _lost(self, why: str) -> NoReturn:
-        # The lock is not released, so that a second rank that ends is not reported.
+        # The lock is held until the process ends: a second death need not be reported.
         with self._ending:
             if self._starting:
                 self._start_failed(why)
@@ -176,21 +166,21 @@ class Ranks:
 
 
 class BroadcastRunner:
-    """Launches steps on all ranks: sends each plan to the others, then computes it on rank 0."""
+    """Rank 0's runner; it sends every plan to the other ranks first."""
 
     def __init__(self, runner: Runner, ranks: PlanSender) -> None:
-        """Use `runner` for rank 0's own part of each step."""
+        """Wrap rank 0's own runner."""
         self._runner = runner
         self._ranks = ranks
 
     def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
-        """Start to compute a step on every rank.
+        """Start computing a step on every rank.
 
-        The masks are not sent: the other ranks receive the tokens that rank 0 samples.
+        Masks are not sent: the other ranks take this rank's tokens instead of their own samples.
         """
         self._ranks.send(plan)
         try:
             return self._runner.launch(plan, masks)
         except Exception as error:
-            # The other ranks are in the middle of the step and cannot be synchronized again.
+            # The other ranks are in the middle of the step, and nothing can synchronize them again.
             self._ranks.give_up(f"A step of {len(plan.rows)} sequences failed on rank 0.", error)

@@ -12,7 +12,7 @@ from runtime.models.registry import model_class, read_model_spec
 from runtime.weights.fill import load_weights
 from runtime.weights.load_model import dummy_tensors
 from tests.support.engine import InProcessEngine
-from tests.support.gpu import DEVICE, count_graphs, in_both_precisions, small_engine
+from tests.support.gpu import DEVICE, count_graphs, in_both_precisions, on_gpu, small_engine
 from tests.support.tiny_models import edit_json
 from tests.support.tiny_vision import (
     NUM_NEW,
@@ -28,7 +28,7 @@ from tests.support.tiny_vision import (
 )
 
 pytestmark = pytest.mark.also_cpu
-in_both_families = pytest.mark.parametrize("name", list(TINY_VISION))
+in_all_families = pytest.mark.parametrize("name", list(TINY_VISION))
 
 
 def add(engine: InProcessEngine, number: int, prompt: Prompt) -> None:
@@ -42,8 +42,9 @@ def generate(engine: InProcessEngine, prompt: Prompt) -> list[int]:
     return engine.tokens[number]
 
 
+# The kernels of recurrent states are not recorded on a CPU.
 @in_both_precisions
-@in_both_families
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", pytest.param("qwen3_5", marks=on_gpu)])
 def test_images_beside_text_in_graphs_equal_eager(
     name: str, graphs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,8 +63,9 @@ def test_images_beside_text_in_graphs_equal_eager(
     assert counts["decode"] >= NUM_NEW
 
 
+# Prompts of a model with recurrent states have no graphs.
 @in_both_precisions
-@in_both_families
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
 def test_a_question_behind_a_cached_picture_has_a_graph(
     name: str, graphs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,11 +91,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16,
         "num_position_embeddings": 2304,
     },
+    "qwen3_5": {
+        "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16,
+        "num_position_embeddings": 2304,
+    },
 }  # fmt: skip
 
 
 @pytest.mark.also_cpu(asked=True)
-@in_both_families
+@in_all_families
 def test_wide_towers_in_bfloat16_are_close_to_float32(name: str, tmp_path: Any) -> None:
     folder = copy_of(name, tmp_path / name)
     config = read_model_spec(folder).raw["vision_config"]

@@ -7,6 +7,7 @@ from kernels.gated_delta import GATED_DELTA, DeltaPlaces, DeltaShape
 
 IMPLEMENTATIONS = [name for name in GATED_DELTA if GATED_DELTA.unavailable(name) is None]
 SHAPES = [DeltaShape(2, 4, 16, 8), DeltaShape(1, 1, 5, 3), DeltaShape(1, 3, 40, 50)]
+SHAPES.append(DeltaShape(2, 4, 16, 8, has_flat_gates=True))
 
 
 def places_of(lens, reads, saves):
@@ -39,12 +40,14 @@ def operands(shape, num_tokens, dtype, seed=0):
 def definition(matrix, head, qkv, gates, decay, dt_bias, shape):
     """One token of one head in float64: the new matrix and the output."""
     group, place = divmod(head, shape.ratio)
+    first = head if shape.has_flat_gates else group * 2 * shape.ratio + place
+    apart = shape.num_value_heads if shape.has_flat_gates else shape.ratio
     keys = shape.num_key_heads * shape.key_dim
     q = qkv[group * shape.key_dim :][: shape.key_dim].double()
     k = qkv[keys + group * shape.key_dim :][: shape.key_dim].double()
     v = qkv[2 * keys + head * shape.value_dim :][: shape.value_dim].double()
     q, k = (x / (x.square().sum() + 1e-6).sqrt() for x in (q, k))
-    b, a = (gates[group * 2 * shape.ratio + place + i * shape.ratio].double() for i in (0, 1))
+    b, a = gates[first].double(), gates[first + apart].double()
     time = torch.log1p(torch.exp(a + dt_bias[head].double()))
     matrix = matrix * torch.exp(decay[head].double() * time)
     change = torch.sigmoid(b) * (v - matrix.T @ k)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from runtime.ipc.messages import AbortRequests, ContinueGeneration, PauseGeneration
 from runtime.ipc.weight_messages import LoadDummy, ReleaseMemory, ResumeMemory
+from runtime.models.registry import read_model_spec
+from tests.support.driver import load
 from tests.support.engine import InProcessEngine
-from tests.support.tiny_models import TINY_HYBRIDS, tiny_model
+from tests.support.tiny_models import TINY_HYBRIDS, copy_of, tiny_model
 
 FAMILIES = list(TINY_HYBRIDS)
 NUM_NEW = 24
@@ -160,6 +164,37 @@ def test_pauses_aborts_and_sampling(name: str, overlap: bool) -> None:
     assert [plain[i] for i in (0, 2)] == [undisturbed(name)[i] for i in (0, 2)]
     for every in (3, 8):
         assert run(every) == plain
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_all_weights_are_read_back_as_the_files_have_them(name: str) -> None:
+    model = load(tiny_model(name))
+    holders, files = dict(model.holders()), load_file(tiny_model(name) / "model.safetensors")
+    for weight in model.spec.weights:
+        holder, _, parameter = weight.target.rpartition(".")
+        part = holders[holder].part(parameter, weight.shard)
+        assert torch.equal(part, files[weight.name].float()), weight.name
+
+
+def test_experts_in_one_tensor_are_those_of_many(tmp_path: Path) -> None:
+    """Qwen3.5 is published in the first form in 16 bits, and in the second one in 8 bits."""
+    folder = copy_of("qwen3_5_moe", tmp_path / "m")
+    path = folder / "model.safetensors"
+    files = load_file(path)
+    for layer_idx in range(4):
+        experts = f"model.layers.{layer_idx}.mlp.experts"
+        gates, ups, downs = (
+            [files.pop(f"{experts}.{i}.{part}_proj.weight") for i in range(6)]
+            for part in ("gate", "up", "down")
+        )
+        files[f"{experts}.gate_up_proj"] = torch.cat([torch.stack(gates), torch.stack(ups)], dim=1)
+        files[f"{experts}.down_proj"] = torch.stack(downs)
+    save_file(files, path, metadata={"format": "pt"})
+    assert "model.layers.0.mlp.experts.down_proj" in {
+        each.name for each in read_model_spec(folder).weights
+    }
+    engine = InProcessEngine(folder)
+    assert engine.generate(PROMPTS[0], NUM_NEW, ignore_eos=True) == undisturbed("qwen3_5_moe")[0]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

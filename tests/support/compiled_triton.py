@@ -325,7 +325,8 @@ def dependent() -> Iterator[Kernel]:
     constants = {"IS_SHARED": False, "BLOCK": 1024, "PDL": True}
     yield "sigmoid", activation.sigmoid_mul_kernel, constants, 4
     constants = {"KEY_HEADS": 16, "RATIO": 2, "KEY_DIM": 128, "VALUE_DIM": 128, "ROWS": 128}
-    yield "gated delta", gated_delta.delta_kernel, constants | {"COLUMNS": 32, "PDL": True}, 4
+    constants |= {"GATE_SPAN": 2, "COLUMNS": 32, "PDL": True}
+    yield "gated delta", gated_delta.delta_kernel, constants, 4
     constants = {"ACTIVATION": "silu", "BLOCK": 1024, "EARLY": True, "PDL": True}
     yield "activation", activation._act_and_mul_kernel, constants, 4
     constants = {

@@ -176,6 +176,22 @@ TINY_MODELS: dict[str, TinyModel] = {
 }
 
 
+_LINEAR_HEADS = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+_SHARED_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
+
 # Models whose layers keep recurrent states.
 TINY_HYBRIDS: dict[str, TinyModel] = {
     "lfm2": TinyModel(
@@ -191,23 +207,10 @@ TINY_HYBRIDS: dict[str, TinyModel] = {
     # Heads of keys and values differ in number and size; a quarter of a head rotates.
     "qwen3_next": TinyModel(
         "Qwen3NextForCausalLM",
-        {
-            "num_hidden_layers": 4,
-            "layer_types": [
-                *("linear_attention", "full_attention", "linear_attention", "linear_attention"),
-            ],
-            "head_dim": 32,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 24,
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 64,
-            "mlp_only_layers": [0],
-        },
+        {**_LINEAR_HEADS, **_SHARED_EXPERTS, "mlp_only_layers": [0]},
     ),
+    "qwen3_5": TinyModel("Qwen3_5ForCausalLM", _LINEAR_HEADS),
+    "qwen3_5_moe": TinyModel("Qwen3_5MoeForCausalLM", {**_LINEAR_HEADS, **_SHARED_EXPERTS}),
 }
 
 
@@ -225,14 +228,10 @@ def write_tiny(name: str, variant: TinyModel) -> Path:
     assert_version_is_safe()
     folder = tiny_root() / name
     model_class = getattr(transformers, variant.architecture)
-    text = variant.options.get("text_config")
     options = {**_SMALL, **variant.options}
-    if text is not None:
-        # A model that takes images: the sizes are those of its text model.
-        options = {**variant.options, "text_config": {**_SMALL, **text}}
     # Deep copies, because transformers writes into the dictionaries it is given.
     model = model_class(model_class.config_class(**json.loads(json.dumps(options))))
-    zero_centered = variant.architecture.startswith(("Gemma2", "Gemma3", "Qwen3Next"))
+    zero_centered = variant.architecture.startswith(("Gemma", "Qwen3Next", "Qwen3_5"))
     randomise(model, seed=sum(name.encode()), norm=0.0 if zero_centered else 1.0)
     model = model.to(getattr(torch, variant.dtype))
     model.generation_config.update(eos_token_id=[IM_END_ID, ENDOFTEXT_ID], **variant.generation)
@@ -399,7 +398,7 @@ def randomise(model: Any, seed: int, norm: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.empty(parameter.shape).normal_(generator=generator)
-        if name.lower().endswith(("norm.weight", "norm_1.weight", "norm_2.weight")):
+        if name.lower().endswith("norm.weight"):
             parameter.data.copy_(norm + 0.2 * noise)
         elif name.endswith("bias"):
             parameter.data.copy_(0.2 * noise)
@@ -410,5 +409,3 @@ def randomise(model: Any, seed: int, norm: float) -> None:
         # Zeros otherwise, as if experts were chosen by their scores alone.
         if name.endswith("e_score_correction_bias"):
             buffer.normal_(std=0.2, generator=generator)
-        elif name.endswith("layer_scalar"):
-            buffer.uniform_(0.5, 1.0, generator=generator)

@@ -76,6 +76,30 @@ TINY_VISION: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "deepstack_visual_indexes": [0, 2],
         },
     ),
+    # A quarter of a head rotates; the first layer keeps a recurrent state.
+    "qwen3_5": (
+        "Qwen3_5ForConditionalGeneration",
+        {
+            **_TEXT,
+            "num_hidden_layers": 4,
+            "layer_types": [
+                *("linear_attention", "full_attention", "linear_attention", "full_attention"),
+            ],
+            "head_dim": 64,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 24,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1000.0, "mrope_section": [4, 2, 2],
+                "partial_rotary_factor": 0.25,
+            },
+        },
+        {
+            "depth": 3, "hidden_size": 24, "intermediate_size": 40, "num_heads": 2,
+            "out_hidden_size": 64, "patch_size": 4, "num_position_embeddings": 25,
+        },
+    ),
 }  # fmt: skip
 PREPROCESSOR = {
     "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 64,
@@ -96,7 +120,7 @@ def tiny_vision(name: str, dtype: str = "float32") -> Path:
     options = {"text_config": text, "vision_config": vision, "tie_word_embeddings": False, **_IDS}
     config = model_class.config_class(**json.loads(json.dumps(options)))
     model = model_class(config)
-    randomise(model, seed=sum(name.encode()), norm=1.0)
+    randomise(model, seed=sum(name.encode()), norm=0.0 if name == "qwen3_5" else 1.0)
     model = model.to(getattr(torch, dtype))
     model.generation_config.update(eos_token_id=[IM_END_ID, ENDOFTEXT_ID])
     model.save_pretrained(folder)

@@ -1,1 +1,1 @@
-"""Attention back ends: one protocol, and one file for each back end."""
+"""Attention back ends: one protocol, one file each."""

@@ -1,1 +1,1 @@
-"""The BERT family: `config.json`, weights and encoder."""
+"""BERT."""

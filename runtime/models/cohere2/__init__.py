@@ -1,1 +1,1 @@
-"""The Cohere 2 family: Command R7B and Command A."""
+"""Cohere 2: Command R7B and Command A."""

@@ -1,1 +1,1 @@
-"""The parts that families of decoders share: specs, layers and the model."""
+"""The common parts of dense decoders' families."""

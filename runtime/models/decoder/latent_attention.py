@@ -1,7 +1,7 @@
 """Attention over latents (MLA) in the absorbed form.
 
-Queries are mapped to the space of the latents, and attention is computed there. Only the results of
-attention are expanded to heads.
+Queries are mapped to the space of the latents, where attention is computed. Only its results are
+expanded to heads.
 
 Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
 """
@@ -31,14 +31,14 @@ _EPS = 1e-6
 
 
 class UpProjection(Linear):
-    """The matrix that expands latents to keys and values (`kv_b_proj`), with a copy for attention.
+    """The matrix that expands latents to keys and values, as attention uses it.
 
     The matrix is loaded and updated like any other. Its numbers are then copied to a second layout,
-    grouped by heads. The copy is small compared with the experts of such models.
+    by heads. The copy is small compared with the experts of such models.
 
     Attributes:
         to_latent: `[num_heads, nope_dim, rank]`, maps queries to the space of the latents.
-        from_latent: `[num_heads, rank, output_dim]`, maps results of attention to values.
+        from_latent: `[num_heads, rank, output_dim]`, expands results.
     """
 
     __slots__ = ("_sizes", "from_latent", "to_latent")
@@ -49,7 +49,7 @@ class UpProjection(Linear):
 
     @classmethod
     def of_heads(cls, latent: LatentAttentionSpec, context: BuildContext) -> UpProjection:
-        """Make the rows of the matrix that belong to this rank's heads."""
+        """Make the matrix for this rank's heads."""
         size = latent.nope_dim + latent.output_dim
         rows = column("", latent.num_heads * size, context)
         made = cls.column_parallel(latent.value_dim, [rows], False, context)
@@ -79,13 +79,11 @@ class UpProjection(Linear):
 
 
 class HalfUpProjection(Linear):
-    """The rows of `UpProjection` for keys only, or for values only.
-
-    A GGUF checkpoint stores the two halves as separate tensors.
+    """The half of the matrix for keys or values, if they are stored apart; see `UpProjection`.
 
     Attributes:
-        by_head: `[num_heads, columns, rows of a head]`: for `k_b_proj`, whose rows are stored
-            transposed, `to_latent` of `UpProjection`; for `v_b_proj`, its `from_latent`.
+        by_head: `[num_heads, columns, rows of a head]`: `to_latent` of `k_b_proj`, whose rows are
+            stored transposed, or `from_latent` of `v_b_proj`.
     """
 
     __slots__ = ("by_head",)
@@ -96,14 +94,7 @@ class HalfUpProjection(Linear):
     def of_heads(
         cls, num_heads: int, head_rows: int, columns: int, context: BuildContext
     ) -> HalfUpProjection:
-        """Make the rows of the matrix that belong to this rank's heads.
-
-        Args:
-            num_heads: heads of all ranks together.
-            head_rows: rows of the matrix for each head.
-            columns: columns of the matrix.
-            context: dtype, device and rank.
-        """
+        """Make the matrix for this rank's heads."""
         rows = column("", num_heads * head_rows, context)
         made = cls.column_parallel(columns, [rows], False, context)
         assert isinstance(made, HalfUpProjection)
@@ -123,7 +114,7 @@ class HalfUpProjection(Linear):
 
 
 class LatentAttention(Mixer):
-    """Self-attention of one layer over latents. A rank has all latents and a part of the heads."""
+    """Self-attention of one layer over latents; ranks have all latents and some heads."""
 
     __slots__ = (
         "_spec",
@@ -190,11 +181,11 @@ class LatentAttention(Mixer):
 
     @property
     def rounding(self) -> Rounding | None:
-        """See `Mixer.rounding`."""
+        """See `Mixer`."""
         return self.qkv_a_proj.rounding
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """See `Mixer.attend`."""
+        """See `Mixer`."""
         spec, layer = self._spec, self.attention
         assert spec.rope is not None
         assert layer.cos_sin is not None
@@ -204,7 +195,7 @@ class LatentAttention(Mixer):
             heads = self.q_b_proj.apply(self.q_a_layernorm.forward(heads.contiguous()))
         heads = heads.unflatten(1, (layer.num_heads, -1))
         q = both.new_empty(len(both), layer.num_heads, spec.head_dim)
-        # Shapes: `[num_heads, num_tokens, nope_dim]` times `[num_heads, nope_dim, rank]`.
+        # `[num_heads, num_tokens, nope_dim]` by `[num_heads, nope_dim, rank]`.
         absorbed = torch.bmm(heads[:, :, : spec.nope_dim].transpose(0, 1), self.to_latent)
         q[:, :, : spec.value_dim] = absorbed.transpose(0, 1)
         rotate_and_keep(
@@ -224,7 +215,7 @@ class LatentAttention(Mixer):
         return expanded.transpose(0, 1).flatten(1)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the parts of the layer that own weights, with their names under `prefix`."""
+        """Yield the owners of weights under `prefix`."""
         yield f"{prefix}.qkv_a_proj", self.qkv_a_proj
         if self.q_a_layernorm is not None and self.q_b_proj is not None:
             yield f"{prefix}.q_a_layernorm", self.q_a_layernorm

@@ -1,4 +1,4 @@
-"""A decoder that gives a vector or scores for each text, without a KV cache or a sampler."""
+"""A decoder that gives a vector or scores for each text: its layers without pages or a sampler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAGE_SIZE = 16
 
 
 class DecoderTextEncoder(TextEncoder):
-    """The decoder's layers, with a head that makes a vector or scores of a text."""
+    """The decoder's layers, with a text head instead of the vocabulary's head."""
 
     spec: DecoderSpec
 
@@ -48,10 +48,7 @@ class DecoderTextEncoder(TextEncoder):
         return self.head.finish(hidden.float())
 
     def _reads_last_tokens(self) -> bool:
-        """Whether the head reads only each text's last token, so that others can skip work.
-
-        If the chosen experts are recorded, every token must be computed.
-        """
+        """Whether only last tokens are read; recorded experts need every token."""
         counts = self.context.expert_counts
         return self.spec.pooling.mode == "last" and not (counts is not None and counts.is_on)
 
@@ -64,7 +61,7 @@ class DecoderTextEncoder(TextEncoder):
         made.slots = batch.positions + firsts
         if batch.shared is not None:
             made.seq_lens = made.seq_lens + made.seq_lens.new_tensor(batch.shared.lengths)
-            # The keys of shared beginnings are in pages only, so no text counts as a whole prompt.
+            # The keys of shared beginnings are in pages only.
             made.whole_prompts = ()
         batch.attention.plan(made)
         return made
@@ -75,26 +72,23 @@ class DecoderTextEncoder(TextEncoder):
 
 
 class BothWays:
-    """Attention from each token to all tokens of its text, in place of an `AttentionBackend`."""
+    """Attention of every token to all tokens of its text; see `AttentionBackend`."""
 
     def __init__(self, batch: EncoderBatch) -> None:
         self._lengths = batch.lengths
 
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
-        """Rotate one layer's heads and attend; see `attend_packed`."""
+        """Attend one layer."""
         return attend_packed(layer, qkv, batch.positions, self._lengths)
 
 
 class _Pages:
-    """Pages for one layer's keys and values in a step.
-
-    The next layer of that shape overwrites them.
-    """
+    """One layer's keys and values of a step, which the next layer of its shape overwrites."""
 
     def __init__(self, states: Sequence[LayerState], context: BuildContext) -> None:
         paged = [state for state in states if isinstance(state, PagedState)]
         assert len(paged) == len(states), "a layer without keys of its own"
-        # Keys of `_caches`: whether pages hold latents, and the shape of a page.
+        # Keys of `_caches`: whether pages hold latents, and the shape of one.
         self._forms = [
             (
                 isinstance(state, LatentState),
@@ -106,11 +100,11 @@ class _Pages:
         self._caches: dict[tuple[bool, tuple[int, int, int]], KVCache] = {}
 
     def hold(self, batch: EncoderBatch) -> tuple[list[KVCache], Tensor, Tensor]:
-        """Return the layers' pages, the block table, and for each token its text's first slot.
+        """Return the layers' pages, their table, and for each token its text's first slot.
 
-        A text that shares another text's beginning has the other text's pages first, then pages for
-        its own tokens. The shared keys are ready when they are read: a layer writes all keys before
-        it attends.
+        A text that shares another one's beginning has the other's pages first, then pages for its
+        own tokens. The shared keys are ready when they are read: a layer writes all keys before it
+        attends.
         """
         lengths = torch.tensor(list(batch.lengths))
         counts = -(-lengths // _PAGE_SIZE)
@@ -135,7 +129,7 @@ class _Pages:
             firsts = firsts - lent
             table = torch.where(is_lent, lenders[:, None], firsts[:, None]) + columns
         slots = (firsts * _PAGE_SIZE).repeat_interleave(lengths)
-        # Columns after a text's own pages are not read, but must name existing pages.
+        # Columns beyond a text's own are not read, but must name existing pages.
         table = table.clamp_(max=num_pages - 1).to(self._device, torch.int32)
         return [self._caches[form] for form in self._forms], table, slots.to(self._device)
 

@@ -1,7 +1,4 @@
-"""The `config.json` of DeepSeek V2, V3 and R1 and of Kimi K2. Front-safe: no torch.
-
-These models have attention over latents (MLA) and many small experts.
-"""
+"""DeepSeek V2, V3, R1 and Kimi K2: attention over latents, many small experts. No torch."""
 
 from __future__ import annotations
 
@@ -64,13 +61,13 @@ def read_v2(config: Keys, generation: Keys) -> LatentDecoderSpec:
     if method == "greedy":
         config = Keys(config.source, {**config.values, "n_group": None})
     router = RouterSpec(is_precise=True)
-    # DeepSeek V2 rotates neighboring elements, as real and imaginary parts of complex numbers.
+    # Its rotation is one of complex numbers, of neighbours.
     rope = replace(spec.rope, interleaved=True)
     return replace(spec, rope=rope, experts=read_shared_experts(config, router, spec.num_layers))
 
 
 def read_v3(config: Keys, generation: Keys) -> LatentDecoderSpec:
-    """Read the `config.json` of DeepSeek V3 and R1, and of Kimi K2, which has the same keys.
+    """Read the `config.json` of DeepSeek V3 and R1, and of Kimi K2, which has their form.
 
     Raises:
         StartupError: see `read_latent_decoder`.

@@ -1,1 +1,1 @@
-"""The Gemma 2 family."""
+"""Gemma 2."""

@@ -1,1 +1,1 @@
-"""The Gemma 3 family, without images."""
+"""Gemma 3."""

@@ -1,7 +1,4 @@
-"""The `config.json` of Gemma 3's text models. Front-safe: no torch.
-
-Most layers have a window and a rotary embedding of their own. A layer has four norms.
-"""
+"""Gemma 3, text: windows on most layers, two rotations, four norms. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ NORMS = {
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_output_norm": "post_feedforward_layernorm",
 }
-# Defaults of `transformers` for absent keys. `TRAITS` and the readers below hold further defaults.
+# Defaults of `transformers` for absent keys; `TRAITS` and the readers below have the others.
 DEFAULTS = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
@@ -51,7 +48,7 @@ _WINDOWED, _FULL = "sliding_attention", "full_attention"
 
 
 def read_texts(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read EmbeddingGemma's `config.json`. The model has no head, and tokens may see both ways.
+    """Read EmbeddingGemma's `config.json`: no head, and attention in both directions.
 
     Raises:
         StartupError: see `read`.
@@ -71,7 +68,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: a number is missing or out of range, or a setting is not supported.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     if config.flag("use_bidirectional_attention", False):

@@ -1,1 +1,1 @@
-"""The gpt-oss family."""
+"""gpt-oss."""

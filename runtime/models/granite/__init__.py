@@ -1,1 +1,1 @@
-"""The Granite family: Granite 3 and 4 without recurrent layers."""
+"""Granite 3 and 4 without recurrent layers."""

@@ -1,1 +1,1 @@
-"""The layers from which families build models. Each layer owns its weights."""
+"""Layers that families are made of; each owns its weights."""

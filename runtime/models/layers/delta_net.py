@@ -1,4 +1,4 @@
-"""Gated DeltaNet, a layer in place of attention: a short convolution and the gated delta rule."""
+"""Gated DeltaNet: a short convolution, the gated delta rule, a gated norm; instead of attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.decoder.recurrent_spec import DeltaNetSpec
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.channel_weights import conv_holder
-from runtime.models.layers.linear import Linear, heads
+from runtime.models.layers.linear import Linear, column, heads, spanned
 from runtime.models.layers.mixer import Mixer
 from runtime.models.layers.norm import RMSNorm
 from runtime.models.layers.parameter import WeightHolder, WeightShard
@@ -23,14 +23,16 @@ from runtime.models.layers.vector import Vector
 
 
 class DeltaNet(Mixer):
-    """A Gated DeltaNet layer.
+    """Queries, keys, values, an output gate and two gates of the rule, from one or two products.
 
-    One fused product gives queries, keys, values, the output's gate, and the two gates of the delta
-    rule.
+    Attributes:
+        in_proj: all of them; or all but the gates of the rule if `gate_proj` makes these.
+        gate_proj: the gates of the rule, which quantized checkpoints of Qwen3.5 keep in 16 bits.
     """
 
     __slots__ = (
         *("_a_log", "_conv", "_dt_bias", "_layer_idx", "_norm", "_shape", "_sizes", "_width"),
+        "gate_proj",
         "in_proj",
     )
 
@@ -43,13 +45,23 @@ class DeltaNet(Mixer):
         self._width = spec.width
         groups = spec.num_key_heads // context.tp_size
         ratio = spec.num_value_heads // spec.num_key_heads
-        self._shape = DeltaShape(groups, groups * ratio, spec.key_dim, spec.value_dim)
-        qkvz, gates = spec.group_rows
-        outputs = [
-            heads("qkvz", spec.num_key_heads, qkvz, context),
-            heads("ba", spec.num_key_heads, gates, context),
-        ]
-        # Widths of q, k, v and z for one key head.
+        sizes = groups, groups * ratio, spec.key_dim, spec.value_dim
+        self._shape = DeltaShape(*sizes, has_flat_gates=spec.has_flat_rows)
+        self.gate_proj: Linear | None = None
+        if spec.has_flat_rows:
+            outputs = [
+                spanned("qkv", spec.spans, context),
+                column("z", spec.spans[2], context),
+            ]
+            gates = [column(shard, spec.num_value_heads, context) for shard in ("b", "a")]
+            self.gate_proj = Linear.column_parallel(hidden, gates, False, context)
+        else:
+            qkvz, ba = spec.group_rows
+            outputs = [
+                heads("qkvz", spec.num_key_heads, qkvz, context),
+                heads("ba", spec.num_key_heads, ba, context),
+            ]
+        # Widths of a key head's q, k, v and z.
         values = ratio * spec.value_dim
         self._sizes = [spec.key_dim, spec.key_dim, values, values]
         self.in_proj = Linear.column_parallel(hidden, outputs, False, context)
@@ -63,17 +75,14 @@ class DeltaNet(Mixer):
     @property
     def rounding(self) -> Rounding | None:
         """See `Mixer`."""
-        return self.in_proj.rounding
+        # The product of the gates may be in 16 bits beside one in codes.
+        return self.in_proj.rounding if self.gate_proj is None else None
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Convolve, apply the gated delta rule, norm and gate; see `Mixer.attend`."""
+        """Convolve, apply the rule, norm and gate; see `Mixer`."""
         steps, shape = batch.states, self._shape
         assert steps is not None, "the pool has slots for this model"
-        product = self.in_proj.apply(hidden)
-        split = shape.num_key_heads * sum(self._sizes)
-        groups = product[:, :split].unflatten(1, (shape.num_key_heads, -1))
-        *qkv, gate = groups.split(self._sizes, dim=2)
-        channels = torch.cat([part.flatten(1) for part in qkv], dim=1)
+        channels, gate, gates = self._project(hidden)
         conv_state, state = batch.kv[self._layer_idx].states
         taps = steps.taps(self._width, batch.qo_indptr, len(channels))
         mixed = causal_conv(
@@ -95,14 +104,34 @@ class DeltaNet(Mixer):
             steps.is_decode,
         )
         decay = -torch.exp(self._a_log.vector)
-        gates = product[:, split:]
         out = gated_delta(mixed, gates, decay, self._dt_bias.vector, state, places, shape)
         normed = self._norm.forward(out.view(-1, shape.value_dim)).view(out.shape)
-        return act_and_mul(torch.cat((gate.flatten(1), normed), dim=1), "silu")
+        return act_and_mul(torch.cat((gate, normed), dim=1), "silu")
+
+    def _project(self, hidden: Activations) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the channels of the convolution, the output gate and the gates of the rule.
+
+        They are `[num_tokens, shape.width]`, `[num_tokens, num_value_heads * value_dim]` and
+        `[num_tokens, 2 * num_value_heads]`, as `gated_delta` takes them.
+        """
+        shape, product = self._shape, self.in_proj.apply(hidden)
+        if self.gate_proj is not None:
+            return (
+                product[:, : shape.width],
+                product[:, shape.width :],
+                self.gate_proj.apply(hidden),
+            )
+        split = shape.num_key_heads * sum(self._sizes)
+        groups = product[:, :split].unflatten(1, (shape.num_key_heads, -1))
+        *qkv, gate = groups.split(self._sizes, dim=2)
+        channels = torch.cat([part.flatten(1) for part in qkv], dim=1)
+        return channels, gate.flatten(1), product[:, split:]
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield each module that owns weights, with its name under `prefix`."""
+        """Yield the owners of weights under `prefix`."""
         yield f"{prefix}.in_proj", self.in_proj
+        if self.gate_proj is not None:
+            yield f"{prefix}.gate_proj", self.gate_proj
         yield f"{prefix}.conv1d", self._conv
         yield f"{prefix}.A_log", self._a_log
         yield f"{prefix}.dt_bias", self._dt_bias

@@ -1,4 +1,4 @@
-"""Attention with a gate on its output, whose heads are rotated in part (Qwen3-Next)."""
+"""Attention with a gate on its output, and heads of which a part rotates (Qwen3-Next, Qwen3.5)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ from runtime.models.layers.rope import RopeTables
 
 
 class GatedAttention(Mixer):
-    """Self-attention of one layer whose output is multiplied by a sigmoid gate.
-
-    One fused product gives queries with their gates, keys and values. Queries and keys are then
-    normed and rotated.
-    """
+    """Fused product of queries with their gates, keys and values; heads are normed and rotated."""
 
     __slots__ = ("_cos_sin", "attention", "k_norm", "q_norm", "qkv_proj")
 
@@ -65,15 +61,21 @@ class GatedAttention(Mixer):
         """See `Mixer`."""
         return self.qkv_proj.rounding
 
+    @property
+    def cos_sin(self) -> Tensor | None:
+        """See `Mixer`."""
+        return self._cos_sin
+
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Norm and rotate, attend, and apply the gate; see `Mixer.attend`."""
+        """Norm, rotate, attend and gate; see `Mixer`."""
         layer = self.attention
         num_heads, num_kv, head_dim = layer.num_heads, layer.num_kv_heads, layer.head_dim
         product = self.qkv_proj.apply(hidden)
         sizes = [2 * num_heads * head_dim, num_kv * head_dim, num_kv * head_dim]
         both, key, value = product.split(sizes, dim=1)
         query, gate = both.unflatten(1, (num_heads, 2, head_dim)).unbind(2)
-        cos_sin = self._cos_sin.index_select(0, batch.positions).unsqueeze(1)
+        table = self._cos_sin if batch.cos_sin is None else batch.cos_sin
+        cos_sin = table.index_select(0, batch.positions).unsqueeze(1)
         k = turn(self._normed(key.unflatten(1, (num_kv, head_dim)), self.k_norm), cos_sin)
         q = turn(self._normed(query, self.q_norm), cos_sin)
         batch.attention.write(layer, k, value.unflatten(1, (num_kv, head_dim)), batch)
@@ -84,7 +86,7 @@ class GatedAttention(Mixer):
         return norm.forward(part.reshape(-1, part.shape[-1]).contiguous()).view(part.shape)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield each module that owns weights, with its name under `prefix`."""
+        """Yield the owners of weights under `prefix`."""
         yield f"{prefix}.qkv_proj", self.qkv_proj
         yield f"{prefix}.o_proj", self.o_proj
         yield f"{prefix}.q_norm", self.q_norm

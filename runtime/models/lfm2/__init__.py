@@ -1,1 +1,1 @@
-"""The LFM2 family: short convolutions, and attention in some layers."""
+"""LFM2: short convolutions, and attention in some layers."""

@@ -1,1 +1,1 @@
-"""The Llama family."""
+"""Llama."""

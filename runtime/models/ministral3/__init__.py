@@ -1,1 +1,1 @@
-"""The Ministral 3 family, without images."""
+"""Ministral 3, without its images."""

@@ -1,1 +1,1 @@
-"""The Mistral family."""
+"""Mistral."""

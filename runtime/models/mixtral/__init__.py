@@ -1,1 +1,1 @@
-"""The Mixtral family."""
+"""Mixtral."""

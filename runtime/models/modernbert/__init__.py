@@ -1,1 +1,1 @@
-"""The ModernBERT family: `config.json`, weights and encoder."""
+"""ModernBERT."""

@@ -1,7 +1,4 @@
-"""ModernBERT: an encoder with rotary embeddings, windows and gated feed-forward blocks.
-
-A norm precedes attention and the feed-forward block of each layer.
-"""
+"""ModernBERT: norms before each half of a layer, rotary embeddings, windows, gated blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from runtime.models.modernbert.spec import ModernBertSpec
 
 
 class ModernBertLayer:
-    """One encoder layer: attention and a gated feed-forward block, added to the residual stream."""
+    """Attention and gated feed-forward block, each added to the stream; changes it in place."""
 
     def __init__(
         self, spec: ModernBertSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
@@ -54,7 +51,7 @@ class ModernBertLayer:
         )
 
     def forward(self, stream: Tensor, batch: EncoderBatch) -> None:
-        """Add the layer's two halves to the stream, `[num_tokens, hidden_size]`, in place."""
+        """Change the stream, `[num_tokens, hidden_size]`."""
         normed = stream if self.attn_norm is None else self.attn_norm.forward(stream)
         qkv = self.attn_in.apply(normed)
         attended = attend_packed(self._attention, qkv, batch.positions, batch.lengths)
@@ -63,7 +60,7 @@ class ModernBertLayer:
         stream.add_(self.mlp_out.apply(unary(inner, self._activation).mul_(gate)))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield each module that owns weights, with its name under `prefix`."""
+        """Yield the owners of weights under `prefix`."""
         if self.attn_norm is not None:
             yield f"{prefix}.attn_norm", self.attn_norm
         yield f"{prefix}.mlp_norm", self.mlp_norm
@@ -74,7 +71,7 @@ class ModernBertLayer:
 
 
 class ModernBertModel(TextEncoder):
-    """A ModernBERT encoder: embeddings, layers, and the head that gives vectors or scores."""
+    """Embeddings, the layers and the head."""
 
     def __init__(self, spec: ModernBertSpec, context: BuildContext) -> None:
         self.spec, self.context = spec, context

@@ -1,1 +1,1 @@
-"""The OLMo 2 family."""
+"""OLMo 2."""

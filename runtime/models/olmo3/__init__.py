@@ -1,1 +1,1 @@
-"""The OLMo 3 family."""
+"""OLMo 3."""

@@ -1,1 +1,1 @@
-"""The Qwen2 family."""
+"""Qwen2."""

@@ -1,7 +1,4 @@
-"""Qwen2.5-VL: a decoder and a vision tower.
-
-In most blocks of the tower, patches attend only within squares of the image.
-"""
+"""Qwen2.5-VL: a tower in which most blocks attend only within squares of the image."""
 
 from __future__ import annotations
 
@@ -31,14 +28,14 @@ _EPS = 1e-6
 
 
 class Block:
-    """A block of the tower: attention and a gated feed-forward block, each after a norm."""
+    """Attention and gated feed-forward block, each after its norm."""
 
     def __init__(self, vision: Qwen2_5_VLVision, context: BuildContext) -> None:
         width, inner = vision.width, vision.intermediate_size
         self.norm1 = RMSNorm(width, _EPS, context)
         self.norm2 = RMSNorm(width, _EPS, context)
         self.attn = TowerAttention(vision, context)
-        # Every rank has the whole block, as it has the whole attention.
+        # Whole on each rank, as the attention is.
         halves = [Output(shard, inner, 0, inner) for shard in ("gate", "up")]
         self.gate_up_proj = Linear.column_parallel(width, halves, True, context)
         self.down_proj = Linear.replicated(inner, width, True, context)
@@ -46,17 +43,13 @@ class Block:
     def forward(
         self, hidden: Tensor | None, stream: Tensor, run: Run, lengths: Sequence[int]
     ) -> Tensor:
-        """Compute the block; the output is not yet added to `stream`.
+        """Change `stream` in place and return the block's output, which it still lacks.
 
         Args:
-            hidden: the previous block's output, which is added to `stream` in place first; `None`
-                if there is none.
-            stream: `[num_patches, width]`, the residual stream of all patches, changed in place.
+            hidden: the previous block's output, which `stream` still lacks; `None` for none.
+            stream: `[num_patches, width]`, all patches.
             run: the constants of these patches.
-            lengths: numbers of patches of the parts within which patches attend.
-
-        Returns:
-            `[num_patches, width]`, the block's output.
+            lengths: lengths of the parts within which patches see one another.
         """
         normed = (
             self.norm1.forward(stream) if hidden is None else self.norm1.add_forward(hidden, stream)
@@ -66,7 +59,7 @@ class Block:
         return self.down_proj.apply(inner)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield each module that owns weights, with its name under `prefix`."""
+        """Yield the owners of weights under `prefix`."""
         yield f"{prefix}.norm1", self.norm1
         yield f"{prefix}.norm2", self.norm2
         yield from self.attn.holders(f"{prefix}.attn")
@@ -75,7 +68,7 @@ class Block:
 
 
 class Qwen2_5_VLTower(Tower):
-    """The vision tower: patches, blocks, and layers that join patches to the decoder's vectors."""
+    """Patches, the blocks, and the merger of patches to vectors of the decoder."""
 
     def __init__(self, spec: Qwen2_5_VLSpec, context: BuildContext) -> None:
         """Build the layers."""
@@ -109,7 +102,7 @@ class Qwen2_5_VLTower(Tower):
         normed = self.norm.add_forward(hidden, stream).view(-1, vision.merged_width)
         vectors = self.outer.apply(self.inner.activated(normed, "gelu"))
         with one_thread(device):
-            # Restores the order of rows and columns of the image.
+            # Back to the order of rows.
             vectors = torch.empty_like(vectors).index_copy_(0, order, vectors)
             counts = [each // joined for each in run.lengths]
             return [part.clone()[None] for part in vectors.split(counts)]
@@ -124,23 +117,23 @@ class Qwen2_5_VLTower(Tower):
 
 
 class Qwen2_5_VL(SeeingDecoder):
-    """Qwen2.5-VL's decoder with its vision tower."""
+    """The decoder and its tower."""
 
     def __init__(self, spec: Qwen2_5_VLSpec, context: BuildContext) -> None:
         super().__init__(spec, context, Qwen2_5_VLTower(spec, context))
 
 
 def windowed(grids: Sequence[Grid], merge: int, window: int) -> tuple[Tensor, list[int]]:
-    """Return an order of images' vectors in which each square of attention is contiguous.
+    """Order the vectors of images by the squares within which most blocks attend.
 
     Args:
         grids: rows and columns of patches of each image.
-        merge: side, in patches, of the square that becomes one vector.
-        window: side, in vectors, of a square within which most blocks attend.
+        merge: patches of a side of a vector.
+        window: vectors of a side of a square.
 
     Returns:
-        `[num_vectors]` int64 on the CPU, the index of the vector at each place of the new order;
-        and the number of vectors of each square, in order.
+        `[num_vectors]` int64 on the CPU, the vector at each index of the new order; and the number
+    of vectors of each square, in order.
     """
     parts: list[Tensor] = []
     counts: list[int] = []

@@ -1,7 +1,4 @@
-"""Qwen2.5-VL's `config.json`: Qwen2 with a vision tower. Front-safe: no torch.
-
-Tokens have rotary positions on three axes: time, row and column.
-"""
+"""Qwen2.5-VL: Qwen2 with a tower of windows and positions of three axes. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -56,11 +53,11 @@ SECTIONS = (16, 24, 24)
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2_5_VLVision(QwenVision):  # the family's name
-    """The sizes and other settings of the vision tower.
+    """Sizes and other settings of the tower.
 
     Attributes:
-        window: side, in vectors, of the squares within which most blocks attend.
-        full_blocks: indices of the blocks that attend over the whole image.
+        window: vectors of a side of the squares within which most blocks attend.
+        full_blocks: blocks that attend to the whole image.
     """
 
     window: int
@@ -69,7 +66,7 @@ class Qwen2_5_VLVision(QwenVision):  # the family's name
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2_5_VLSpec(QwenVLSpec):  # the family's name
-    """The settings of the decoder and of its vision tower (`vision`)."""
+    """Settings of the decoder and of the tower."""
 
     vision: Qwen2_5_VLVision
 
@@ -78,7 +75,7 @@ def read(config: Keys, generation: Keys) -> Qwen2_5_VLSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: a number is missing or out of range, or a setting is not supported.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     text = text_keys(config, DEFAULTS)
     decoder = read_decoder(text, generation, TRAITS)

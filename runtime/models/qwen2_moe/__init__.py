@@ -1,1 +1,1 @@
-"""The Qwen2-MoE family."""
+"""Qwen2-MoE."""

@@ -1,1 +1,1 @@
-"""The Qwen3 family."""
+"""Qwen3."""

@@ -1,1 +1,1 @@
-"""The Qwen3-MoE family."""
+"""Qwen3-MoE."""

@@ -1,1 +1,1 @@
-"""The Qwen3-Next family: Gated DeltaNet in most layers, gated attention in the others, experts."""
+"""Qwen3-Next: Gated DeltaNet in most layers, gated attention in the others, experts."""

@@ -1,11 +1,9 @@
-"""Qwen3-Next's `config.json`. Front-safe: no torch.
-
-Three of four layers have linear attention. The others have attention with a gate. All have experts.
-"""
+"""Qwen3-Next: linear attention in three of four layers, gates, experts. Front-safe: no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from runtime.checkpoint.attention_spec import AttentionSpec
 from runtime.checkpoint.config_keys import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS
@@ -16,7 +14,7 @@ from runtime.models.decoder.recurrent_spec import DeltaNetSpec, RecurrentSpec
 from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, silu_decoder_fields
 
 TRAITS = DecoderTraits(biases="keyed", qk_norm=True, head_dim=256)
-# Defaults of `transformers` for absent keys. `TRAITS` and the readers below hold further defaults.
+# Defaults of `transformers` for absent keys; `TRAITS` and the readers below have the others.
 DEFAULTS = {
     "vocab_size": 151_936,
     "hidden_size": 2048,
@@ -36,7 +34,7 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3NextSpec(DecoderSpec):
-    """The sizes and other settings of Qwen3-Next.
+    """Sizes and other settings of Qwen3-Next.
 
     Attributes:
         delta: the linear attention of the layers in `delta_layers`.
@@ -47,36 +45,46 @@ class Qwen3NextSpec(DecoderSpec):
     delta_layers: frozenset[int]
 
     def recurrence(self, layer_idx: int) -> RecurrentSpec | None:
-        """Return the linear attention of layer `layer_idx`.
-
-        `None` if the layer has full attention.
-        """
+        """See `DecoderSpec`."""
         return self.delta if layer_idx in self.delta_layers else None
 
     def attention(self, layer_idx: int) -> AttentionSpec:
-        """Return the description of the attention of layer `layer_idx`, which has a gate."""
+        """See `DecoderSpec`."""
         return replace(super().attention(layer_idx), has_gate=True)
+
+    def is_ignored(self, name: str) -> bool:
+        """See `ModelSpec`: layers that predict further tokens are not used."""
+        return name.startswith("mtp.") or super().is_ignored(name)
 
 
 def read(config: Keys, generation: Keys) -> Qwen3NextSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: a number is missing or out of range, or a setting is not supported.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
+    experts = read_qwen_experts(config, has_shared=True)
+    return Qwen3NextSpec(**hybrid_fields(config, generation), experts=experts)
+
+
+def hybrid_fields(config: Keys, generation: Keys) -> dict[str, Any]:
+    """Return the fields of a `Qwen3NextSpec` without experts.
+
+    Raises:
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
+    """
     fields = silu_decoder_fields(config, generation, TRAITS)
     rope, context_len, rotary_dim = read_partial_rope(config, fields["head_dim"], 0.25)
-    return Qwen3NextSpec(
+    return {
         **fields,
-        rope=rope,
-        context_len=context_len,
-        zero_centered_norms=True,
-        experts=read_qwen_experts(config, has_shared=True),
-        delta=_read_delta(config, fields["rms_norm_eps"]),
-        delta_layers=_delta_layers(config, fields["num_layers"]),
-        rotary_dim=rotary_dim,
-    )
+        "rope": rope,
+        "context_len": context_len,
+        "zero_centered_norms": True,
+        "delta": _read_delta(config, fields["rms_norm_eps"]),
+        "delta_layers": _delta_layers(config, fields["num_layers"]),
+        "rotary_dim": rotary_dim,
+    }
 
 
 def _read_delta(config: Keys, eps: float) -> DeltaNetSpec:

@@ -1,1 +1,1 @@
-"""The Qwen3-VL family: Qwen3 with a vision tower."""
+"""Qwen3-VL."""

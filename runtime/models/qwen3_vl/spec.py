@@ -1,16 +1,15 @@
-"""Qwen3-VL's `config.json`: Qwen3 with a vision tower. Front-safe: no torch.
-
-The decoder's first layers add outputs of the tower's blocks to the residual stream.
-"""
+"""Qwen3-VL: Qwen3 whose first layers add features of a tower's blocks. Front-safe: no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isqrt
+from typing import Any
 
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import WeightSpec
-from runtime.models.decoder.spec import DecoderTraits, read_decoder
+from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, read_decoder
 from runtime.models.vision.qwen_config import (
     QwenVision,
     QwenVLSpec,
@@ -55,11 +54,11 @@ _MAX_POSITIONS = 2**24
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3VLVision(QwenVision):
-    """The sizes and other settings of the vision tower.
+    """Sizes and other settings of the tower.
 
     Attributes:
         grid_side: side of the square of learned positions, which is stretched over an image.
-        deep_blocks: indices of the blocks whose outputs the decoder's first layers add, in order.
+        deep_blocks: blocks whose features the decoder's first layers add, in order.
     """
 
     grid_side: int
@@ -68,7 +67,7 @@ class Qwen3VLVision(QwenVision):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3VLSpec(QwenVLSpec):
-    """The settings of the decoder and of its vision tower (`vision`)."""
+    """Settings of the decoder and of the tower."""
 
     vision: Qwen3VLVision
 
@@ -77,11 +76,35 @@ def read(config: Keys, generation: Keys) -> Qwen3VLSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: a number is missing or out of range, or a setting is not supported.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     text = text_keys(config, DEFAULTS)
     decoder = read_decoder(text, generation, TRAITS)
-    vision_config = vision_keys(config, VISION_DEFAULTS)
+    seeing = seeing_fields(config, text, decoder, VISION_DEFAULTS, SECTIONS)
+    known = {field.name: getattr(decoder, field.name) for field in fields(decoder)}
+    return Qwen3VLSpec(**{**known, **seeing})
+
+
+def seeing_fields(
+    config: Keys,
+    text: Keys,
+    decoder: DecoderSpec,
+    defaults: Mapping[str, Any],
+    sections: Sequence[int],
+) -> dict[str, Any]:
+    """Return the fields that a tower adds to a decoder's.
+
+    Args:
+        config: the whole file.
+        text: the keys of the text model.
+        decoder: the text model's spec.
+        defaults: the family's defaults for absent keys of the tower.
+        sections: the family's default for `mrope_section`.
+
+    Raises:
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
+    """
+    vision_config = vision_keys(config, defaults)
     if vision_config.values["hidden_act"] != "gelu_pytorch_tanh":
         raise vision_config.error("hidden_act", "'gelu_pytorch_tanh'")
     of_tower = tower_fields(config, vision_config, decoder)
@@ -96,23 +119,17 @@ def read(config: Keys, generation: Keys) -> Qwen3VLSpec:
     vision = Qwen3VLVision(
         **of_tower, num_outputs=1 + len(deep), grid_side=isqrt(num_positions), deep_blocks=deep
     )
-    known = {field.name: getattr(decoder, field.name) for field in fields(decoder)}
-    return Qwen3VLSpec(
-        **{
-            **known,
-            "raw": config.values,
-            "vision": vision,
-            "tower_weights": _tower_weights(vision, decoder.hidden_size),
-            "rope_axes": _interleaved(read_sections(text, SECTIONS, decoder.head_dim)),
-        }
-    )
+    rotary_dim = decoder.rotary_dim or decoder.head_dim
+    return {
+        "raw": config.values,
+        "vision": vision,
+        "tower_weights": _tower_weights(vision, decoder.hidden_size),
+        "rope_axes": _interleaved(read_sections(text, sections, rotary_dim)),
+    }
 
 
 def _interleaved(sections: tuple[int, int, int]) -> tuple[int, ...]:
-    """Return the axis of each rotation angle: time, row and column take turns.
-
-    When rows and columns have no angles left, the other angles belong to time.
-    """
+    """Return the axes in turn while rows and columns have angles left; the rest is time's."""
     axes = [0] * sum(sections)
     for axis in (1, 2):
         for index in range(axis, min(3 * sections[axis], len(axes)), 3):

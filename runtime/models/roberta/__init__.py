@@ -1,1 +1,1 @@
-"""The RoBERTa family: RoBERTa and XLM-RoBERTa."""
+"""RoBERTa and XLM-RoBERTa."""

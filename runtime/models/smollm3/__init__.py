@@ -1,1 +1,1 @@
-"""The SmolLM3 family."""
+"""SmolLM3."""

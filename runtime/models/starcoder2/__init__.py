@@ -1,1 +1,1 @@
-"""The Starcoder 2 family."""
+"""Starcoder 2."""

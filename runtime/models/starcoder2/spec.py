@@ -1,7 +1,4 @@
-"""Starcoder 2's `config.json`: LayerNorms, biases, and an MLP without a gate.
-
-Front-safe: no torch.
-"""
+"""Starcoder 2: LayerNorms, biases, and an MLP without a gate. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the family's `config.json`.
 
     Raises:
-        StartupError: a number is missing or out of range, or a setting is not supported.
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     for key, only in (("hidden_act", "gelu_pytorch_tanh"), ("mlp_type", "default")):

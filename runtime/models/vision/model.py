@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from runtime.models.attention.forward_batch import ForwardBatch
-from runtime.models.decoder.model import DecoderAttention, DecoderForCausalLM
+from runtime.models.decoder.model import DecoderForCausalLM
 from runtime.models.decoder.spec import DecoderSpec
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.parameter import WeightHolder
@@ -16,26 +16,24 @@ from runtime.models.vision.tower import Tower
 
 
 class SeeingDecoder(DecoderForCausalLM):
-    """A text decoder with a vision tower.
+    """The text decoder with a tower.
 
     Attributes:
-        visual: the vision tower.
+        visual: the tower.
     """
 
     visual: Tower
 
     def __init__(self, spec: DecoderSpec, context: BuildContext, tower: Tower) -> None:
-        """Build the decoder around `tower`."""
+        """Build the decoder."""
         super().__init__(spec, context)
         self.visual = tower
         self._axes = torch.tensor(spec.rope_axes, dtype=torch.int64, device=context.device)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         if batch.rope_axes is not None:
-            first = self.model.layers[0].self_attn
-            assert isinstance(first, DecoderAttention)
-            table = first.attention.cos_sin
-            assert table is not None
+            tables = (layer.self_attn.cos_sin for layer in self.model.layers)
+            table = next(each for each in tables if each is not None)
             batch.cos_sin = turned_by_axes(table, batch.rope_axes, self._axes)
             batch.positions = torch.arange(len(batch.positions), device=table.device)
         return super().forward(batch)
@@ -46,16 +44,16 @@ class SeeingDecoder(DecoderForCausalLM):
 
 
 def turned_by_axes(table: Tensor, positions: Tensor, axes: Tensor) -> Tensor:
-    """Return the cosines and sines of each token of a step whose positions have three axes.
+    """Return a table of cosines and sines with a row for each token of a step.
 
     Args:
-        table: `[max_positions, head_dim]` float32, the rotary table of tokens with one position:
-            cosines in one half, sines in the other.
+        table: `[max_positions, head_dim]` float32, for tokens with one position; its halves are
+            cosines and sines.
         positions: `[3, num_tokens]` int64.
-        axes: `[head_dim / 2]` int64, for each rotation angle the axis whose position it uses.
+        axes: `[head_dim / 2]` int64, which of the three positions rotates each angle.
 
     Returns:
-        `[num_tokens, head_dim]` float32, a new tensor.
+        `[num_tokens, head_dim]` float32, new.
     """
     rows = positions.index_select(0, axes).T
     return torch.cat([half.gather(0, rows) for half in table.chunk(2, dim=1)], dim=1)

@@ -1,4 +1,4 @@
-"""SigLIP's vision tower: all patches of a square image see one another."""
+"""SigLIP's tower: patches of a square image that all see one another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.models.vision.tower import Normalize
 
 
 class SiglipBlock:
-    """A block of the tower: attention and a feed-forward part, each after a norm."""
+    """Attention and feed-forward part, each after its norm."""
 
     __slots__ = (
         "_head_dim",
@@ -45,15 +45,7 @@ class SiglipBlock:
         self.fc2 = Linear.replicated(inner, width, True, context)
 
     def attend(self, normed: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Compute the attention of the block.
-
-        Args:
-            normed: `[num_patches, width]`, patches of all images.
-            lengths: number of patches of each image.
-
-        Returns:
-            A new tensor of the shape of `normed`.
-        """
+        """Map `[num_patches, width]` of images of these lengths to the same shape, new."""
         heads = self._num_heads
         attended = encoder_attention(
             self.qkv_proj.apply(normed),
@@ -66,11 +58,11 @@ class SiglipBlock:
         return self.out_proj.apply(attended)
 
     def feed(self, normed: Tensor) -> Tensor:
-        """Compute the feed-forward part: `[num_patches, width]` to a new tensor of that shape."""
+        """Map `[num_patches, width]` to the same shape, a new tensor."""
         return self.fc2.apply(self.fc1.activated(normed, "gelu_tanh"))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield each module that owns weights, with its name under `prefix`."""
+        """Yield the owners of weights under `prefix`."""
         yield f"{prefix}.layer_norm1", self.layer_norm1
         yield f"{prefix}.self_attn.qkv_proj", self.qkv_proj
         yield f"{prefix}.self_attn.out_proj", self.out_proj
@@ -80,7 +72,7 @@ class SiglipBlock:
 
 
 class Siglip:
-    """The tower: patches with learned positions, the blocks, and the last norm."""
+    """Patches with their learned positions, the blocks, the last norm."""
 
     def __init__(self, vision: SiglipVision, context: BuildContext) -> None:
         self._vision, self._dtype = vision, context.dtype
@@ -97,13 +89,9 @@ class Siglip:
         self.post_layernorm = LayerNorm(width, vision.layer_norm_eps, context)
 
     def forward(self, images: Sequence[Tensor]) -> Tensor:
-        """Compute the vectors of images, in the order of their rows.
+        """Map images, `[3, side, side]` uint8 each, to `[num_images, num_patches, width]`, new.
 
-        Args:
-            images: `[3, side, side]` uint8 each.
-
-        Returns:
-            A new tensor `[num_images, num_patches, width]`.
+        Patches are in order of rows.
         """
         patches = torch.cat([self._patches(image) for image in images])
         residual = self.patch_embedding.apply(patches)
@@ -125,7 +113,7 @@ class Siglip:
         return split.permute(1, 3, 0, 2, 4).to(self._dtype).reshape(rows * rows, -1)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield each module that owns weights, with its name under `prefix`."""
+        """Yield the owners of weights under `prefix`."""
         yield f"{prefix}.embeddings.patch_embedding", self.patch_embedding
         yield f"{prefix}.embeddings.position_embedding", self.position_embedding
         for index, block in enumerate(self.blocks):
@@ -134,5 +122,5 @@ class Siglip:
 
 
 def _add_normed(hidden: Tensor | None, residual: Tensor, norm: LayerNorm) -> Tensor:
-    """Add the previous block's output, if any, to the stream, and return the stream's norm."""
+    """Add the previous block's output, if any, to the stream; return the norm."""
     return norm.forward(residual) if hidden is None else norm.add_forward(hidden, residual)

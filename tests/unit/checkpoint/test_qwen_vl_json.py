@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's and Qwen3-VL's files in the styles of transformers 4 and 5."""
+"""Qwen2.5-VL's, Qwen3-VL's and Qwen3.5's files in the styles of transformers 4 and 5."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from runtime.checkpoint.vision_spec import VisionSpec
 from runtime.errors import StartupError
 from runtime.models.qwen2_5_vl.spec import Qwen2_5_VLSpec
+from runtime.models.qwen3_5.spec import Qwen3_5VLSpec
 from runtime.models.qwen3_vl.spec import Qwen3VLSpec
 from runtime.models.registry import read_model_spec
 from runtime.models.vision.qwen_config import QwenVLSpec
@@ -69,6 +70,35 @@ QWEN3: dict[str, Any] = {
     },
 }  # fmt: skip
 
+# As the 35B-A3B model's on the hub.
+QWEN3_5: dict[str, Any] = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "model_type": "qwen3_5_moe",
+    "image_token_id": 248056,
+    "text_config": {
+        "attention_bias": False, "attn_output_gate": True, "dtype": "bfloat16",
+        "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256,
+        "hidden_act": "silu", "hidden_size": 2048, "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128, "max_position_embeddings": 262144, "mlp_only_layers": [],
+        "model_type": "qwen3_5_moe_text", "moe_intermediate_size": 512, "mtp_num_hidden_layers": 1,
+        "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8,
+        "num_hidden_layers": 40, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+        "shared_expert_intermediate_size": 512, "vocab_size": 248320,
+        "rope_parameters": {
+            "mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default",
+            "rope_theta": 10000000, "partial_rotary_factor": 0.25,
+        },
+    },
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "deepstack_visual_indexes": [], "depth": 27, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 1152, "in_channels": 3, "intermediate_size": 4304, "num_heads": 16,
+        "num_position_embeddings": 2304, "out_hidden_size": 2048, "patch_size": 16,
+        "spatial_merge_size": 2, "temporal_patch_size": 2,
+    },
+}  # fmt: skip
+
 
 def spec_of(folder: Path, values: dict[str, Any], **changes: Any) -> QwenVLSpec:
     (folder / "config.json").write_text(json.dumps({**values, **changes}))
@@ -77,7 +107,24 @@ def spec_of(folder: Path, values: dict[str, Any], **changes: Any) -> QwenVLSpec:
     return spec
 
 
-@pytest.mark.parametrize("values", [VERSION_4, VERSION_5, QWEN3], ids=["4", "5", "Qwen3"])
+FORMS = {
+    "4": VERSION_4,
+    "5": VERSION_5,
+    "Qwen3": QWEN3,
+    "Qwen3.5": {
+        **QWEN3_5,
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": {
+            **QWEN3_5["text_config"],
+            "model_type": "qwen3_5_text",
+            "intermediate_size": 6144,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("values", FORMS.values(), ids=FORMS)
 def test_read_as_transformers_reads_it(tmp_path: Path, values: dict[str, Any]) -> None:
     from transformers import AutoConfig
 
@@ -123,6 +170,21 @@ def test_axes_take_turns_in_qwen3(tmp_path: Path) -> None:
     assert spec.rope_axes == (0, 1, 2) * 20 + (0,) * 4
     assert (spec.vision.num_outputs, spec.vision.deep_blocks) == (4, (5, 11, 17))
     assert spec.vision.grid_side == 48
+
+
+def test_a_quarter_of_a_head_has_axes_in_qwen3_5(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, QWEN3_5)
+    assert isinstance(spec, Qwen3_5VLSpec)
+    assert (spec.rotary_dim, spec.rope.theta) == (64, 1e7)
+    assert spec.rope_axes == (0, 1, 2) * 10 + (0, 1)
+    assert (spec.vision.num_outputs, spec.vision.deep_blocks) == (1, ())
+    assert [i for i in range(8) if spec.recurrence(i) is None] == [3, 7]
+    assert spec.experts is not None
+    assert spec.experts.router.sums_to_one
+    # The model of 35 billion parameters, of which a token passes 3 billion.
+    assert 34e9 < spec.num_parameters < 36e9
+    assert 3e9 < spec.num_active_parameters < 4e9
+    assert spec.is_ignored("mtp.layers.0.mlp.gate.weight")
 
 
 def test_yarn_stretches_the_rotation_of_three_axes(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ _MAX_GROUP = 16384
 
 @dataclass(frozen=True)
 class GroupQuantization(Quantization):
-    """The schemes in which a checkpoint stores its matrices.
+    """The schemes of a checkpoint's matrices.
 
     Attributes:
         groups: schemes with the modules that they apply to.
@@ -47,7 +47,7 @@ class GroupQuantization(Quantization):
     kv_cache_dtype: str = "auto"
 
     def scheme(self, weight: WeightSpec) -> GroupScheme | None:
-        """Return how the tensor `weight` is stored; `None` for plain numbers."""
+        """Return how a weight is stored; `None` for plain numbers."""
         if not is_matrix(weight):
             return None
         stem = weight.name.removesuffix("weight")
@@ -62,10 +62,7 @@ class GroupQuantization(Quantization):
         return replace(found, has_order=bool(order) and stem + order in self.stored)
 
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
-        """Return the tensors in which a matrix is stored: codes, scales and others.
-
-        See `Quantization`.
-        """
+        """See `Quantization`: codes, scales, and the other tensors that the tool stores."""
         scheme = self.scheme(weight)
         if scheme is None:
             return (weight,)
@@ -88,10 +85,7 @@ class GroupQuantization(Quantization):
         ]
 
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
-        """Return the bytes that a matrix takes on the device; see `Quantization`.
-
-        These are codes, or widened numbers if a GPU's kernels do not support the codes.
-        """
+        """See `Quantization`: codes, or widened numbers if a GPU's kernels lack the form."""
         count = math.prod(weight.shape)
         scheme = self.scheme(weight)
         if scheme is None:
@@ -103,12 +97,12 @@ class GroupQuantization(Quantization):
         return count * scheme.bits // 8 + 4 * groups
 
     def _is_ordered(self, weight: WeightSpec) -> bool:
-        """Whether a group may consist of any columns of the matrix instead of neighboring ones."""
+        """Whether columns' groups may be in any order; without it GPTQ stores the usual one."""
         found = find_scheme(self.groups, weight.name.removesuffix(".weight"))
         return found is not None and found.has_order
 
     def kv_scales(self, attention: str) -> Mapping[str, str]:
-        """Return the names of a layer's key and value scales; see `Quantization`."""
+        """See `Quantization`."""
         return find_kv_scales(self.stored or (), attention)
 
     def renamed(self, canonical: Callable[[str], str]) -> GroupQuantization:
@@ -119,17 +113,13 @@ class GroupQuantization(Quantization):
 
     @property
     def description(self) -> str:
-        """Text for logs, such as `weights only: int4, groups of 128`."""
+        """See `Quantization`."""
         kinds = "; ".join(dict.fromkeys(group.scheme.description for group in self.groups))
         return f"weights only: {kinds}"
 
 
 def read(path: Path, words: Mapping[str, Any]) -> GroupQuantization:
-    """Read the quantization keys of any of the supported tools.
-
-    Args:
-        path: path of the model.
-        words: the content of `quantization_config`.
+    """Read the keys of any of the tools.
 
     Raises:
         StartupError: a scheme is not supported; one line names it and its modules.
@@ -140,7 +130,7 @@ def read(path: Path, words: Mapping[str, Any]) -> GroupQuantization:
 
 
 class _Words:
-    """A tool's quantization keys, and the errors for unsupported values."""
+    """A quantization tool's names for settings, and the messages for unsupported settings."""
 
     def __init__(self, path: Path, words: Mapping[str, Any]) -> None:
         self.path, self.words = path, words
@@ -175,7 +165,7 @@ def _read_gptq(words: _Words) -> GroupQuantization:
     rules = words.first("dynamic") or {}
     if not isinstance(rules, dict):
         raise StartupError(f"{words.path}: 'dynamic' must be an object of modules")
-    # In GPTQModel's keys, `-:` before an expression leaves the modules that it matches in 16 bits.
+    # GPTQModel's: `-:` before an expression leaves modules in 16 bits.
     other = [name for name in rules if not name.startswith("-:")]
     if other:
         raise words.refused("a scheme of their own", ", ".join(other[:3]))

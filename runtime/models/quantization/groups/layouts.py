@@ -1,4 +1,4 @@
-"""Packs 4-bit and 8-bit codes into 32-bit words as quantization tools store them, and unpacks them.
+"""Packs 4-bit and 8-bit codes into 32-bit words as tools store them, and unpacks them to bytes.
 
 Sources: AutoGPTQ's and GPTQModel's `QuantLinear.pack`, AutoAWQ's `WQLinear_GEMM.from_linear`,
 compressed-tensors' `pack_to_int32`.
@@ -11,8 +11,7 @@ from torch import Tensor
 
 from runtime.models.quantization.groups.group_scheme import GroupScheme
 
-# A word of AWQ holds codes 0, 2, 4, 6, 1, 3, 5, 7 of eight, from the lowest bits up. This is the
-# place in the word of each code.
+# AWQ's word holds columns 0, 2, 4, 6, 1, 3, 5, 7 of eight, from the lowest bits up: where each is.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -21,20 +20,20 @@ def _shifts(bits: int, device: torch.device) -> Tensor:
 
 
 def _fields(words: Tensor, bits: int) -> Tensor:
-    """Split each word into its codes, uint8 in a new last dimension, from the lowest bits up."""
+    """Split words into a last dimension of their codes, uint8, from the lowest bits up."""
     mask = 2**bits - 1
     return ((words[..., None] >> _shifts(bits, words.device)) & mask).to(torch.uint8)
 
 
 def _words(fields: Tensor, bits: int) -> Tensor:
-    """Join codes into words; the inverse of `_fields`."""
+    """The inverse of `_fields`."""
     wide = fields.to(torch.int64) << _shifts(bits, fields.device).to(torch.int64)
-    # The sum is a bitwise or, as bits do not overlap. The highest bit becomes the sign.
+    # Bits do not overlap; the highest is the sign.
     return wide.sum(-1).to(torch.int32)
 
 
 def _unpack_last(words: Tensor, scheme: GroupScheme, count: int) -> Tensor:
-    """Unpack the words of the last dimension, and return the first `count` codes of each row."""
+    """Codes along the last dimension, of which `count` are used."""
     fields = _fields(words, scheme.bits)
     if scheme.layout == "awq":
         fields = fields[..., list(_AWQ_PLACES)]
@@ -52,7 +51,7 @@ def _pack_last(codes: Tensor, scheme: GroupScheme) -> Tensor:
 
 
 def unpack_codes(words: Tensor, scheme: GroupScheme, shape: tuple[int, ...]) -> Tensor:
-    """Return the codes of a stored matrix of this shape, `[rows, columns]` uint8."""
+    """Return the codes of a stored matrix of that shape, `[rows, columns]` uint8."""
     rows, columns = shape
     if scheme.layout == "packed":
         return _unpack_last(words, scheme, columns)
@@ -62,7 +61,7 @@ def unpack_codes(words: Tensor, scheme: GroupScheme, shape: tuple[int, ...]) -> 
 
 
 def pack_codes(codes: Tensor, scheme: GroupScheme) -> Tensor:
-    """Pack codes, `[rows, columns]`, into words; the inverse of `unpack_codes`."""
+    """Pack codes into words; the inverse of `unpack_codes`."""
     if scheme.layout == "packed":
         return _pack_last(codes, scheme)
     if scheme.layout == "awq":
@@ -71,7 +70,7 @@ def pack_codes(codes: Tensor, scheme: GroupScheme) -> Tensor:
 
 
 def unpack_zeros(words: Tensor, scheme: GroupScheme, rows: int) -> Tensor:
-    """Return the zero points of a stored matrix, `[rows, num_groups]` uint8."""
+    """Return the codes of zero, `[rows, num_groups]` uint8."""
     if scheme.layout == "packed":
         return _unpack_last(words.t(), scheme, rows).t()
     found = _unpack_last(words, scheme, rows).t()
@@ -81,7 +80,7 @@ def unpack_zeros(words: Tensor, scheme: GroupScheme, rows: int) -> Tensor:
 
 
 def pack_zeros(zeros: Tensor, scheme: GroupScheme) -> Tensor:
-    """Pack zero points, `[rows, num_groups]`, into words; the inverse of `unpack_zeros`."""
+    """Pack codes of zero into words; the inverse of `unpack_zeros`."""
     if scheme.layout == "packed":
         return _pack_last(zeros.t(), scheme).t().contiguous()
     if scheme.layout == "gptq":
@@ -90,5 +89,5 @@ def pack_zeros(zeros: Tensor, scheme: GroupScheme) -> Tensor:
 
 
 def scales_by_row(scales: Tensor, scheme: GroupScheme) -> Tensor:
-    """Convert scales from their stored shape to `[rows, num_groups]`, or back."""
+    """Convert stored scales to `[rows, num_groups]`, or such scales to the stored shape."""
     return scales if scheme.layout == "packed" else scales.t().contiguous()

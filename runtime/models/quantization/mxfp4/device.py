@@ -1,4 +1,4 @@
-"""Experts in MXFP4 on the device: grouped products on a GPU, a product per expert on a CPU."""
+"""Experts in MXFP4 on the device: grouped products on a GPU, one for each expert on a CPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAMES: tuple[Literal["gate_up", "down"], ...] = ("gate_up", "down")
 
 
 class Device(DeviceMethod):
-    """Keeps experts in MXFP4 blocks if kernels can multiply by them; converts others to floats."""
+    """Keeps experts in blocks if kernels can multiply by them, and widens all others."""
 
     def __init__(self, quantization: Quantization) -> None:
         assert isinstance(quantization, Mxfp4Quantization)
@@ -70,10 +70,10 @@ class Device(DeviceMethod):
 
 
 class Mxfp4Experts(ExpertsStore):
-    """The MXFP4 blocks of a layer's experts.
+    """The blocks of a layer's experts.
 
     Attributes:
-        is_widened: whether blocks are converted to floats, because no kernel supports them here.
+        is_widened: whether products use plain numbers.
     """
 
     def __init__(
@@ -82,13 +82,12 @@ class Mxfp4Experts(ExpertsStore):
         num_experts: int,
         implementations: tuple[str | None, str | None],
     ) -> None:
-        """Choose how the experts are computed; memory is taken only by `pack`.
+        """Prepare; nothing is kept before `pack`.
 
         Args:
             plain: the parameters in 16 bits, by name.
             num_experts: number of experts on this rank.
-            implementations: names of the linear and the experts implementation for widened
-                matrices.
+            implementations: names for products of widened numbers, and for experts.
         """
         self._num_experts, self._implementations = num_experts, implementations
         self._blocks: dict[str, BlocksParameter] = {}
@@ -111,7 +110,7 @@ class Mxfp4Experts(ExpertsStore):
         self.is_widened = not self._is_coded and not self._is_looped
         self._packed: PackedExperts | None = None
         self._products: dict[str, list[GroupedLinear]] = {}
-        # The scales, for the forms of products that cannot return them.
+        # Scales that products do not give back.
         self._scales: dict[str, Tensor] = {}
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -138,7 +137,7 @@ class Mxfp4Experts(ExpertsStore):
         return self._packed
 
     def _take(self, name: str) -> Grouped:
-        """Remove the filled blocks, and return their codes in our order of rows."""
+        """Remove what was filled, and return it in our order of rows."""
         blocks = self._blocks[name]
         scales = blocks.scale.allocate()
         codes = to_codes(blocks.allocate())
@@ -175,7 +174,7 @@ class Mxfp4Experts(ExpertsStore):
         return mine.unflatten(0, (self._num_experts, -1)).contiguous()
 
     def _present(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return the codes, one per byte, and the scales of all rows, as they were packed."""
+        """Codes, one a byte, and scales of all rows, as they were packed."""
         assert self._packed is not None, "the weights are not loaded"
         which = cast("Literal['gate_up', 'down']", name)
         if self._is_coded:
@@ -190,7 +189,7 @@ class Mxfp4Experts(ExpertsStore):
         place = torch.arange(scales.shape[1] * MXFP4_GROUP, device=scales.device) // MXFP4_GROUP
         if not blocks.has_whole_rows:
             return code_e2m1(numbers / torch.exp2(scales.float() - 127)[:, place]), scales
-        # The columns of other ranks are not on this rank, so their codes are returned as 0.
+        # Columns of other ranks were never kept.
         codes = torch.zeros(len(numbers), len(place), dtype=torch.uint8, device=scales.device)
         mine = slice(shard.start, shard.start + shard.length)
         codes[:, mine] = code_e2m1(numbers / torch.exp2(scales.float() - 127)[:, place[mine]])

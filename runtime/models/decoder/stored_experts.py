@@ -1,0 +1,35 @@
+"""Whether a model's files have tensors of each expert, or one for all. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from runtime.checkpoint.headers import read_tensor_infos
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.errors import StartupError
+from runtime.models.decoder.spec import DecoderSpec
+
+
+def with_experts_of_files(folder: Path, spec: ModelSpec) -> ModelSpec:
+    """Return `spec` with the form of experts that the files in `folder` have.
+
+    Qwen3.5's files have one tensor for all experts in 16 bits, and tensors of each in 8 bits.
+
+    Args:
+        folder: the model's folder; `check_model_folder` reports weights that cannot be read.
+        spec: the model as `config.json` describes it.
+    """
+    if not isinstance(spec, DecoderSpec) or spec.experts is None or not folder.is_dir():
+        return spec
+    experts = spec.experts
+    if experts.stacked is None or not experts.stacked.is_optional:
+        return spec
+    try:
+        names = {spec.canonical(name) for name in read_tensor_infos(folder)}
+    except (StartupError, OSError):
+        return spec
+    first = f"model.layers.{min(experts.layers)}.{experts.names.block}.experts.0."
+    if not any(name.startswith(first) for name in names):
+        return spec
+    return replace(spec, experts=replace(experts, stacked=None))
