@@ -1,1 +1,1 @@
-"""Options, and the tables of names that options choose from. Front-safe."""
+"""Options of the server, and configurations of its processes. Importable without torch."""

@@ -1,4 +1,4 @@
-"""The options in `--kv-events-config`: where changes of the prefix cache are published."""
+"""The settings in `--kv-events-config`: where events about the prefix cache are published."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ MAX_PORT = 65535
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings in the option, which has the same name and form in vLLM and SGLang.
+    """The JSON object of `--kv-events-config`, which has the same form in vLLM and SGLang.
 
     Attributes:
-        publisher: `zmq`, or `null` for no events.
-        enable_kv_cache_events: vLLM's switch; `false` means no events, too.
-        endpoint: where events are published. Another copy of the model (`--dp-size`) adds its
-            number to the port.
-        replay_endpoint: where subscribers ask for batches that they missed; absent for no such
-            endpoint.
-        buffer_steps: number of batches kept for subscribers that missed some.
+        publisher: `zmq`; or `null` to publish no events.
+        enable_kv_cache_events: vLLM's switch; `false` publishes no events either.
+        endpoint: ZMQ address where events are published. Each further replica (`--dp-size`) adds
+            its index to the port.
+        replay_endpoint: ZMQ address where subscribers request batches that they missed; `None` for
+            no such address.
+        buffer_steps: number of batches that are kept for such requests.
         hwm: most batches that wait for a slow subscriber; further ones are dropped for it.
-        max_queue_size: accepted for compatibility.
-        topic: first frame of each message.
+        max_queue_size: accepted for compatibility, has no effect.
+        topic: first frame of each message, by which subscribers filter.
     """
 
     publisher: Literal["zmq", "null"] = "zmq"
@@ -42,11 +42,14 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @classmethod
     def parse(cls, text: str | None, dp_size: int = 1) -> KVEventsConfig | None:
-        """Read the option's value; `None` if no events are wanted.
+        """Read the option's value.
 
         Args:
-            text: the value.
-            dp_size: copies of the model, each of which has endpoints of its own.
+            text: the value; `None` if the option is absent.
+            dp_size: number of replicas, each of which has endpoints of its own.
+
+        Returns:
+            The settings; `None` if no events are to be published.
 
         Raises:
             StartupError: the text is not such a JSON object, or a value is out of bounds.
@@ -75,12 +78,12 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return found if is_on else None
 
     def _check_apart(self, dp_size: int) -> None:
-        """Refuse an endpoint of one copy that is the replay endpoint of one."""
+        """Refuse settings in which an event endpoint of a replica is also a replay endpoint."""
         if self.replay_endpoint is None:
             return
         pair = (self.endpoint, self.replay_endpoint)
         if any(each.startswith(_EVERYWHERE) for each in pair):
-            # All addresses of the machine share the port.
+            # An endpoint for all addresses uses the port of every address.
             pair = (_HOST.sub("tcp://*:", pair[0]), _HOST.sub("tcp://*:", pair[1]))
         copies = range(dp_size)
         events, replays = ({of_replica(each, rank) for rank in copies} for each in pair)
@@ -92,7 +95,7 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def of_replica(endpoint: str, dp_rank: int) -> str:
-    """Return the endpoint of one copy of the model: the port plus its number, or a longer path."""
+    """Return the endpoint of one replica: its index is added to the port, or to the path's end."""
     match = _ENDPOINT.fullmatch(endpoint)
     if not dp_rank or match is None:
         return endpoint

@@ -1,4 +1,4 @@
-"""Options of adapters (LoRA), and the bounds that a worker gets from them."""
+"""Options about LoRA adapters, and the limits that the worker gets from them."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class LoraArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraLimits:
-    """Room for adapters (LoRA).
+    """Limits on LoRA adapters.
 
     Attributes:
-        max_per_batch: most different adapters of one step, which is also the number of slots on the
-            device.
-        max_rank: the largest rank of any adapter.
+        max_per_batch: most different adapters of one step, which is also the number of slots for
+            adapters on the device.
+        max_rank: largest rank of an adapter.
         target_modules: kinds of modules that adapters may change, such as `q_proj`.
-        evicts_oldest: whether the adapter that came first makes room for another one, instead of
-            the one that was unused for the longest time.
+        evicts_oldest: on the device, replace the adapter that was copied there first, instead of
+            the adapter that was unused for the longest time.
     """
 
     max_per_batch: int

@@ -1,4 +1,4 @@
-"""Options of images in prompts."""
+"""Options about images in prompts."""
 
 from __future__ import annotations
 

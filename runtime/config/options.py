@@ -1,7 +1,7 @@
-"""Configuration: frozen dataclasses in sections, made once, never written after.
+"""The server's options and its processes' configurations: frozen dataclasses, created once.
 
-The command line is generated from these fields (`runtime.launch.command_line`): the field's name
-is the option's name, `option(...)` (`runtime.config.option_field`) holds its help text and choices.
+The command line is generated from the fields of the options (`runtime.launch.command_line`). A
+field's name is the option's name. `option(...)` has the help text and the allowed values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runtime.config.media_options import MediaArgs
 from runtime.config.option_field import option
 from runtime.config.parallel_options import NodeLink, ParallelArgs
 
-# Values of the options that name a parser of chat's output.
+# Values of the options that choose a parser of chat outputs.
 AUTO_PARSER, NO_PARSER = "auto", "none"
 
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -358,26 +358,28 @@ class ServerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """The configuration that the worker process reads from its stdin.
+    """The configuration of the worker process, which reads it from its stdin.
+
+    Fields that are not listed have the meaning of the option with the same name.
 
     Attributes:
         model_folder: local folder with `config.json` and the weights.
         dtype: `float32`, `float16` or `bfloat16`.
         context_len: most tokens of a request, prompt and output together.
-        weights_folder: where the weights are, when not in `model_folder`.
+        weights_folder: folder of the weights, if it is not `model_folder`.
         model_overrides: keys that replace those of `config.json`.
-        generation: how many workers this front has started before.
+        generation: number of workers that this front process has started before.
         deterministic: use batch-invariant kernels only.
-        rounds_products: multiply float32 as bfloat16, where such kernels exist.
-        tp_size: processes that share each layer; this one starts the others.
-        ep_size: 1, or `tp_size` where each of those processes holds whole experts.
-        dp_size: replicas like this one on this machine.
-        dp_rank: the number of this replica among them, from 0.
-        gpu_ids: the visible GPUs, as `CUDA_VISIBLE_DEVICES` names them; empty for all.
-        node: how this node reaches the others; `None` if the worker is on one node.
-        lora: room for adapters; `None` for none.
-        kv_events: where changes of the prefix cache are published; `None` for nowhere.
-        pp_size: stages of `tp_size` processes each.
+        rounds_products: multiply float32 matrices in bfloat16 if such kernels exist.
+        tp_size: number of ranks (processes) that share each layer; this one is rank 0.
+        ep_size: 1; or `tp_size` if each rank holds whole experts.
+        dp_size: number of replicas on this machine.
+        dp_rank: index of this replica.
+        gpu_ids: the visible GPUs, as in `CUDA_VISIBLE_DEVICES`; empty for all.
+        node: addresses of this node and of node 0; `None` if the worker is on one node.
+        lora: limits on LoRA adapters; `None` if there are none.
+        kv_events: where events about the prefix cache are published; `None` for nowhere.
+        pp_size: number of pipeline stages, each of `tp_size` ranks.
     """
 
     run_folder: str
@@ -432,18 +434,18 @@ class WorkerConfig:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of this worker on all nodes."""
+        """Number of ranks of this worker on all nodes."""
         return self.tp_size * self.pp_size
 
     @property
     def num_local_ranks(self) -> int:
-        """Ranks of this worker on each node."""
+        """Number of ranks of this worker on each node."""
         return self.num_ranks // (1 if self.node is None else self.node.num_nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankConfig:
-    """The configuration that a worker's further rank reads from its stdin; `rank` counts from 1."""
+    """The configuration of a rank above 0, which the rank's process reads from its stdin."""
 
     worker: WorkerConfig
     rank: int
@@ -451,7 +453,7 @@ class RankConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DetokenizerConfig:
-    """The configuration that the detokenizer process reads from its stdin."""
+    """The configuration of the detokenizer process, which reads it from its stdin."""
 
     run_folder: str
     generation: int
@@ -461,19 +463,19 @@ class DetokenizerConfig:
     log_format: str = "text"
 
 
-# Bytes of compiled grammars that the front and the worker each keep.
+# Most bytes of compiled grammars in the caches of the front process and of the worker.
 GRAMMAR_CACHE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrammarConfig:
-    """The configuration that the grammar compiler's process reads from its stdin.
+    """The configuration of the grammar compiler's process, which reads it from its stdin.
 
     Attributes:
-        vocab_size: the logits' width.
-        compile_timeout_s: a grammar that takes longer is refused.
-        max_parallel: most grammars that compile at a time.
-        cache_bytes: most bytes of compiled grammars that the front keeps.
+        vocab_size: width of the logits.
+        compile_timeout_s: a grammar whose compilation takes longer is refused, seconds.
+        max_parallel: most grammars that are compiled at a time.
+        cache_bytes: most bytes of compiled grammars that the front process keeps.
     """
 
     run_folder: str

@@ -1,4 +1,4 @@
-"""Options of ranks, replicas and nodes, and what a worker gets of its nodes."""
+"""Options about ranks, replicas and nodes, and the addresses that the nodes of a worker use."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ class ParallelArgs:
 
     @property
     def num_ranks(self) -> int:
-        """Processes that compute one copy of the model, on all nodes."""
+        """Number of processes that compute one replica of the model, on all nodes."""
         return self.tp_size * self.pp_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLink:
-    """How a node of a worker reaches the others.
+    """The addresses with which a node of a worker reaches the other nodes.
 
     Attributes:
-        num_nodes: nodes of the worker.
+        num_nodes: number of nodes of the worker.
         leader: IP address of node 0, without the port.
-        port: where node 0 listens.
-        host: IP address of this node, as the others reach it.
-        key: encrypts and authenticates plans and commands; empty for neither.
-        session: random number of one start of all ranks; messages of another start are ignored.
-        store_port: where rank 0 has the ranks' meeting point.
-        store_fd: the listening socket of the meeting point, in rank 0's process; -1 elsewhere.
+        port: port where node 0 listens.
+        host: IP address of this node, for the other nodes.
+        key: encrypts and authenticates the messages between nodes; empty for neither.
+        session: random number of a start of all ranks. Messages with another number are ignored.
+        store_port: port on node 0 where the ranks meet at their start.
+        store_fd: file descriptor of this port's socket in the process of rank 0; -1 elsewhere.
     """
 
     num_nodes: int

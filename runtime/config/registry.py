@@ -1,4 +1,4 @@
-"""Registries that report an unknown name as the caller's error."""
+"""Registries that raise `InvalidRequest` for an unknown name."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ T = TypeVar("T")
 
 
 class Registry(registry.Registry[T]):
-    """A registry that raises `InvalidRequest` for an unknown name."""
+    """A table of objects by name; an unknown name raises `InvalidRequest`."""
 
     error = InvalidRequest

@@ -1,1 +1,1 @@
-"""Turns options into a running engine, without HTTP and torch."""
+"""Turns the server's options into a running engine, without HTTP and without importing torch."""

@@ -1,4 +1,4 @@
-"""Adapters (LoRA) of the command line: checked before any process starts."""
+"""Checks the LoRA adapters of the command line, before any process starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,15 @@ class _GivenJson(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class GivenAdapter:
-    """An adapter of `--lora-paths`, checked."""
+    """An adapter from `--lora-paths` whose files were checked.
+
+    Attributes:
+        name: name by which requests choose the adapter.
+        path: the path as given.
+        folder: the adapter's folder.
+        pinned: whether the adapter always stays on the device.
+        spec: the adapter's matrices and rank.
+    """
 
     name: str
     path: str
@@ -42,10 +50,11 @@ class GivenAdapter:
 
 @dataclass(frozen=True)
 class GivenAdapters:
-    """What the options say about adapters.
+    """The options about LoRA adapters, checked.
 
     Attributes:
-        limits: bounds on adapters; `None` if the server takes no adapters.
+        limits: limits on adapters; `None` if the server takes no adapters.
+        adapters: the adapters to load at the start.
         reason: why the largest rank was chosen, for the log.
     """
 
@@ -54,7 +63,12 @@ class GivenAdapters:
     reason: str = ""
 
     def settle(self, config: ServerConfig, device: str, choices: Choices) -> LoraArgs:
-        """Return the options with every choice filled in.
+        """Return the LoRA options with all automatic choices made.
+
+        Args:
+            config: all options of the server.
+            device: `cpu` or `cuda`.
+            choices: receives the choices with their reasons.
 
         Raises:
             StartupError: the options cannot be satisfied on this device.
@@ -76,7 +90,7 @@ class GivenAdapters:
 
 
 def read_adapters(args: LoraArgs, model: ModelSpec) -> GivenAdapters:
-    """Check the options and the folders that they name.
+    """Check the LoRA options, and the adapters' folders that they name.
 
     Raises:
         StartupError: the first error; the message is one line.
@@ -147,7 +161,14 @@ def _check_bounds(args: LoraArgs) -> None:
 
 
 def _parse(text: str) -> tuple[str, str, bool]:
-    """Return name, path and whether it is pinned: `NAME=DIR`, `DIR`, or JSON."""
+    """Return name and path of an adapter, and whether it is pinned.
+
+    Args:
+        text: a value of `--lora-paths`: `NAME=DIR`, `DIR`, or JSON.
+
+    Raises:
+        StartupError: the text has another form.
+    """
     try:
         if text.lstrip().startswith("{"):
             given = msgspec.json.decode(text.encode(), type=_GivenJson)

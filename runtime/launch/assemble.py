@@ -1,6 +1,6 @@
-"""Builds the objects of a prepared engine: client, engine host and the context they share.
+"""Builds the objects of an engine from checked options: client, process host and service context.
 
-The HTTP server and the offline engine are both built here.
+Both the HTTP server and the offline engine are built here.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from runtime.weights.weight_control import WeightControl
 def assemble(
     prepared: PreparedEngine, *, restarts: bool = True
 ) -> tuple[EngineProcesses, ServiceContext]:
-    """Build all objects of an engine without starting a process; `host.start()` starts them.
+    """Build all objects of an engine without starting a process.
 
     Args:
         prepared: the checked options and the values chosen from them.
-        restarts: whether a dead child is started again; see `EngineProcesses`.
+        restarts: whether a child process that ends is started again; see `EngineProcesses`.
+
+    Returns:
+        The process host, whose `start` starts the processes; and the service context.
 
     Raises:
-        StartupError: this is a node that only computes.
+        StartupError: `--node-rank` is above 0, which only `headrace serve` supports.
     """
     resolved, config = prepared.resolved, prepared.resolved.config
     if config.parallel.node_rank:
@@ -94,10 +97,10 @@ def assemble(
 
 
 def run_node(prepared: PreparedEngine) -> int:
-    """Compute for node 0 until stopped; return the exit status.
+    """Run the ranks of a node above 0 until it is stopped; return the exit status.
 
     Args:
-        prepared: the prepared engine of a node above 0.
+        prepared: the checked options of this node.
     """
     worker, parallel = prepared.resolved.worker, prepared.resolved.config.parallel
     assert worker.node is not None, "--node-rank is below --nnodes"
@@ -110,7 +113,7 @@ def run_node(prepared: PreparedEngine) -> int:
 
 
 def server_version() -> str:
-    """The installed version."""
+    """Return the installed version of Headrace."""
     try:
         return metadata.version("headrace")
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""The command line, generated from the configuration's fields; the environment is read here only.
+"""The command line, generated from the configuration's fields; the only reader of the environment.
 
-A field `max_total_tokens: int | None` of a section becomes `--max-total-tokens N` in that section's
-group of `--help`; nothing is declared twice.
+For example, a field `max_total_tokens: int | None` becomes the option `--max-total-tokens N`. Each
+section of the configuration is a group of options in `--help`. So nothing is declared twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 from runtime.config.options import ServerConfig
 from runtime.launch.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES
 
-# Keys given through the environment do not show in the machine's process list.
+# Options that can also be set by environment variables: for each variable, the section and the
+# field. Keys in variables are not visible in the machine's process list.
 ENVIRONMENT: dict[str, tuple[str, str]] = {
     "HEADRACE_API_KEY": ("http", "api_key"),
     "HEADRACE_ADMIN_API_KEY": ("http", "admin_api_key"),
@@ -34,8 +35,8 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "SGLANG_TORCH_PROFILER_DIR": ("logging", "torch_profiler_dir"),
 }
 
-# Variables for options that would show in the process list. With the suffix `_FILE`, a variable
-# names a file that has the value.
+# Variables for secret options, which would be visible in the process list. With the suffix `_FILE`,
+# a variable names a file that has the value.
 SECRETS = (
     "HEADRACE_API_KEY",
     "HEADRACE_ADMIN_API_KEY",
@@ -43,24 +44,29 @@ SECRETS = (
     "HEADRACE_DIST_KEY",
 )
 
-# Variables that are on or off.
+# Fields that are switches: their variables are on if they are `1` or `true`.
 _SWITCHES = frozenset({"allow_open_admin", "disable_docs"})
 
 _INT = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKmMgG]?)")
-# As in vLLM and SGLang: small letters are decimal, capitals binary.
+# Units as in vLLM and SGLang: small letters are decimal, capital letters binary.
 _INT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 @dataclass(frozen=True)
 class ParsedArgs:
-    """The configuration as given, and lines to log once."""
+    """The parsed command line.
+
+    Attributes:
+        config: the options as given, with defaults for the others.
+        notices: lines to log once.
+    """
 
     config: ServerConfig
     notices: list[str]
 
 
 def parse_int(text: str) -> int:
-    """Read `32768`, `32k` (32,000) or `32K` (32,768).
+    """Return the integer that a text such as `32768`, `32k` (32,000) or `32K` (32,768) stands for.
 
     Raises:
         argparse.ArgumentTypeError: the text has another form.
@@ -79,12 +85,12 @@ PROG = "python -m server.launch"
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        # One line is enough to act on; a usage text of sixty options would hide it.
+        # The error is one line: the usage text of all options would hide it.
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
 
 
 def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
-    """The parser, with one group per section of the configuration."""
+    """Return a parser of all options, with one group for each section of the configuration."""
     parser = _Parser(
         prog=prog,
         usage="%(prog)s [options]",
@@ -97,7 +103,7 @@ def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add every option to `parser`; its value is stored under the field's name."""
+    """Add all options to `parser`; values are stored under the names of the fields."""
     for section, section_type in sections():
         title = (section_type.__doc__ or section).splitlines()[0].rstrip(".")
         group = parser.add_argument_group(title)
@@ -109,9 +115,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def parse_args(
     argv: Sequence[str], environment: Mapping[str, str] | None = None, prog: str = PROG
 ) -> ParsedArgs:
-    """Read the command line and the environment.
+    """Read the options from the command line and from the environment.
 
-    Exits with status 2 and one line, which begins with `prog`, when the command line is wrong.
+    If the command line is wrong, the process exits with status 2 and prints one line.
+
+    Args:
+        argv: the arguments, without the program's name.
+        environment: environment variables; `None` for those of the process.
+        prog: name of the program, for the error line and `--help`.
     """
     environment = os.environ if environment is None else environment
     parser = build_parser(prog)
@@ -149,7 +160,10 @@ def _shown_secrets(given: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def _with_files(
     parser: argparse.ArgumentParser, environment: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Return the environment with the content of secrets' files, unless a variable is set."""
+    """Return the environment with the secrets from files.
+
+    A file is read if a variable with the suffix `_FILE` names it and the variable itself is unset.
+    """
     found = dict(environment)
     for variable in SECRETS:
         path = environment.get(f"{variable}_FILE")
@@ -166,20 +180,23 @@ def _with_files(
 
 
 def sections() -> Iterator[tuple[str, type[Any]]]:
-    """Name and dataclass of each section of the configuration; no two share a field's name."""
+    """Yield name and dataclass of each section of the configuration.
+
+    The names of the fields are unique over all sections.
+    """
     hints = typing.get_type_hints(ServerConfig)
     for field in dataclasses.fields(ServerConfig):
         yield field.name, hints[field.name]
 
 
 def option_name(field_name: str) -> str:
-    """`max_total_tokens` -> `--max-total-tokens`."""
+    """Return the name of a field's option, such as `--max-total-tokens` for `max_total_tokens`."""
     return "--" + field_name.replace("_", "-")
 
 
 def _add_option(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], hint: Any) -> None:
     names = [option_name(field.name), *field.metadata["aliases"]]
-    # Absent options stay absent: only the dataclasses hold defaults.
+    # An option that is not given sets nothing, because only the dataclasses have the defaults.
     common: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
     kind, is_list = _value_type(hint)
     text = field.metadata["help"].replace("%", "%%")
@@ -193,7 +210,7 @@ def _add_option(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], h
         *names,
         type=parse_int if kind is int else kind,
         nargs="+" if is_list else None,
-        # Several values after one option, or the option several times.
+        # A list is given by several values after one option, or by the option several times.
         action="extend" if is_list else "store",
         choices=choices,
         metavar=field.metadata["metavar"]

@@ -1,4 +1,4 @@
-"""Automatic choices, with their reasons as lines of the log."""
+"""Makes automatic choices, and records the reason of each for the log."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from runtime.models.quantization.registry import ON_CPU
 
 
 def check_experts(config: ServerConfig, model: ModelSpec) -> None:
-    """Refuse options about experts if the model has none.
+    """Refuse options about experts if the model is not a mixture of experts.
 
     Raises:
-        StartupError: names the first such option.
+        StartupError: the first such option; the message is one line.
     """
     if model.num_experts:
         return
@@ -34,12 +34,12 @@ _NO_LIBRARY = "no library for it is installed; run pip install llguidance"
 
 
 class GrammarChoice(NamedTuple):
-    """The back end of structured output.
+    """The chosen library for structured output.
 
     Attributes:
-        backend: the back end's name, `none` for no back end.
-        reason: reason of an automatic choice, for the log; empty if the user chose.
-        why_none: why there is no back end and what to do about it; empty if there is one.
+        backend: name of the library; `none` if structured output is off.
+        reason: why the library was chosen automatically, for the log; empty if the user chose it.
+        why_none: why structured output is off and how to turn it on; empty if it is on.
     """
 
     backend: str
@@ -48,7 +48,9 @@ class GrammarChoice(NamedTuple):
 
 
 def choose_grammars(config: ServerConfig, model: ModelSpec) -> GrammarChoice:
-    """Choose by the user's option, the installed libraries, and the model.
+    """Choose the library for structured output.
+
+    The choice depends on the user's option, the installed libraries, and the model.
 
     Raises:
         StartupError: the requested library is not installed.
@@ -80,7 +82,7 @@ _DTYPES = {"half": "float16", "float": "float32"}
 def choose_dtype(
     config: ServerConfig, model: ModelSpec, device: str, hardware: Hardware, choices: Choices
 ) -> str:
-    """The type of weights and activations."""
+    """Return the data type of weights and activations."""
     asked = config.model.dtype
     if asked != "auto":
         return _DTYPES.get(asked, asked)
@@ -99,7 +101,12 @@ def choose_dtype(
 
 
 def check_quantization(config: ServerConfig, device: str, dtype: str) -> None:
-    """Refuse a form of weights that the device, or the type of activations, has no kernels for.
+    """Refuse a quantization for which the device or the data type has no kernels.
+
+    Args:
+        config: the options.
+        device: `cpu` or `cuda`.
+        dtype: data type of the activations.
 
     Raises:
         StartupError: there are no such kernels; the message is one line.
@@ -127,12 +134,12 @@ def choose_kv_cache(
     model: ModelSpec,
     choices: Choices,
 ) -> str:
-    """Return the form in which keys and values are kept, a name in `kernels.kv_forms`.
+    """Return the data type in which keys and values are kept, a name in `kernels.kv_forms`.
 
-    `auto` follows the checkpoint, if its scales are applied.
+    `auto` uses the checkpoint's type if the model's attention applies the checkpoint's scales.
 
     Raises:
-        StartupError: the device has no kernels for the chosen form.
+        StartupError: the device has no kernels for the requested type.
     """
     asked = config.kernels.kv_cache_dtype
     name = "bf16" if asked == "bfloat16" else asked
@@ -160,10 +167,10 @@ def choose_kv_cache(
 
 
 def keeps_16_bits(config: ServerConfig, model: ModelSpec, device: str, dtype: str) -> bool:
-    """Whether matrices stay in 16 bits beside activations in float32.
+    """Whether weight matrices stay in 16 bits while activations are float32.
 
-    Matrices do not stay in 16 bits if float32 was asked for by name: then a trainer's updates keep
-    all their bits.
+    If the user requested float32 by name, the matrices become float32, so that a trainer's weight
+    updates keep all their bits.
     """
     is_wide = device == "cpu" and dtype == "float32" and config.model.dtype == "auto"
     return is_wide and model.dtype in ("bfloat16", "float16") and model.quantization is None
@@ -177,7 +184,10 @@ def rounds_products(
     hardware: Hardware,
     choices: Choices,
 ) -> bool:
-    """Whether float32 is multiplied as bfloat16; never if the user named the type."""
+    """Whether float32 matrices are multiplied in bfloat16.
+
+    This is only done for embedding models on a CPU, and never if the user named the data type.
+    """
     wide = device == "cpu" and dtype == "float32" and config.model.dtype == "auto"
     if not wide or model.gives != "vectors" or not hardware.cpu_has_bf16:
         return False
@@ -187,22 +197,26 @@ def rounds_products(
 
 
 class Choices:
-    """Chosen values, each with its reason."""
+    """The automatic choices that were made, each with its reason.
+
+    Attributes:
+        lines: lines of the form "name: value (reason)", for the log.
+    """
 
     def __init__(self) -> None:
         """Start without choices."""
         self.lines: list[str] = []
 
     def pick(self, name: str, value: Any, reason: str) -> Any:
-        """Return `value`; add a line that says why, if there is a reason."""
-        # A value that the user chose is not a default.
+        """Return `value`, and add a line with the reason, if there is one."""
+        # Without a reason the user chose the value.
         if reason:
             self.lines.append(f"{name}: {value} ({reason})")
         return value
 
 
 def choose_experts_backend(config: ServerConfig, device: str, choices: Choices) -> str:
-    """Return how experts are computed: by the option on a GPU, elsewhere in the only way."""
+    """Return the kernels for mixture-of-experts layers; the option only applies to GPUs."""
     asked = config.kernels.moe_runner_backend
     if asked == "auto" or device == "cuda":
         return asked
@@ -210,10 +224,10 @@ def choose_experts_backend(config: ServerConfig, device: str, choices: Choices) 
 
 
 def choose_context_len(config: ServerConfig, model: ModelSpec, choices: Choices) -> int:
-    """Return the most tokens of a request.
+    """Return the most tokens of a request, prompt and output together.
 
     Raises:
-        StartupError: the option is more than the model's positions allow.
+        StartupError: the option is larger than the model allows.
     """
     asked = config.model.context_length
     if asked is None:

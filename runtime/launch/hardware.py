@@ -1,4 +1,4 @@
-"""Detects this machine's hardware without torch, whose import would slow the front's start."""
+"""Detects this machine's hardware without torch, which would take seconds to import."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
 @dataclass(frozen=True)
 class Hardware:
-    """Facts about the machine that automatic choices use.
+    """The facts about this machine on which automatic choices depend.
 
     Attributes:
-        num_gpus: NVIDIA devices that are present and that `CUDA_VISIBLE_DEVICES` allows.
+        num_gpus: number of NVIDIA devices that `CUDA_VISIBLE_DEVICES` allows.
         torch_has_cuda: whether the installed torch is a CUDA build.
         cpu_has_bf16: whether the CPU multiplies bfloat16 in hardware.
-        num_cores: physical cores this process may use, after affinity and the cgroup's quota.
-        gpu_ids: the devices' names for `CUDA_VISIBLE_DEVICES` of a child.
-        cpu_flags: instruction sets, by Linux's names; empty except on x86.
+        num_cores: number of physical cores that this process may use, according to its CPU affinity
+            and its cgroup's quota.
+        gpu_ids: the devices' names, as used in `CUDA_VISIBLE_DEVICES`.
+        cpu_flags: the CPU's instruction sets, by Linux's names; empty except on x86.
     """
 
     num_gpus: int
@@ -33,7 +34,7 @@ class Hardware:
 
 
 def detect_hardware() -> Hardware:
-    """Look at device nodes, `/proc/cpuinfo`, affinity and cgroups."""
+    """Detect the hardware from device nodes, `/proc/cpuinfo`, CPU affinity and cgroups."""
     gpu_ids = visible_gpus(_count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     cpuinfo = _read("/proc/cpuinfo")
     return Hardware(
@@ -47,7 +48,7 @@ def detect_hardware() -> Hardware:
 
 
 def cpu_flags(cpuinfo: str) -> frozenset[str]:
-    """The instruction sets that the text of `/proc/cpuinfo` names; empty except on x86."""
+    """Return the instruction sets in the text of `/proc/cpuinfo`; empty except on x86."""
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "flags":
@@ -56,22 +57,27 @@ def cpu_flags(cpuinfo: str) -> frozenset[str]:
 
 
 def cpu_has_bf16(cpuinfo: str) -> bool:
-    """Whether the text of `/proc/cpuinfo` names a bfloat16 instruction set."""
+    """Whether the text of `/proc/cpuinfo` contains a bfloat16 instruction set."""
     return not _BF16_FLAGS.isdisjoint(cpu_flags(cpuinfo))
 
 
 def visible_gpus(num_nodes: int, visible: str | None) -> tuple[str, ...]:
-    """The names of the devices that CUDA will see; `visible` is `CUDA_VISIBLE_DEVICES`."""
+    """Return the names of the devices that CUDA will see.
+
+    Args:
+        num_nodes: number of NVIDIA device nodes.
+        visible: value of `CUDA_VISIBLE_DEVICES`; `None` if it is unset.
+    """
     if visible is None or not num_nodes:
         return tuple(str(index) for index in range(num_nodes))
     names = [name.strip() for name in visible.split(",")]
-    # The driver stops reading at the first impossible name.
+    # The driver ignores the names after the first invalid one.
     wrong = (at for at, name in enumerate(names) if not name or name.startswith("-"))
     return tuple(names[: next(wrong, len(names))])
 
 
 def quota_cores(cpu_max: str) -> float | None:
-    """Cores that the text of a cgroup's `cpu.max` grants; `None` for no limit."""
+    """Return the number of cores that a cgroup's `cpu.max` grants; `None` for no limit."""
     quota, _, period = cpu_max.strip().partition(" ")
     if not quota.isdigit() or not period.isdigit() or int(period) == 0:
         return None
@@ -80,7 +86,7 @@ def quota_cores(cpu_max: str) -> float | None:
 
 def _count_gpus() -> int:
     nodes = [path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()]
-    # WSL shows its GPU as /dev/dxg.
+    # In WSL the GPU is /dev/dxg.
     return len(nodes) or int(Path("/dev/dxg").exists())
 
 
@@ -111,7 +117,7 @@ def _cgroup_quota() -> float | None:
         hierarchy, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if hierarchy == "0":
-            # A limit may sit on any ancestor; inside a container the root is our own cgroup.
+            # Any ancestor may have a limit. Inside a container, the root is this process's cgroup.
             folder = Path("/sys/fs/cgroup") / path.lstrip("/")
             folders = (folder, *folder.parents[: len(folder.parents) - 3])
             limits.extend(quota_cores(_read(each / "cpu.max")) for each in folders)

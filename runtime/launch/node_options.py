@@ -1,4 +1,4 @@
-"""Options of ranks and nodes that share one model: their checks, addresses and key."""
+"""Checks the options of several ranks and nodes, and finds the nodes' addresses."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from runtime.launch.hardware import Hardware
 
 MAX_NODES = 64
 MIN_KEY_CHARS = 16
-# The record of a pod's name may come long after the pod, also for node 0's own name.
+# How long a host name may stay unknown, seconds. A pod's name may be registered long after the pod
+# has started; this also holds for node 0's own name.
 NAME_PATIENCE_S = 300.0
 
 
 def check_nodes(parallel: ParallelArgs, lora: LoraArgs) -> None:
-    """Refuse options of nodes that do not go together.
+    """Refuse options of nodes that contradict each other.
 
     Raises:
         StartupError: the first such option; the message is one line.
@@ -56,7 +57,7 @@ def check_nodes(parallel: ParallelArgs, lora: LoraArgs) -> None:
 
 
 def check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware: Hardware) -> None:
-    """Refuse a number of ranks that does not divide the model or exceeds the machine.
+    """Refuse a number of ranks that the model cannot be divided by, or that exceeds the machine.
 
     Raises:
         StartupError: the number of ranks is refused; the message is one line.
@@ -85,15 +86,15 @@ def check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware:
 
 
 def node_link(parallel: ParallelArgs, patience_s: float = NAME_PATIENCE_S) -> NodeLink | None:
-    """Return how this node reaches the others; `None` on a single node.
+    """Return the addresses with which this node reaches the others; `None` on a single node.
 
     Args:
-        parallel: the options of nodes.
-        patience_s: how long the name of node 0 may be unknown.
+        parallel: the options about nodes.
+        patience_s: how long the host name of node 0 may stay unknown, seconds.
 
     Raises:
-        StartupError: the address is unknown, not node 0's own, or needs a key; the message is one
-            line.
+        StartupError: node 0's address is unknown, is not this machine's although this is node 0, or
+            is public without a key; the message is one line.
     """
     if parallel.nnodes == 1 or parallel.dist_init_addr is None:
         return None

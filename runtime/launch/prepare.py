@@ -1,6 +1,6 @@
 """Checks options, model folder and weight headers before any process starts.
 
-Nothing here imports torch, so a mistake is reported in one line within a second.
+Nothing here imports torch, so that an error is reported in one line within a second.
 """
 
 from __future__ import annotations
@@ -41,7 +41,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PreparedEngine:
-    """Everything that is known before the first child process starts; it has no port."""
+    """All that is known before the first child process starts.
+
+    Attributes:
+        resolved: the options and the processes' configurations, with all choices made.
+        model: the model's numbers from its `config.json`.
+        tokenizer: the tokenizer.
+        folders: the folders of the model, the tokenizer and the sockets.
+        media: limits on images in prompts.
+        adapters: the LoRA adapters of the command line.
+    """
 
     resolved: Resolved
     model: ModelSpec
@@ -52,7 +61,7 @@ class PreparedEngine:
 
 
 def prepare_engine(config: ServerConfig) -> PreparedEngine:
-    """Check options, model folder and weight headers, and make the automatic choices.
+    """Check the options, the model folder and the weight headers; make the automatic choices.
 
     Raises:
         StartupError: the first error; the message is one line.
@@ -95,10 +104,10 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
 
 
 def _overrides(text: str) -> dict[str, Any]:
-    """Read `--json-model-override-args`: a JSON object.
+    """Return the JSON object of `--json-model-override-args`.
 
     Raises:
-        StartupError: the text is something else.
+        StartupError: the text is not a JSON object.
     """
     try:
         return msgspec.json.decode(text.encode(), type=dict[str, Any])
@@ -109,10 +118,10 @@ def _overrides(text: str) -> dict[str, Any]:
 
 
 def _with_turn_ends(model: ModelSpec, tokenizer: Tokenizer) -> ModelSpec:
-    """Add the tokenizer's end-of-turn tokens to the tokens that end a text.
+    """Add the tokenizer's end-of-turn tokens to the tokens that end an output.
 
-    A fine-tune often keeps the base model's `eos_token_id` in both config files. The token that
-    it was trained to end with is then only in the tokenizer's files.
+    A fine-tuned model often has the base model's `eos_token_id` in both config files. Then only the
+    tokenizer's files name the token that it was trained to end with.
     """
     ends = [each for each in tokenizer.turn_end_ids if 0 <= each < model.vocab_size]
     ids = tuple(dict.fromkeys((*model.eos_token_ids, *ends)))
@@ -122,21 +131,21 @@ def _with_turn_ends(model: ModelSpec, tokenizer: Tokenizer) -> ModelSpec:
 
 
 def find_model(config: ServerConfig, *, only_config: bool = False) -> tuple[ServerConfig, Path]:
-    """Find the local folder of the requested model, or of the demo model.
+    """Find the folder of the requested model, or of the demo model.
 
     Args:
         config: the options as parsed.
         only_config: whether `config.json` is enough; see `resolve_model_folder`.
 
     Returns:
-        `config` and the folder. `config` has the path and name of the demo model if a demo model,
-        or no model, was requested.
+        The options and the folder. If no model or a demo model was requested, the options have the
+        demo model's path and name.
 
     Raises:
         StartupError: the model does not exist.
     """
     path = config.model.model_path
-    # A folder of that name is meant where there is one.
+    # If a folder has the name of a demo model, the folder is used.
     if path is not None and (path not in DEMO_NAMES or Path(path).exists()):
         folder = resolve_model_folder(path, config.model.revision, only_config=only_config)
         return config, folder

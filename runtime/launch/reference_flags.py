@@ -1,7 +1,7 @@
-"""Flags of the reference server (SGLang) that this server lacks: which are ignored, which refused.
+"""Flags of the reference server (SGLang) that this server lacks: some are ignored, some refused.
 
 A flag that only chooses a kernel, a speed-up or a log detail is ignored with one warning line, so
-that existing launch lines work. A flag that asks for other behaviour is refused with a reason,
+that existing command lines work. A flag that asks for other behaviour is refused with a reason,
 unless its value asks for nothing.
 """
 
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ReferenceFlag:
-    """One flag of the reference.
+    """A flag of the reference server.
 
     Attributes:
-        takes_value: false for a bare switch.
-        refusal: why the flag is refused; `None` when the flag is ignored.
-        neutral: values that ask for nothing; flags with such a value pass without a warning.
+        name: the flag, with its dashes.
+        takes_value: whether the flag has a value; if not, it is a switch.
+        refusal: why the flag is refused; `None` if it is ignored.
+        neutral: values that ask for nothing. With such a value the flag is ignored silently.
     """
 
     name: str
@@ -105,7 +106,7 @@ REFERENCE_FLAGS: dict[str, ReferenceFlag] = {
     )
 }
 
-# Values of our own flags that name a kernel we do not have: they mean the automatic choice.
+# Values of this server's own flags that name kernels it lacks. They stand for the automatic choice.
 REFERENCE_VALUES: dict[str, tuple[str, ...]] = {
     "--attention-backend": (
         *("torch_native", "fa3", "fa4", "flex_attention", "flashmla"),

@@ -1,4 +1,4 @@
-"""Turns options into the configuration that runs; each automatic choice has a reason."""
+"""Turns options into the processes' configurations, and makes the automatic choices."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ from runtime.requests.sampling_params import SamplingFields, resolve_sampling
 
 DEFAULT_PAGE_SIZE = 16
 MAX_PORT = 65535
-# More than a machine has GPUs; a typing error must not start a thousand processes.
+# More GPUs than a machine has: a typing error must not start a thousand processes.
 MAX_REPLICAS = 64
-# As in the reference server, when no seed is given.
+# The seed if none is given, as in the reference server.
 DETERMINISTIC_SEED = 42
-# The head sizes that both its FlashAttention-2 and FlashAttention-3 kernels support.
+# The head sizes that both its FlashAttention-2 and its FlashAttention-3 kernels support.
 _FLASHINFER_HEAD_DIMS = (64, 128, 256)
-# No braces: the framework would read them as a path parameter.
+# Braces are not allowed, because the web framework would read them as a path parameter.
 _ROUTE = re.compile(r"/[A-Za-z0-9._:/@-]+")
-# Attention implementations that run on one kind of device only.
+# Attention back ends that run on one kind of device only.
 ATTENTION_DEVICES = {"cpu": "cpu", "triton": "cuda"}
-# Attention implementations with a batch-invariant form.
+# Attention back ends with a batch-invariant form.
 INVARIANT_BACKENDS = ("cpu", "triton")
-# The start allocates rows and tables for this many requests.
+# Memory for this many requests is allocated at the start.
 MAX_RUNNING_REQUESTS = 65536
-# Likewise, slots of recurrent states.
+# Memory for this many slots of recurrent states is allocated at the start.
 MAX_STATE_SLOTS = 2**20
 
 
 @dataclass(frozen=True)
 class Folders:
-    """Folders on this machine."""
+    """The folders of an engine: for its sockets (`run`), its model and its tokenizer."""
 
     run: Path
     model: Path
@@ -77,14 +77,16 @@ class Folders:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The configuration with every `auto` resolved, and the reasons.
+    """The configuration of every process, with all automatic choices made.
 
     Attributes:
-        config: the options as given, with every choice filled in; shown at `/server_info`.
-        grammar: the grammar compiler's configuration; `None` when structured output is off.
-        why_no_grammars: why structured output is off, and how to turn it on; empty when it is on.
-        sampling_defaults: checked sampling keys, by native name, for requests that omit them.
-        choices: "what: value (reason)" lines for the log.
+        config: the options with every choice filled in; shown at `/server_info`.
+        worker: configuration of the worker process.
+        detokenizer: configuration of the detokenizer process.
+        grammar: configuration of the grammar compiler; `None` if structured output is off.
+        why_no_grammars: why structured output is off and how to turn it on; empty if it is on.
+        sampling_defaults: checked sampling parameters for requests that omit them, by native name.
+        choices: lines of the form "name: value (reason)", for the log.
     """
 
     config: ServerConfig
@@ -104,18 +106,18 @@ def resolve(
     seed: int,
     adapters: GivenAdapters = GivenAdapters(None),
 ) -> Resolved:
-    """Make every automatic choice.
+    """Make all automatic choices, and return the processes' configurations.
 
     Args:
         config: the options as parsed.
-        model: the model's shape, from its folder.
-        hardware: what the machine offers.
+        model: the model's numbers from its `config.json`.
+        hardware: the facts about this machine.
         folders: the folders of the model, the tokenizer and the sockets.
-        seed: the seed to use if the options give none.
-        adapters: what the options say about adapters, checked.
+        seed: the random seed if the options set none.
+        adapters: the checked options about LoRA adapters.
 
     Raises:
-        StartupError: an option that cannot be satisfied, with what to do instead.
+        StartupError: an option cannot be satisfied; the message says what to do instead.
     """
     check_options(config)
     choices = Choices()
@@ -212,7 +214,7 @@ def resolve(
         max_total_tokens=scheduling.max_total_tokens,
         max_running_requests=max_running,
         max_queued_requests=scheduling.max_queued_requests,
-        # The scheduler knows only a budget per step; a budget of the whole context never chunks.
+        # The scheduler has only a limit per step; a limit of the whole context splits no prompt.
         chunked_prefill_size=context_len if chunk == -1 else chunk,
         schedule_policy=policy,
         page_size=page_size,
@@ -270,7 +272,7 @@ def resolve(
         )
     defaults = preferred_sampling(config.http.preferred_sampling_params, model.vocab_size)
     if deterministic:
-        # A seed drawn at admission would depend on the requests before.
+        # A seed drawn when a request arrives would depend on the earlier requests.
         defaults.setdefault("seed", random_seed)
     return Resolved(
         resolved,
@@ -284,7 +286,7 @@ def resolve(
 
 
 def _schedule_policy(scheduling: SchedulingArgs) -> str:
-    # Two options for one setting; requests of equal priority run first come, first served.
+    # Two options set the policy. Requests of equal priority run in the order of arrival.
     return "priority" if scheduling.enable_priority_scheduling else scheduling.schedule_policy
 
 
@@ -293,7 +295,7 @@ def _attention_backend(
 ) -> str:
     asked = config.kernels.attention_backend
     if asked in ("flashinfer", "triton") and device != "cuda":
-        # Launch lines written for a GPU name these; such lines also work on a CPU.
+        # Command lines that were written for a GPU also work on a CPU.
         return str(choices.pick("attention_backend", "auto", f"{asked} needs an NVIDIA device"))
     if asked != "flashinfer":
         return asked
@@ -316,7 +318,7 @@ def _attention_backend(
 def _prefill_chunk(
     scheduling: SchedulingArgs, model: ModelSpec, device: str, choices: Choices
 ) -> int:
-    """Prompt tokens per step; -1 for whole prompts."""
+    """Return the most prompt tokens of a step; -1 for whole prompts."""
     name, chunk = "chunked_prefill_size", scheduling.chunked_prefill_size
     if chunk is None:
         if device == "cpu":
@@ -331,10 +333,10 @@ def _prefill_chunk(
 
 
 def check_options(config: ServerConfig) -> None:
-    """Refuse invalid values before anything is loaded.
+    """Refuse invalid values of options before anything is loaded.
 
     Raises:
-        StartupError: the first such option.
+        StartupError: the first such option; the message is one line.
     """
     _check_bounds(config)
     check_nodes(config.parallel, config.lora)
@@ -369,7 +371,7 @@ def check_options(config: ServerConfig) -> None:
         )
     for name, key in (("--api-key", http.api_key), ("--admin-api-key", http.admin_api_key)):
         if key is not None and not key.strip():
-            # Most likely an unset variable; the server would be open.
+            # An environment variable is most likely unset. The server would accept all clients.
             raise StartupError(f"{name} is empty; omit it for a server without a key.")
 
 
@@ -394,7 +396,7 @@ def _check_bounds(config: ServerConfig) -> None:
         "--nnodes": (config.parallel.nnodes, 1, MAX_NODES),
         "--node-rank": (config.parallel.node_rank, 0, config.parallel.nnodes - 1),
         "--random-seed": (model.random_seed, -(2**63), 2**63 - 1),
-        # More would spin on the same cores.
+        # More threads than CPUs would compete for the same cores.
         "--num-threads": (config.kernels.num_threads, 1, num_cpus),
         "--decode-log-interval": (config.logging.decode_log_interval, 1, None),
         "--log-requests-level": (config.logging.log_requests_level, 0, 3),
@@ -407,7 +409,7 @@ def _check_bounds(config: ServerConfig) -> None:
 
 
 def _check_fit(config: ServerConfig, device: str, page_size: int, backend: str) -> None:
-    """Refuse options with which the worker could not start, before it imports torch."""
+    """Refuse options with which the worker could not start, before the worker imports torch."""
     pool = config.scheduling.max_total_tokens
     if pool is not None and pool < page_size:
         raise StartupError(
@@ -422,7 +424,7 @@ def _check_fit(config: ServerConfig, device: str, page_size: int, backend: str) 
 
 
 def _check_deterministic(config: ServerConfig, device: str, dtype: str) -> None:
-    """Refuse options that have no batch-invariant kernels."""
+    """Refuse options that have no batch-invariant kernels, if these are required."""
     if not config.kernels.enable_deterministic_inference:
         return
     option = "--enable-deterministic-inference"
@@ -441,10 +443,12 @@ def _check_deterministic(config: ServerConfig, device: str, dtype: str) -> None:
 
 
 def preferred_sampling(text: str | None, vocab_size: int) -> dict[str, object]:
-    """Read `--preferred-sampling-params`: a JSON object with the keys of `sampling_params`.
+    """Return the checked sampling parameters of `--preferred-sampling-params`, by native name.
+
+    `text` is a JSON object with the keys of `sampling_params`; `None` for no parameters.
 
     Raises:
-        StartupError: the text is something else, or a value is out of bounds.
+        StartupError: the text is not such an object, or a value is out of bounds.
     """
     if not text:
         return {}

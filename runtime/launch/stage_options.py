@@ -1,4 +1,4 @@
-"""What cannot go with layers that are cut into stages (`--pp-size`)."""
+"""Checks that a model and options work with pipeline stages (`--pp-size`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from runtime.errors import StartupError
 
 
 def check_stages(config: ServerConfig, model: ModelSpec) -> None:
-    """Refuse models that are not cut into stages, and options that need all layers in one place.
+    """Refuse models and options that do not work if the layers are divided into pipeline stages.
 
     Raises:
-        StartupError: the first such thing; the message is one line.
+        StartupError: the first such model property or option; the message is one line.
     """
     num_stages, num_layers = config.parallel.pp_size, len(model.layer_states)
     if num_stages == 1:
