@@ -1,4 +1,7 @@
-"""The device half of an extra: it reads data of a step and makes reports."""
+"""The interface of an extra output's device half, which computes values from the data of a step.
+
+An extra output is an output besides tokens that a request may ask for, such as log-probabilities.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-# What an extra may read. For each sample: the hidden state of its logits; the experts chosen for
-# its token; the model's raw logits; the logits that are sampled from, with penalties, masks and
-# biases. For a whole text: its pooled output.
+# The data from which an extra output is computed. "hidden": the hidden state from which a sample's
+# logits are computed. "experts": the experts chosen for a sample's token. "raw_logits": the model's
+# logits. "logits": the logits that are sampled from, with penalties, masks and biases. "pooled":
+# the pooled output of a whole text.
 Reads = Literal["hidden", "experts", "raw_logits", "logits", "pooled"]
 Send = Callable[..., list[Tensor]]
 Pack = Callable[[int, list[NDArray[Any]]], bytes]
@@ -24,13 +28,15 @@ def _as_they_are(_: int, arrays: list[NDArray[Any]]) -> bytes:
 
 @dataclass
 class Gathered:
-    """Values of `n` positions, on the device or on their way to the host.
+    """The values of an extra output for `n` positions, on the device or being copied to the host.
 
     Attributes:
-        rows: `[n]` int64 on the host, the row of each position; positions of a row are adjacent.
-        tensors: the values, tensors of shape `[n, ...]`.
-        pack: makes a row's block. It takes the index in `rows` of the row's first position, and the
-            row's part of each tensor; by default it concatenates their bytes.
+        rows: `[n]` int64 on the host, the batch row of each position. The positions of a row are
+            adjacent.
+        tensors: the values, each of shape `[n, ...]`.
+        pack: encodes the values of one row as bytes. Its arguments are the index in `rows` of the
+            row's first position, and the row's part of each tensor. By default it concatenates
+            their bytes.
     """
 
     rows: NDArray[np.int64]
@@ -38,11 +44,11 @@ class Gathered:
     pack: Pack = _as_they_are
 
     def to_host(self, copy: Callable[[Tensor], Tensor]) -> Gathered:
-        """Return a copy in which `copy` has copied every tensor; `copy` may be asynchronous."""
+        """Return the values copied with `copy`, a function that may be asynchronous."""
         return Gathered(self.rows, [copy(each) for each in self.tensors], self.pack)
 
     def blocks(self) -> list[tuple[int, int, bytes]]:
-        """Yield row, number of positions and block of each row; on the host only."""
+        """Return row, number of positions and encoded values of each row; only on the host."""
         arrays = [each.numpy() for each in self.tensors]
         starts = np.flatnonzero(np.diff(self.rows, prepend=-1)).tolist()
         ends = [*starts[1:], len(self.rows)]
@@ -54,17 +60,16 @@ class Gathered:
 
 @dataclass
 class Samples:
-    """The samples of a step whose rows request an extra.
+    """The samples of a step whose requests want an extra output.
 
     Attributes:
-        rows: `[n]` int64 on the host.
-        values: the data that the extra reads of each sample, `[n, hidden_size]`, `[n, layers with
-            experts, chosen]` int32, or `[n, vocab_size]` float32; a copy that the extra may change
-            in place.
-        token_ids: `[n]` int64, the new tokens, also a copy; set for extras that read the sampled
-            logits.
+        rows: `[n]` int64 on the host, the batch row of each sample.
+        values: the data that the extra output reads; a copy that may be changed in place. The shape
+            is `[n, hidden_size]`, `[n, layers with experts, chosen]` int32, or `[n, vocab_size]`
+            float32.
+        token_ids: `[n]` int64, a copy of the new tokens; only for the kind "logits".
         temperature: `[n]` float32 on the host; 1 for greedy rows.
-        send: sends host arrays to the device, in one copy.
+        send: copies host arrays to the device, all with one copy.
     """
 
     rows: NDArray[np.int64]
@@ -76,17 +81,17 @@ class Samples:
 
 @dataclass
 class PromptPart:
-    """Consecutive positions of a prompt about which an extra reports.
+    """Consecutive positions of a prompt for which a request wants an extra output.
 
     Attributes:
-        row: the prompt's row.
-        hidden: `[n, hidden_size]`, a view.
+        row: batch row of the request.
+        hidden: `[n, hidden_size]`, the hidden states; a view that must not be changed.
         next_tokens: `[n]` int32 on the host, the token after each position.
-        compute_logits: the model's head.
-        vocab_size: the logits' width.
-        send: sends host arrays to the device, in one copy.
-        expert_ids: `[n, layers with experts, chosen]` int32, a view; set if a row of the step
-            requests it.
+        compute_logits: the model's output head, from hidden states to logits.
+        vocab_size: width of the logits.
+        send: copies host arrays to the device, all with one copy.
+        expert_ids: `[n, layers with experts, chosen]` int32, a view; `None` unless a request of
+            the step needs it.
     """
 
     row: int
@@ -99,28 +104,29 @@ class PromptPart:
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """`[n]`, the row of each position."""
+        """`[n]` int64, the batch row of each position."""
         return np.full(len(self.next_tokens), self.row, dtype=np.int64)
 
 
 class DeviceExtra:
-    """Gathers one extra; `EXTRA` of its `device` module is the class. Each runner has one instance.
+    """Computes one extra output on the device, for all rows of the running batch.
 
-    No method waits for the device, and rows without the extra cost no time.
+    The `device` module of an extra output names its class as `EXTRA`; each runner has one instance.
+    The methods must not wait for the device. They are called only for rows that want the output.
 
     Attributes:
-        reads: the data that the extra reads of each sample.
+        reads: the kind of data from which the values are computed.
     """
 
     reads: ClassVar[Reads]
 
     def join(self, row: int, params: bytes) -> None:
-        """Store `params`, from the `ExtraSpec` of a request that takes a row."""
+        """Store the parameters of a request that takes `row`, as encoded in its `ExtraSpec`."""
 
     def of_samples(self, samples: Samples) -> Gathered:
-        """Gather the report on new tokens."""
+        """Compute the values for new tokens."""
         raise NotImplementedError
 
     def of_prompt(self, part: PromptPart) -> Gathered:
-        """Gather the report on a prompt; required if an `ExtraSpec.prompt_start` is set."""
+        """Compute the values for a part of a prompt; needed if `ExtraSpec.prompt_start` is set."""
         raise NotImplementedError

@@ -1,1 +1,1 @@
-"""Entropy of the model's distribution at each generated token."""
+"""Extra output: the entropy of the model's distribution at each generated token."""

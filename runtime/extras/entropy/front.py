@@ -1,4 +1,4 @@
-"""The request field and the answer of entropies."""
+"""Reads the request field for entropies, and forms their answer."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ NAME = "entropy"
 
 
 class EntropyFields(Protocol):
-    """The field that this extra adds to `/generate`."""
+    """The field of `/generate` that requests entropies."""
 
     return_entropy: bool | None
 
 
 class EntropyMeta(TypedDict, total=False):
-    """The key that this extra adds to `meta_info`: nats, for each output token."""
+    """The key of `meta_info` with the entropies, in nats, one for each output token."""
 
     output_token_entropy: list[float]
 
 
 class EntropyFront(FrontExtra):
-    """The entropy at each generated token, or, if none is generated, at the next token."""
+    """Returns the entropy at each generated token; if none is generated, at the next token."""
 
     field = "return_entropy"
     advice = "leave it out"
 
     def plan(self, body: EntropyFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
-        """Return the spec for all samples, or None."""
+        """Return the spec for each prompt; `None` if the request wants no entropies."""
         return [ExtraSpec(NAME)] * asked.num_prompts if body.return_entropy else None
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> ExtraAnswer:  # noqa: ARG002
-        """Return an empty answer."""
+        """Return an empty answer for one sample."""
         return EntropyAnswer()
 
 
 class EntropyAnswer(ExtraAnswer):
-    """`output_token_entropy`, in nats."""
+    """The answer of one sample, `output_token_entropy`, in nats."""
 
     def __init__(self) -> None:
-        """Start empty."""
+        """Start without entropies."""
         self._values: list[float] = []
 
     def add(self, chunk: GenerationChunk, *, incremental: bool) -> None:
-        """Add a chunk; `incremental` drops the output that was returned before."""
+        """Add a chunk of output; with `incremental`, earlier values are removed first."""
         if incremental:
             self._values.clear()
         blocks = chunk.blocks(NAME, is_input=False)
         found = [value for block in blocks for value in memoryview(block.data).cast("f")]
-        # A stop string removes tokens; the entries after the last remaining one are removed here.
+        # A stop string may have removed tokens from the chunk; their entropies are removed too.
         self._values += found[: len(chunk.token_ids) or len(chunk.unsent_ids(NAME))]
 
     def meta_info(self) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Hidden states after the last norm: of every token, or of the last."""
+"""Extra output: hidden states after the last norm, of every token or of the last one."""

@@ -1,4 +1,4 @@
-"""`meta_info.hidden_states`: rows of numbers, as lists for Python or as JSON pieces."""
+"""Forms `meta_info.hidden_states`: rows of numbers, as Python lists or as JSON."""
 
 from __future__ import annotations
 
@@ -16,21 +16,30 @@ _BYTES = 4
 
 
 class HiddenMeta(TypedDict, total=False):
-    """The key of `meta_info`: one row of numbers, or a list of the prompt's matrix and of rows."""
+    """The key of `meta_info` with the hidden states.
+
+    The value is one row of numbers, or a list: a matrix for the prompt, then one row per token.
+    """
 
     hidden_states: list[Any]
 
 
 class HiddenAnswer(ExtraAnswer, Pieces):
-    """One sample's hidden states, growing with its chunks.
+    """The hidden states of one sample, collected from its chunks of output.
 
-    The full form is a list: first a matrix of the prompt's rows, then one row for each further
-    output token. Each row is the hidden state from which the next token was computed. The "last"
-    form is one row.
+    For all tokens, the value is a list: first a matrix of the prompt's rows, then one row for each
+    further output token. Each row is the hidden state from which the next token was computed. For
+    the last token only, the value is one row.
     """
 
     def __init__(self, hidden_size: int, *, only_last: bool, as_json: bool = True) -> None:
-        """Start empty; see `AnsweredSample` for `as_json`."""
+        """Start without hidden states.
+
+        Args:
+            hidden_size: length of a row.
+            only_last: whether only the last token's hidden state is wanted.
+            as_json: whether the answer is JSON; otherwise Python lists.
+        """
         self._as_json = as_json
         self._only_last = only_last
         self._row_bytes = hidden_size * _BYTES
@@ -39,7 +48,7 @@ class HiddenAnswer(ExtraAnswer, Pieces):
         self._num_tokens = 0
 
     def add(self, chunk: GenerationChunk, *, incremental: bool = False) -> None:  # noqa: ARG002
-        """Add a chunk; the answer is returned with the last chunk only."""
+        """Add a chunk of output. The values are returned with the last chunk only."""
         self._num_tokens += len(chunk.token_ids)
         if not chunk.extras:
             return
@@ -49,9 +58,9 @@ class HiddenAnswer(ExtraAnswer, Pieces):
             del self._outputs[:-1]
 
     def _parts(self) -> tuple[list[bytes], list[bytes]]:
-        """Return the rows of the prompt, and the rows of output tokens after the first token."""
+        """Return the rows of the prompt, and the rows of output tokens after the first one."""
         outputs = self._rows(self._outputs)
-        # After a stop string, some may be beyond the last token of the answer.
+        # A stop string may have removed tokens; their rows are omitted.
         later = outputs[1 : max(self._num_tokens, 1)]
         return [*self._rows(self._inputs), *outputs[:1]], later
 
@@ -69,16 +78,16 @@ class HiddenAnswer(ExtraAnswer, Pieces):
         return [[_floats(row) for row in prompt], *(_floats(row) for row in later)]
 
     def at_end(self) -> dict[str, Any]:
-        """Return the whole answer, as nested lists or as pieces of JSON."""
+        """Return the key for the last `meta_info`, as nested lists or as pieces of JSON."""
         return {"hidden_states": self if self._as_json else self.lists()}
 
     @property
     def cost(self) -> int:  # type: ignore[override]  # worked out when it is asked for
-        """See `Pieces`."""
+        """Number of values, by which the JSON encoder divides its work; see `Pieces`."""
         return sum(map(len, self._inputs)) // _BYTES + sum(map(len, self._outputs)) // _BYTES
 
     def pieces(self) -> Iterator[bytes]:
-        """See `Pieces`."""
+        """Yield the answer as pieces of JSON; see `Pieces`."""
         if self._only_last:
             yield orjson.dumps(self.lists())
             return

@@ -1,4 +1,4 @@
-"""Hidden states of a step: selected on the device, in float32."""
+"""Selects the hidden states of a step on the device."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Read
 
 
 class HiddenStates(DeviceExtra):
-    """The hidden state behind each token's logits, `[hidden_size]` float32 per position."""
+    """Returns the hidden state from which each token's logits are computed, as float32.
+
+    The shape is `[hidden_size]` for each position.
+    """
 
     reads: ClassVar[Reads] = "hidden"
 
     def of_samples(self, samples: Samples) -> Gathered:
-        """Gather the hidden states behind new tokens."""
+        """Return the hidden states from which new tokens were sampled."""
         return Gathered(samples.rows, [samples.values.float()])
 
     def of_prompt(self, part: PromptPart) -> Gathered:
-        """Gather the hidden states of the prompt's tokens."""
+        """Return the hidden states of the prompt's tokens."""
         return Gathered(part.rows, [part.hidden.to(torch.float32, copy=True)])
 
 

@@ -1,4 +1,4 @@
-"""The request field of hidden states, and the size of their answer."""
+"""Reads the request field for hidden states, and forms their answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.requests.extra_spec import ExtraSpec
 
 NAME = "hidden_states"
 
-# `return_hidden_states` on the wire.
+# The type of `return_hidden_states` for one prompt.
 HiddenSwitch = bool | Literal["last"]
 
 LAST = ExtraSpec(NAME, replaces=True)
@@ -21,19 +21,19 @@ ALL = ExtraSpec(NAME, prompt_start=0)
 
 
 class HiddenFields(Protocol):
-    """The field that this extra adds to `/generate`."""
+    """The field of `/generate` that requests hidden states."""
 
     return_hidden_states: HiddenSwitch | list[HiddenSwitch] | None
 
 
 class HiddenStatesFront(FrontExtra):
-    """Hidden states of the last generated token, or of every token."""
+    """Returns the hidden states of the last generated token, or of every token."""
 
     field = "return_hidden_states"
     advice = 'ask for "last" only'
 
     def plan(self, body: HiddenFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
-        """Return which hidden states each prompt's samples report.
+        """Return the spec for each prompt; `None` if the request wants no hidden states.
 
         Raises:
             InvalidRequest: the server was started without hidden states, or a list has the wrong
@@ -57,19 +57,22 @@ class HiddenStatesFront(FrontExtra):
     def num_numbers(
         self, spec: ExtraSpec, num_prompt: int, num_output: int, limits: EngineLimits
     ) -> int:
-        """Count a row for each token, or one row."""
+        """Return the most numbers of an answer: one row, or a row for each token."""
         return limits.hidden_size * (1 if spec.replaces else num_prompt + num_output)
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> HiddenAnswer:
-        """Return an empty answer."""
+        """Return an empty answer for one sample."""
         return HiddenAnswer(sample.hidden_size, only_last=spec.replaces, as_json=sample.as_json)
 
 
 def check_offered(hidden_states: bool) -> None:
     """Refuse a request for hidden states if the server was started without them.
 
+    Args:
+        hidden_states: whether the server offers hidden states.
+
     Raises:
-        InvalidRequest: the server was started without hidden states.
+        InvalidRequest: it does not.
     """
     if not hidden_states:
         raise InvalidRequest(

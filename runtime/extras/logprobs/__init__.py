@@ -1,1 +1,1 @@
-"""Log-probabilities of tokens: of the prompt, the output, the most probable and given ids."""
+"""Extra output: log-probabilities of prompt and output tokens, and of other tokens at each."""

@@ -1,4 +1,4 @@
-"""Log-probabilities in the native API's format: triples `[logprob, token_id, text]`."""
+"""Forms log-probabilities in the native API's format: triples `[logprob, token_id, text]`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from runtime.extras.logprobs.positions import (
 
 TokenText = Callable[[int], str]
 Triple = list[Any]
-# A triple's type in the API's schema. The logprob is null before the first reported position. The
-# text is null unless requested.
+# The type of a triple in the API's schema. The log-probability is null at the first reported prompt
+# position, where none was computed. The text is null unless it was requested.
 TripleBody = tuple[float | None, int, str | None]
 
 
 class LogprobMeta(TypedDict, total=False):
-    """The keys of `meta_info`; an entry for each position."""
+    """The keys of `meta_info` with log-probabilities; each list has an entry for each position."""
 
     input_token_logprobs: list[TripleBody]
     output_token_logprobs: list[TripleBody]
@@ -48,7 +48,7 @@ class _PythonList:
         self._items.extend(items)
 
     def shown(self) -> list[Any]:
-        # A new list: a caller in this process may keep the previous one.
+        # The list is copied, because a caller in this process may keep the previous one.
         return [*self._items]
 
 
@@ -58,10 +58,10 @@ class _JsonList(GrowingJson):
 
 
 class LogprobAnswer(ExtraAnswer):
-    """One sample's lists for `meta_info`, growing with its chunks."""
+    """The log-probabilities of one sample, collected from its chunks of output."""
 
     def __init__(self, spec: LogprobSpec, sample: AnsweredSample) -> None:
-        """Start empty; `spec` is the request."""
+        """Start without values; `spec` says which log-probabilities were requested."""
         self._spec = spec
 
         def make_list() -> _Growing:
@@ -74,13 +74,13 @@ class LogprobAnswer(ExtraAnswer):
         self._began = False
 
     def add(self, chunk: GenerationChunk, *, incremental: bool) -> None:
-        """Add a chunk; `incremental` drops the output that was returned before."""
+        """Add a chunk of output; with `incremental`, earlier output values are removed first."""
         if incremental:
             self._outputs.clear()
         prompt = self._prompt
         if not self._began and prompt:
             self._began = True
-            # No log-probabilities were computed before the first reported position.
+            # No log-probability was computed for the first reported prompt token.
             self._inputs.add_unknown(prompt[0])
         if not chunk.extras:
             return
@@ -108,7 +108,7 @@ class LogprobAnswer(ExtraAnswer):
 
 
 class _Lists:
-    """Chosen, most probable and requested entries, of the prompt or of the output."""
+    """The lists for the prompt or for the output: actual tokens, most probable, requested ids."""
 
     def __init__(
         self, spec: LogprobSpec, token_text: TokenText | None, make_list: Callable[[], _Growing]

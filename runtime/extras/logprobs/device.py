@@ -1,7 +1,6 @@
-"""Log-probabilities of a step, gathered on the device.
+"""Computes log-probabilities of a step on the device.
 
-Rows that do not request them cost no time. Only a bounded part of a prompt's logits exists at a
-time.
+For a prompt, the logits of a limited number of positions are computed at a time.
 """
 
 from __future__ import annotations
@@ -17,25 +16,33 @@ from kernels.sampling import gather_logprobs
 from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Reads, Samples, Send
 from runtime.extras.logprobs.positions import LogprobArrays, LogprobSpec
 
-# Most logits of a prompt that exist at a time: 64 MiB in float32.
+# Most logits of a prompt that are computed at a time: 64 MiB in float32.
 MAX_LOGITS = 1 << 24
 
 
 class Logprobs(DeviceExtra):
-    """Log-probabilities: of output tokens from sampled logits, of prompt tokens from raw ones."""
+    """Computes log-probabilities of tokens.
+
+    For output tokens they follow from the logits that were sampled from, for prompt tokens from the
+    model's own logits.
+    """
 
     reads: ClassVar[Reads] = "logits"
 
     def __init__(self) -> None:
-        """Start without rows."""
+        """Start without requests."""
         self._specs: dict[int, LogprobSpec] = {}
 
     def join(self, row: int, params: bytes) -> None:
-        """Store the request of the row."""
+        """Store which log-probabilities the request in `row` wants."""
         self._specs[row] = LogprobSpec.of(params)
 
     def of_samples(self, samples: Samples) -> Gathered:
-        """Use the distribution before any token is cut off; greedy rows have temperature 1."""
+        """Compute log-probabilities at new tokens.
+
+        They are those of the distribution after temperature, before top-k, top-p or min-p remove
+        tokens. Greedy rows have temperature 1.
+        """
         logits, token_ids = samples.values, samples.token_ids
         assert token_ids is not None, "tokens are known when the sampled logits are read"
         if (samples.temperature != 1).any():
@@ -46,7 +53,7 @@ class Logprobs(DeviceExtra):
         return _gathered(samples.rows, specs, _look_up(logits, chosen, specs, samples.send))
 
     def of_prompt(self, part: PromptPart) -> Gathered:
-        """Gather log-probabilities of prompt tokens; raw logits are computed a part at a time."""
+        """Compute log-probabilities at prompt tokens, for some positions at a time."""
         size = max(1, MAX_LOGITS // part.vocab_size)
         (targets,) = part.send(part.next_tokens.astype(np.int64))
         specs = [self._specs[part.row]] * len(targets)
@@ -68,17 +75,18 @@ class Logprobs(DeviceExtra):
 def _look_up(
     logits: Tensor, token_ids: Tensor, specs: list[LogprobSpec], send: Send
 ) -> list[Tensor]:
-    """Look up what `specs` request; the tensors are as wide as the largest request.
+    """Return the log-probabilities that `specs` request; each tensor has the largest width needed.
 
     Args:
-        logits: `[n, vocab_size]` float32, not modified.
-        token_ids: `[n]` int64, the token of each row of `logits`.
-        specs: `[n]`.
-        send: sends arrays to the device.
+        logits: `[n, vocab_size]` float32, not changed.
+        token_ids: `[n]` int64, the actual token of each row of `logits`.
+        specs: `[n]`, what the request of each row wants.
+        send: copies arrays to the device.
 
     Returns:
-        The tokens' log-probabilities `[n]` float32; the largest ones `[n, top_num]` float32,
-        descending, and their tokens, int32; those of the given ids `[n, num_ids]` float32.
+        Log-probability of the actual tokens, `[n]` float32; the largest log-probabilities,
+        `[n, top_num]` float32, descending, and their tokens, int32; log-probabilities of the
+        requested ids, `[n, num_ids]` float32.
     """
     top_num = max(spec.top_num for spec in specs)
     num_ids = max(len(spec.token_ids) for spec in specs)
@@ -95,7 +103,7 @@ def _look_up(
 
 def _gathered(rows: NDArray[np.int64], specs: list[LogprobSpec], tensors: list[Tensor]) -> Gathered:
     def pack(first: int, arrays: list[NDArray[Any]]) -> bytes:
-        # Cut to the size that the row requested.
+        # The values are cut to the width that the row's request wants.
         spec = specs[first]
         chosen, top_values, top_ids, id_values = arrays
         return LogprobArrays(

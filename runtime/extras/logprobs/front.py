@@ -1,4 +1,4 @@
-"""The fields of `/generate` for log-probabilities, read for each prompt, and the answer's size."""
+"""Reads the fields of `/generate` about log-probabilities, and checks them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TokenIds = list[int | list[int] | None] | None
 
 
 class LogprobFields(Protocol):
-    """The fields that this extra adds to `/generate`; all need `return_logprob`."""
+    """The fields of `/generate` about log-probabilities; all others need `return_logprob`."""
 
     return_logprob: Switch
     logprob_start_len: Number
@@ -34,17 +34,18 @@ class LogprobFields(Protocol):
 
 
 class LogprobsFront(FrontExtra):
-    """Log-probabilities of output tokens, and of prompt tokens if a start is given."""
+    """Returns log-probabilities of output tokens, and of prompt tokens if a start is given."""
 
     field = "top_logprobs_num"
     advice = "ask for fewer at each position"
 
     def plan(self, body: LogprobFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
-        """Return the spec of each prompt's samples.
+        """Return the spec for each prompt; `None` if the request wants no log-probabilities.
 
         Raises:
-            InvalidRequest: a list of the wrong length, lists together with `n` above 1, a number
-                out of range, an id outside the vocabulary, or prompt positions without tokens.
+            InvalidRequest: a list has the wrong length or is combined with `n` above 1, a number is
+                out of range, an id is outside the vocabulary, or prompt positions without tokens
+                are requested.
         """
         switch, start_len, top_num = (
             body.return_logprob,
@@ -82,10 +83,10 @@ class LogprobsFront(FrontExtra):
         return specs
 
     def check(self, spec: ExtraSpec, num_prompt: int) -> None:
-        """Check what depends on the prompt's length.
+        """Check the spec against the length of the prompt.
 
         Raises:
-            InvalidRequest: the start is beyond the prompt.
+            InvalidRequest: `logprob_start_len` is larger than the prompt.
         """
         if spec.prompt_start > num_prompt:
             raise InvalidRequest(
@@ -101,14 +102,17 @@ class LogprobsFront(FrontExtra):
         num_output: int,
         limits: EngineLimits,  # noqa: ARG002
     ) -> int:
-        """Count each most probable token, with its id, and each prompt token, with its id."""
+        """Return the most numbers of an answer.
+
+        Each most probable token and each reported prompt token counts twice: value and id.
+        """
         wanted = LogprobSpec.of(spec.params)
         num_inputs = max(0, num_prompt - wanted.start_len) if wanted.start_len >= 0 else 0
         num_each = 2 * wanted.top_num + len(wanted.token_ids)
         return (num_inputs + num_output) * num_each + 2 * num_inputs
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> LogprobAnswer:
-        """Return an empty answer."""
+        """Return an empty answer for one sample."""
         return LogprobAnswer(LogprobSpec.of(spec.params), sample)
 
 
@@ -146,7 +150,7 @@ def _checked(ids: list[int] | None, vocab_size: int) -> list[int]:
 
 
 def _nested(token_ids: TokenIds) -> list[list[int] | None] | None:
-    """Return one list for each prompt; `None` if one list applies to all."""
+    """Return one list of ids for each prompt; `None` if a single list applies to all prompts."""
     if not token_ids or all(isinstance(each, int) for each in token_ids):
         return None
     lists = [each for each in token_ids if not isinstance(each, int)]

@@ -1,4 +1,7 @@
-"""Log-probabilities between device and answer. They stay packed until a position is read."""
+"""Log-probabilities on their way from the device to the answer, packed as bytes.
+
+Only a position that is read becomes a Python object.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ NAME = "logprobs"
 
 
 class LogprobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The log-probabilities that a request wants besides the ones of its output tokens.
+    """The log-probabilities that a request wants, besides those of its output tokens.
 
     Attributes:
         start_len: first prompt position to report; -1 for no prompt positions.
-        top_num: most probable tokens to report at each position.
-        token_ids: ids to report at each position.
-        with_text: whether the native API's triples show tokens' text.
+        top_num: number of most probable tokens to report at each position.
+        token_ids: token ids to report at each position.
+        with_text: whether the native API's triples include the tokens' text.
     """
 
     start_len: int = -1
@@ -31,22 +34,21 @@ class LogprobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     with_text: bool = False
 
     def extra(self) -> ExtraSpec:
-        """Return the `ExtraSpec` for a request."""
+        """Return the `ExtraSpec` that carries this spec in a request."""
         return ExtraSpec(NAME, _ENCODER.encode(self), self.start_len)
 
     @classmethod
     def of(cls, params: bytes) -> LogprobSpec:
-        """Return the spec that `ExtraSpec.params` encodes."""
+        """Return the spec that is encoded in `ExtraSpec.params`."""
         return _SPEC_DECODER.decode(params)
 
 
 class LogprobArrays(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The data of a block: the numbers of all positions in order.
+    """The log-probabilities of consecutive positions, position after position.
 
     Attributes:
-        chosen: float32 bytes, the log-probability of each position's token.
-        top_values: float32 bytes, the largest log-probabilities of each position, in descending
-            order.
+        chosen: float32 bytes, the log-probability of the actual token at each position.
+        top_values: float32 bytes, the largest log-probabilities at each position, descending.
         top_ids: int32 bytes, the tokens of `top_values`.
         id_values: float32 bytes, the log-probabilities of the requested ids, in their order.
     """
@@ -57,7 +59,7 @@ class LogprobArrays(msgspec.Struct, frozen=True, array_like=True, gc=False):
     id_values: bytes = b""
 
     def encode(self) -> bytes:
-        """Return the bytes of a block."""
+        """Return the encoded values, the `data` of an `ExtraBlock`."""
         return _ENCODER.encode(self)
 
 
@@ -68,11 +70,11 @@ _DECODER = msgspec.msgpack.Decoder(LogprobArrays)
 
 @dataclass(slots=True)
 class PositionLogprobs:
-    """The log-probabilities at one token.
+    """The log-probabilities at one position.
 
     Attributes:
-        logprob: log-probability of the token itself.
-        top: the most probable tokens, (log-probability, id), in descending order.
+        logprob: log-probability of the actual token.
+        top: the most probable tokens as (log-probability, id), in descending order.
         id_values: log-probabilities of the requested ids, in their order.
     """
 
@@ -82,14 +84,15 @@ class PositionLogprobs:
 
 
 class LogprobRows(Sequence[PositionLogprobs]):
-    """Positions of one request, in order. A position becomes a Python object when it is read.
+    """The log-probabilities of a request's positions, in order.
 
-    A packed number takes four bytes; in a list of tuples it takes about eighty.
+    The numbers are packed: a number takes four bytes here, and about eighty in a list of tuples. A
+    position becomes a Python object when it is read.
 
     Attributes:
-        chosen: log-probability of each position's token.
-        num_top, num_ids: how many most probable tokens and requested ids there are, the same at
-            each position.
+        chosen: log-probability of the actual token at each position.
+        num_top: number of most probable tokens at each position.
+        num_ids: number of requested ids at each position.
     """
 
     __slots__ = ("_id_values", "_top_ids", "_top_values", "chosen", "num_ids", "num_top")
@@ -101,7 +104,7 @@ class LogprobRows(Sequence[PositionLogprobs]):
         top_ids: array[int],
         id_values: array[float],
     ) -> None:
-        """Store the arrays: float32 values and int32 ids, position after position."""
+        """Keep arrays of float32 values and int32 ids, in the order of the positions."""
         self.chosen = chosen
         self._top_values = top_values
         self._top_ids = top_ids
@@ -137,35 +140,35 @@ class LogprobRows(Sequence[PositionLogprobs]):
         return (self[at] for at in range(len(self)))
 
     def top_columns(self, at: int) -> tuple[array[float], array[int]]:
-        """The most probable tokens of a position: log-probabilities and ids."""
+        """Return log-probabilities and ids of the most probable tokens at a position."""
         rows = slice(at * self.num_top, (at + 1) * self.num_top)
         return self._top_values[rows], self._top_ids[rows]
 
     def id_values(self, at: int) -> list[float]:
-        """The values of the requested ids at a position."""
+        """Return the log-probabilities of the requested ids at a position."""
         return self._id_values[at * self.num_ids : (at + 1) * self.num_ids].tolist()
 
 
-# Shared, because it is never modified.
+# One object for all chunks without log-probabilities; it is never changed.
 _NO_ROWS = LogprobRows(array("f"), array("f"), array("i"), array("f"))
 
 
 def inputs_of(chunk: GenerationChunk) -> LogprobRows:
-    """Return the positions of the prompt tokens in a chunk, after the first reported one."""
+    """Return the log-probabilities of a chunk's prompt tokens, after the first reported one."""
     return read_blocks(chunk.blocks(NAME, is_input=True)) if chunk.extras else _NO_ROWS
 
 
 def outputs_of(chunk: GenerationChunk) -> LogprobRows:
-    """Return a position for each token of a chunk; without tokens, one for the next token."""
+    """Return the log-probabilities at each token of a chunk; without tokens, at the next token."""
     if not chunk.extras:
         return _NO_ROWS
-    # A stop string removes tokens; the entries after the last remaining one are removed here.
+    # A stop string may have removed tokens from the chunk; their entries are removed too.
     found = read_blocks(chunk.blocks(NAME, is_input=False))
     return found[: len(chunk.token_ids) or len(chunk.unsent_ids(NAME))]
 
 
 def read_blocks(blocks: Iterable[ExtraBlock]) -> LogprobRows:
-    """Return every position of `blocks`, in order."""
+    """Return the log-probabilities of all positions of `blocks`, in order."""
     chosen, top_values, top_ids, id_values = array("f"), array("f"), array("i"), array("f")
     for block in blocks:
         arrays = _DECODER.decode(block.data)

@@ -1,1 +1,1 @@
-"""The vector of a text, which is the only output of an embedding model."""
+"""Extra output: the vector or scores of a text, the only output of an embedding model."""

@@ -1,4 +1,4 @@
-"""Vectors or scores of texts, which the model has computed in float32."""
+"""Returns the vectors or scores of texts, which the model has computed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ from runtime.extras.pooled.parts import parts_of
 
 
 class Numbers(DeviceExtra):
-    """The model's output for a text, `[output_size]` float32."""
+    """Returns the model's output for a text, a vector or scores, `[output_size]` float32."""
 
     reads: ClassVar[Reads] = "pooled"
 
     def __init__(self) -> None:
-        """Start without pairs and without prompts."""
+        """Start without requests."""
         self._parts: dict[int, tuple[int, int]] = {}
 
     def join(self, row: int, params: bytes) -> None:
-        """Store where a pair's second text begins, or where the text after its prompt begins."""
+        """Store the lengths of the text's parts, which some models need; see `parts`."""
         self._parts[row] = parts_of(params)
 
     def parts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return `[n, 2]`: lengths of each pair's first text and of each prompt; 0 for none."""
+        """Return the lengths of the parts of each text, `[n, 2]` int64; 0 for none.
+
+        The first column is the length of the first text of a pair. The second column is the length
+        of a prompt before the text, which the vector excludes.
+        """
         found = [self._parts.get(row, (0, 0)) for row in rows.tolist()]
         return np.array(found, dtype=np.int64).reshape(-1, 2)
 
     def of_samples(self, samples: Samples) -> Gathered:
-        """Return the numbers that the model's runner has pooled."""
+        """Return the values that the model has computed for whole texts."""
         return Gathered(samples.rows, [samples.values.float()])
 
 

@@ -1,4 +1,4 @@
-"""A text's vector. Separate routes request it; `/generate` has no field for it."""
+"""Forms the vector of a text. It has routes of its own, and no field of `/generate`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from runtime.requests.extra_spec import ExtraSpec
 
 
 class VectorAnswer(ExtraAnswer):
-    """One text's vector."""
+    """The vector or the scores of one text."""
 
     def __init__(self) -> None:
-        """Start without a vector."""
+        """Start without values."""
         self._data = b""
 
     def add(self, chunk: GenerationChunk, *, incremental: bool = False) -> None:  # noqa: ARG002
-        """Add a chunk."""
+        """Add a chunk, which has the values."""
         for block in chunk.blocks(NAME, is_input=False):
             self._data = block.data
 
@@ -41,14 +41,14 @@ class VectorAnswer(ExtraAnswer):
 
 
 class VectorFront(FrontExtra):
-    """An extra without a field of `/generate`."""
+    """The extra output of embedding and scoring models, which has no field of `/generate`."""
 
     needs: ClassVar[Gives] = "vectors"
     field = "input"
     advice = "send fewer texts"
 
     def plan(self, body: Any, asked: Asked) -> Sequence[ExtraSpec | None] | None:  # noqa: ARG002
-        """Return no specs."""
+        """Return `None`, because no field of `/generate` requests this output."""
         return None
 
     def num_numbers(
@@ -58,11 +58,11 @@ class VectorFront(FrontExtra):
         num_output: int,  # noqa: ARG002
         limits: EngineLimits,
     ) -> int:
-        """Return the size of a vector."""
+        """Return the length of a vector."""
         return limits.hidden_size
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> VectorAnswer:  # noqa: ARG002
-        """Return an empty answer."""
+        """Return an empty answer for one text."""
         return VectorAnswer()
 
 

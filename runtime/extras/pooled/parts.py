@@ -1,6 +1,6 @@
-"""The positions where the parts of a text begin, which some models need besides the token ids.
+"""The lengths of a text's parts, which some models need besides the token ids.
 
-The front writes them and the worker reads them.
+They are written in the front process and read in the worker.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ _PARTS = struct.Struct("<II")
 
 
 def of_pair(first_tokens: int) -> ExtraSpec:
-    """Return a spec for a pair's numbers; its first text has this many tokens, 0 if irrelevant."""
+    """Return the spec for the scores of a pair whose first text has `first_tokens` tokens.
+
+    0 if the model does not need this length.
+    """
     return _with_parts(first_tokens, 0)
 
 
 def behind_prompt(prompt_tokens: int) -> ExtraSpec:
-    """Return a spec for a text's numbers without its prompt's tokens; 0 to include them."""
+    """Return the spec for the vector of a text, without the first `prompt_tokens` tokens."""
     return _with_parts(0, prompt_tokens)
 
 
 def parts_of(params: bytes) -> tuple[int, int]:
-    """Return the lengths of a pair's first text and of a text's prompt; 0 for none."""
+    """Return the length of a pair's first text, and of the prompt before a text; 0 for none."""
     return _PARTS.unpack(params) if params else (0, 0)
 
 

@@ -1,1 +1,1 @@
-"""The experts of a mixture-of-experts model that computed each token."""
+"""Extra output: the experts of a mixture-of-experts model that computed each token."""

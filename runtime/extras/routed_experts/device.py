@@ -1,4 +1,4 @@
-"""The experts chosen in a step: selected on the device."""
+"""Returns the experts that were chosen for the tokens of a step."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Read
 
 
 class RoutedExperts(DeviceExtra):
-    """The experts of each position, `[layers with experts, chosen]` int32.
+    """Returns the experts chosen at each position, `[layers with experts, chosen]` int32.
 
-    A block begins with the size in bytes of a position: four bytes, little-endian like the ids.
+    A block begins with the size of a position in bytes, as four bytes. All numbers are
+    little-endian.
     """
 
     reads: ClassVar[Reads] = "experts"
 
     def of_samples(self, samples: Samples) -> Gathered:
-        """Gather the experts behind new tokens."""
+        """Return the experts at the positions from which new tokens were sampled."""
         return Gathered(samples.rows, [samples.values], _pack)
 
     def of_prompt(self, part: PromptPart) -> Gathered:
-        """Gather the experts of the prompt's tokens."""
+        """Return the experts of the prompt's tokens."""
         assert part.expert_ids is not None
         return Gathered(part.rows, [part.expert_ids.to(torch.int32, copy=True)], _pack)
 

@@ -1,4 +1,4 @@
-"""The request fields and the answer of routed experts."""
+"""Reads the request fields about chosen experts, and forms their answer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _HEAD = 4
 
 
 class RoutedFields(Protocol):
-    """The fields that this extra adds to `/generate`; the second needs the first."""
+    """The fields of `/generate` that request chosen experts; the second needs the first."""
 
     return_routed_experts: bool | None
     routed_experts_start_len: int | None
 
 
 class RoutedMeta(TypedDict, total=False):
-    """The key that this extra adds to `meta_info`.
+    """The key of `meta_info` with the chosen experts.
 
     The value is int32 expert ids in base64, shaped `[positions, layers with experts, chosen
     experts]`.
@@ -35,16 +35,17 @@ class RoutedMeta(TypedDict, total=False):
 
 
 class RoutedExpertsFront(FrontExtra):
-    """The experts of every token except the last, which no step has computed."""
+    """Returns the experts of every token except the last, for which no step was computed."""
 
     field = "return_routed_experts"
     advice = "give routed_experts_start_len"
 
     def plan(self, body: RoutedFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
-        """Return the spec for all samples, or None.
+        """Return the spec for each prompt; `None` if the request does not want the experts.
 
         Raises:
-            InvalidRequest: the server was started without this extra, or the start is negative.
+            InvalidRequest: the server was started without this extra output, or the start is
+                negative.
         """
         start = body.routed_experts_start_len or 0
         if not 0 <= start <= INT64_MAX:
@@ -63,10 +64,10 @@ class RoutedExpertsFront(FrontExtra):
         return [ExtraSpec(NAME, prompt_start=start)] * asked.num_prompts
 
     def check(self, spec: ExtraSpec, num_prompt: int) -> None:
-        """Check what depends on the prompt's length.
+        """Check the spec against the length of the prompt.
 
         Raises:
-            InvalidRequest: the start is beyond the prompt.
+            InvalidRequest: `routed_experts_start_len` is larger than the prompt.
         """
         if spec.prompt_start > num_prompt:
             raise InvalidRequest(
@@ -78,27 +79,28 @@ class RoutedExpertsFront(FrontExtra):
     def num_numbers(
         self, spec: ExtraSpec, num_prompt: int, num_output: int, limits: EngineLimits
     ) -> int:
-        """Count an id for each expert of each position."""
+        """Return the most numbers of an answer: an id for each chosen expert of each position."""
         return (num_prompt - spec.prompt_start + num_output) * limits.experts_per_token
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> ExtraAnswer:
-        """Return an empty answer."""
-        # The experts behind the first output token are at the prompt's last position.
+        """Return an empty answer for one sample."""
+        # The first output token is sampled at the prompt's last position. Its entry is omitted if
+        # the start is after this position.
         return RoutedExpertsAnswer(1 if spec.prompt_start >= len(sample.prompt_ids) else 0)
 
 
 class RoutedExpertsAnswer(ExtraAnswer):
-    """`routed_experts`, returned when the sample has ended."""
+    """The answer of one sample, `routed_experts`, which is returned when the sample has ended."""
 
     def __init__(self, num_left_out: int) -> None:
-        """Start empty; the first `num_left_out` positions of the output are omitted."""
+        """Start without values; the first `num_left_out` output positions are omitted."""
         self._num_left_out = num_left_out
         self._found: dict[bool, list[bytes]] = {True: [], False: []}
         self._num_tokens = 0
         self._size = 0
 
     def add(self, chunk: GenerationChunk, *, incremental: bool) -> None:  # noqa: ARG002
-        """Add a chunk; the answer is returned with the last chunk only."""
+        """Add a chunk of output. The values are returned with the last chunk only."""
         self._num_tokens += len(chunk.token_ids)
         for is_input, found in self._found.items():
             for block in chunk.blocks(NAME, is_input=is_input):
@@ -106,9 +108,9 @@ class RoutedExpertsAnswer(ExtraAnswer):
                 found.append(block.data[_HEAD:])
 
     def at_end(self) -> dict[str, Any]:
-        """Return the key for the `meta_info` of the last answer."""
+        """Return the key for the last `meta_info`."""
         outputs = b"".join(self._found[False])
-        # After a stop string, some may be beyond the last token of the answer.
+        # A stop string may have removed tokens; their entries are omitted.
         most = max(self._num_tokens, 1) * self._size
         outputs = outputs[self._num_left_out * self._size : most]
         data = b"".join(self._found[True]) + outputs

@@ -1,1 +1,1 @@
-"""A vector for each token of a text, for late interaction."""
+"""Extra output: a vector for each token of a text, for late-interaction retrieval."""

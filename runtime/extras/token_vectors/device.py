@@ -1,4 +1,4 @@
-"""Vectors of a text's tokens, which the model has computed in float32."""
+"""Returns the vectors of a text's tokens, which the model has computed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Read
 
 
 class TokenVectors(DeviceExtra):
-    """One vector for each token, `[token_size]` float32.
+    """Returns one vector for each token of a text, `[token_size]` float32.
 
-    The last token's vector is the text's sample.
+    The last token's vector comes as the text's sample, the others as prompt positions.
     """
 
     reads: ClassVar[Reads] = "hidden"
 
     def of_samples(self, samples: Samples) -> Gathered:
-        """Return the last tokens' vectors."""
+        """Return the vectors of the texts' last tokens."""
         return _gathered(samples.rows, samples.values)
 
     def of_prompt(self, part: PromptPart) -> Gathered:
@@ -33,7 +33,11 @@ def _gathered(rows: NDArray[np.int64], vectors: Tensor) -> Gathered:
 
 
 def _finite_bytes(_: int, arrays: list[NDArray[Any]]) -> bytes:
-    """Return the bytes, empty if not finite. The front's loop cannot check millions of numbers."""
+    """Return the bytes of the vectors; empty if a number is not finite.
+
+    This is checked here, because the event loop of the front process cannot check millions of
+    numbers.
+    """
     (vectors,) = arrays
     return vectors.tobytes() if np.isfinite(vectors).all() else b""
 

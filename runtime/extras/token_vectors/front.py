@@ -1,4 +1,4 @@
-"""Vectors of a text's tokens: their answer and its size."""
+"""Forms the vectors of a text's tokens. They have routes of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF_ALL = ExtraSpec(NAME, prompt_start=0)
 
 
 class TokenAnswer(ExtraAnswer):
-    """The vectors of one text."""
+    """The vectors of one text's tokens."""
 
     def __init__(self) -> None:
         """Start without vectors."""
@@ -25,18 +25,18 @@ class TokenAnswer(ExtraAnswer):
         self._outputs: list[bytes] = []
 
     def add(self, chunk: GenerationChunk, *, incremental: bool = False) -> None:  # noqa: ARG002
-        """Add a chunk."""
+        """Add a chunk, which has vectors."""
         self._inputs += [block.data for block in chunk.blocks(NAME, is_input=True)]
         self._outputs += [block.data for block in chunk.blocks(NAME, is_input=False)]
 
     def data(self, size_bytes: int) -> bytes:
-        """Return the vectors, float32, concatenated.
+        """Return all vectors, concatenated as float32 bytes.
 
         Args:
-            size_bytes: total size.
+            size_bytes: the expected total size.
 
         Raises:
-            HeadraceError: some vectors are missing because they were not finite.
+            HeadraceError: vectors are missing, because they were not finite.
         """
         found = b"".join([*self._inputs, *self._outputs[-1:]])
         if len(found) != size_bytes:
@@ -45,14 +45,14 @@ class TokenAnswer(ExtraAnswer):
 
 
 class TokenVectorsFront(FrontExtra):
-    """An extra without a field of `/generate`."""
+    """The extra output of late-interaction models, which has no field of `/generate`."""
 
     needs: ClassVar[Gives] = "vectors"
     field = "input"
     advice = "send fewer or shorter texts"
 
     def plan(self, body: Any, asked: Asked) -> Sequence[ExtraSpec | None] | None:  # noqa: ARG002
-        """Return no specs."""
+        """Return `None`, because no field of `/generate` requests this output."""
         return None
 
     def num_numbers(
@@ -62,11 +62,11 @@ class TokenVectorsFront(FrontExtra):
         num_output: int,  # noqa: ARG002
         limits: EngineLimits,
     ) -> int:
-        """Return the size of all vectors, one for each token."""
+        """Return the number of values of all vectors, one vector for each token."""
         return limits.token_size * num_prompt
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> TokenAnswer:  # noqa: ARG002
-        """Return an empty answer."""
+        """Return an empty answer for one text."""
         return TokenAnswer()
 
 
