@@ -1,5 +1,5 @@
-"""Functions on tensors: one folder per op, a plain-torch reference and one file per implementation.
+"""Functions on tensors ("ops"): a folder per op, with a plain-torch reference and faster variants.
 
-This package imports nothing and has no version, because `transformers` probes a package of this
-name.
+This package imports nothing and has no version, because `transformers` looks for a package of this
+name and reads its version.
 """

@@ -1,4 +1,4 @@
-"""The forms in which KV caches store keys and values: in the model's dtype, or in fewer bits.
+"""The forms in which a KV cache stores keys and values: the model's dtype, or fewer bits.
 
 A row holds the key or the value of one head of one token. 8-bit floats have no scale: a number
 beyond their range becomes the largest 8-bit float. An int8 row has a scale of its own, a float32 in
@@ -16,23 +16,23 @@ __all__ = ["FLOATS_OF_8_BITS", "KV_FORMS", "KvForm", "head_elements", "kept", "n
 
 @dataclass(frozen=True)
 class KvForm:
-    """One form of a KV cache.
+    """A form in which a KV cache stores keys and values.
 
     Attributes:
         dtype: dtype of the cache; `None` for the model's dtype.
-        extra: elements of a row after the elements of the head.
+        extra: number of elements of a row after those of the head.
     """
 
     dtype: torch.dtype | None
     extra: int = 0
 
     def row_elements(self, head_dim: int) -> int:
-        """Elements of a row."""
+        """Return the elements of a row whose head has `head_dim` elements."""
         return head_dim + self.extra
 
 
 _SCALE_BYTES = 4
-# By the values of `--kv-cache-dtype`, in the order of `Kept` in kernels/cpu/kept.h.
+# The forms by their names in `--kv-cache-dtype`, in the order of `Kept` in kernels/cpu/kept.h.
 KV_FORMS: dict[str, KvForm] = {
     "auto": KvForm(None),
     "bf16": KvForm(torch.bfloat16),
@@ -45,7 +45,7 @@ _LARGEST_CODE = 127
 
 
 def kept(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert rows to the form that a cache of `dtype` stores: rounded to nearest, ties to even.
+    """Convert rows to the form of a cache of this dtype; rounded to nearest, ties to even.
 
     Args:
         rows: `[..., head_dim]`, any floating dtype.
@@ -58,7 +58,8 @@ def kept(rows: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype is torch.int8:
         wide = rows.float()
         top = wide.abs().nan_to_num(0.0, posinf=0.0).amax(dim=-1, keepdim=True)
-        # Divided by tensors: torch multiplies by a plain number's inverse, which rounds twice.
+        # The divisors are tensors, because torch divides by a plain number by multiplying by its
+        # inverse, which rounds twice.
         most_codes = torch.full_like(top, _LARGEST_CODE)
         inverse = torch.where(top > 0, most_codes / top, 0.0)
         codes = (wide.nan_to_num(0.0, 0.0, 0.0) * inverse).round().to(torch.int8)
@@ -72,7 +73,7 @@ def kept(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def head_elements(cache: Tensor) -> int:
-    """Return how many elements of a row in `cache` belong to the head."""
+    """Return how many elements of a row of `cache` belong to the head."""
     return cache.shape[-1] - (_SCALE_BYTES if cache.dtype is torch.int8 else 0)
 
 

@@ -1,4 +1,4 @@
-"""The activation between a feed-forward block's two products, gated or not."""
+"""The activation between the two products of a feed-forward block, with or without a gate."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -24,11 +24,12 @@ __all__ = [
 
 # Activations of a gate: `gelu_tanh` is the approximation of GELU by a hyperbolic tangent.
 Activation = Literal["silu", "gelu_tanh"]
-# What a gate and its partner become: an activation of the gate times `up`, or gpt-oss's clamped
-# form, `min(gate, 7) * sigmoid(1.702 * min(gate, 7)) * (clamp(up, -7, 7) + 1)`.
+# How `gate` and `up` are combined: the activation of `gate` times `up`, or gpt-oss's clamped form,
+# `min(gate, 7) * sigmoid(1.702 * min(gate, 7)) * (clamp(up, -7, 7) + 1)`.
 Gate = Literal[Activation, "swigluoai"]
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
-# Activations of blocks without a gate: `gelu` is the exact one, by the error function.
+# Activations of feed-forward blocks without a gate. `gelu` is the exact GELU, with the error
+# function.
 Unary = Literal["gelu", "gelu_tanh", "relu", "tanh"]
 _UNARY: dict[Unary, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -39,13 +40,13 @@ _UNARY: dict[Unary, Callable[[Tensor], Tensor]] = {
 
 
 class ActivationKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def act_and_mul(self, x: Tensor, activation: Gate) -> Tensor:
-        """See `kernels.activation.act_and_mul`."""
+        """Return `activation(gate) * up`; see `kernels.activation.act_and_mul`."""
 
     def sigmoid_mul(self, gate: Tensor, x: Tensor) -> Tensor:
-        """See `kernels.activation.sigmoid_mul`."""
+        """Return `sigmoid(gate) * x`; see `kernels.activation.sigmoid_mul`."""
 
 
 ACTIVATION: Table[ActivationKernels] = Table(
@@ -71,31 +72,34 @@ def _kernels(device_type: str) -> ActivationKernels:
 
 
 def unary(x: Tensor, activation: Unary) -> Tensor:
-    """Return `activation(x)`, a new tensor; torch's own op, for products that cannot fuse it."""
+    """Return `activation(x)`, a new tensor.
+
+    This is torch's own op, for products that cannot fuse the activation.
+    """
     return _UNARY[activation](x)
 
 
 def act_and_mul(x: Tensor, activation: Gate) -> Tensor:
-    """Return `activation(gate) * up`, row by row; for `swigluoai` see `Gate`.
+    """Return `activation(gate) * up` for each token; `swigluoai` is defined at `Gate`.
 
     Args:
-        x: `[num_tokens, 2 * intermediate_size]`, gate first, up second; float16, bfloat16 or
-            float32, contiguous.
-        activation: activation of the gate.
+        x: `[num_tokens, 2 * intermediate_size]`: gate in the first half of a row, up in the second;
+            float16, bfloat16 or float32, contiguous.
+        activation: how gate and up are combined.
 
     Returns:
-        A new `[num_tokens, intermediate_size]` tensor, the dtype of `x`. In 16-bit dtypes the
-        number of roundings may differ from torch's two steps by one, depending on implementation.
+        A new `[num_tokens, intermediate_size]` tensor, the dtype of `x`. In 16-bit dtypes an
+        implementation rounds once or twice; torch's two ops round twice.
     """
     return _kernels(x.device.type).act_and_mul(x, activation)
 
 
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
-    """Return `sigmoid(gate) * x`, rounded once or twice.
+    """Return `sigmoid(gate) * x`, rounded once or twice, depending on the implementation.
 
     Args:
-        gate: `[num_tokens, width]`, or `[num_tokens, 1]` for one gate a token; the dtype of `x`,
-            elements contiguous, tokens at any stride.
+        gate: `[num_tokens, width]`, or `[num_tokens, 1]` for one gate per token; the dtype of `x`.
+            The elements of a token are contiguous; tokens may have any stride.
         x: `[num_tokens, width]`, float16, bfloat16 or float32, contiguous.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Gated activations through the C++ library; float16 and `swigluoai` go to the reference."""
+"""Gated activations in the C++ library; float16 and `swigluoai` use the reference."""
 
 import torch
 from torch import Tensor

@@ -29,7 +29,7 @@ def activated(gate, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def gated(gate, up, ACTIVATION: tl.constexpr):
-    """Return what a gate and its partner become, in float32; see `kernels.activation.Gate`."""
+    """Return `gate` and `up` combined, in float32; see `kernels.activation.Gate`."""
     if ACTIVATION == "swigluoai":
         gate = tl.minimum(gate, _LIMIT, propagate_nan=tl.PropagateNan.ALL)
         up = tl.maximum(up, -_LIMIT, propagate_nan=tl.PropagateNan.ALL)
@@ -72,7 +72,7 @@ def sigmoid_mul_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply a block of a row by the sigmoid of its gates, or of its gate."""
+    """Multiply a block of a row by the sigmoid of its gates, or of the row's one gate."""
     wait_for_inputs(PDL)
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)

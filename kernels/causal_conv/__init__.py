@@ -1,4 +1,4 @@
-"""A short causal convolution over each channel of several sequences, which go on from a state."""
+"""A short causal convolution over each channel of several sequences, which continue from states."""
 
 from functools import cache
 from typing import Protocol
@@ -11,7 +11,7 @@ __all__ = ["CAUSAL_CONV", "CausalConvKernels", "causal_conv"]
 
 
 class CausalConvKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def causal_conv(
         self,
@@ -24,7 +24,7 @@ class CausalConvKernels(Protocol):
         save_slots: Tensor,
         silu: bool = False,
     ) -> Tensor:
-        """See `kernels.causal_conv.causal_conv`."""
+        """Convolve and save the last inputs; see `kernels.causal_conv.causal_conv`."""
 
 
 CAUSAL_CONV: Table[CausalConvKernels] = Table(
@@ -59,27 +59,28 @@ def causal_conv(
     save_slots: Tensor,
     silu: bool = False,
 ) -> Tensor:
-    """Convolve each channel with what precedes it in its sequence, and save the last inputs.
+    """Convolve each channel with the earlier inputs of its sequence, and save the last inputs.
 
-    Output `t` is the sum over `j` of `weight[:, j]` times input `t - width + 1 + j`, added in that
-    order in float32 after the product of the newest input, and rounded once. So the result does not
-    depend on where a sequence was cut into steps.
+    Output `t` is the sum over `j` of `weight[:, j]` times input `t - width + 1 + j`. The sum begins
+    with the newest input's product and adds the others in the order of `j`, in float32; it is
+    rounded once. The result therefore does not depend on where a sequence was cut into steps.
 
     Args:
-        x: `[num_tokens, channels]`, the new inputs; channels contiguous, tokens at any stride.
+        x: `[num_tokens, channels]`, the new inputs. The channels of a token are contiguous; tokens
+            may have any stride.
         weight: `[channels, width]`, the dtype of `x`.
-        bias: `[channels]`; `None` for none.
+        bias: `[channels]`, or `None`.
         state: `[num_slots, width - 1, channels]`, the last inputs of sequences, the oldest first;
-            the dtype of `x`. No slot is both read and written.
-        reads: `[num_seqs]` int64, slot of each sequence.
-        taps: `[num_tokens + num_saves, width - 1]` int64: for each token and each save the inputs
-            that precede it, the oldest first: an index into the rows of `x`, followed by
+            the dtype of `x`. A slot is not both read and written in one call.
+        reads: `[num_seqs]` int64, the slot of each sequence's state.
+        taps: `[num_tokens + num_saves, width - 1]` int64: for each token and each save, the indices
+            of the inputs before it, the oldest first. Indices count the rows of `x`, followed by
             `width - 1` rows of each sequence's state.
         save_slots: `[num_saves]` int64, slots that are written.
         silu: whether SiLU is applied before rounding.
 
     Returns:
-        `[num_tokens, channels]`, new.
+        A new `[num_tokens, channels]` tensor, the dtype of `x`.
 
     Source: the short convolutions of Mamba (Gu and Dao, 2023) and LFM2.
     """

@@ -1,4 +1,4 @@
-"""Causal convolution through the C++ library; float16 goes to the reference."""
+"""The causal convolution in the C++ library; float16 uses the reference."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ def causal_conv(
     save_slots: Tensor,
     silu: bool = False,
 ) -> Tensor:
-    """Convolve and save; see `kernels.causal_conv.causal_conv`."""
+    """Convolve and save the last inputs; see `kernels.causal_conv.causal_conv`."""
     if x.dtype not in DTYPES:
         return reference.causal_conv(x, weight, bias, state, reads, taps, save_slots, silu)
     assert x.stride(1) == 1

@@ -15,7 +15,7 @@ def causal_conv(
     save_slots: Tensor,
     silu: bool = False,
 ) -> Tensor:
-    """Convolve and save; see `kernels.causal_conv.causal_conv`."""
+    """Convolve and save the last inputs; see `kernels.causal_conv.causal_conv`."""
     num_tokens, width = len(x), weight.shape[1]
     kept = state.index_select(0, reads).flatten(0, 1)
     rows = torch.cat([x, kept])

@@ -1,4 +1,4 @@
-"""Causal convolution in Triton: a program computes some channels of one token or of one save."""
+"""The causal convolution in Triton: a program computes some channels of one token or one save."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: PLR0913 a kernel's parameters
@@ -32,7 +32,7 @@ def conv_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Convolve a block of channels of a token, or save what precedes one."""
+    """Convolve a block of channels of one token, or save the inputs for the next token."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < channels
@@ -62,7 +62,7 @@ def conv_kernel(
         )
         factor = tl.load(weight_ptr + columns * WIDTH + tap, mask=inside, other=0.0)
         total += before.to(tl.float32) * factor.to(tl.float32)
-        # A save keeps what would precede the next token.
+        # A save writes the inputs that the next token of the sequence will read.
         tl.store(
             state_ptr + (slot * KEPT + tap) * channels + columns,
             before,
@@ -89,7 +89,7 @@ def causal_conv(
     save_slots: Tensor,
     silu: bool = False,
 ) -> Tensor:
-    """Convolve and save in one launch; see `kernels.causal_conv.causal_conv`."""
+    """Convolve and save the last inputs in one launch; see `kernels.causal_conv.causal_conv`."""
     num_tokens, channels = x.shape
     out = torch.empty(num_tokens, channels, dtype=x.dtype, device=x.device)
     if not num_tokens:

@@ -1,1 +1,1 @@
-"""The C++ library behind the `cpu` implementations: sources, build, ctypes binding."""
+"""The C++ library of the `cpu` implementations: sources, build and ctypes binding."""

@@ -1,9 +1,10 @@
 """Compiles the C++ library once per machine and keeps it in the user's cache folder.
 
-Plain C++ with its own threads (`pool.h`): no torch headers, no OpenMP, a few seconds.
+The library is plain C++ with its own threads (`pool.h`), without torch headers or OpenMP, so
+compiling takes a few seconds.
 
-The key covers the sources, the flags, the compiler and the CPU's instruction sets, so a cache
-shared between machines never returns instructions that the machine does not have.
+The file's name has a key made from the sources, the flags, the compiler and the CPU's instruction
+sets. A cache that machines share therefore never returns instructions that a machine does not have.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 _SOURCE_DIR = Path(__file__).parent
-# The instruction set, for tests and benchmarks of what other CPUs have: `x86-64-v3` is AVX2.
+# The instruction set. Tests and benchmarks set that of other CPUs: `x86-64-v3` is AVX2.
 _MARCH = os.environ.get("HEADRACE_MARCH", "native")
 _FLAGS = ("-std=c++20", "-O3", f"-march={_MARCH}", "-pthread", "-fPIC", "-fno-math-errno")
 _TIMEOUT_S = 300.0
@@ -32,7 +33,7 @@ class BuildError(RuntimeError):
 
 
 def library_dir() -> Path:
-    """Return the folder of built libraries: `$HEADRACE_CACHE_DIR`, or the cache folder."""
+    """Return the folder of built libraries: `$HEADRACE_CACHE_DIR`, or `cache_dir()`."""
     given = os.environ.get("HEADRACE_CACHE_DIR", "")
     return Path(given) if given else cache_dir()
 
@@ -44,11 +45,11 @@ def cache_dir() -> Path:
 
 
 def build(folder: Path = _SOURCE_DIR) -> Path:
-    """Return the path of the built library, compiling it if it is not in the cache.
+    """Return the path of the built library; compile it if it is not in the cache.
 
-    Of concurrent processes, one compiles and the others wait, so that ranks and replicas do not
-    compile it repeatedly. On a file system without locks, each process writes its own file and
-    renames it into place.
+    If several processes build at once, one compiles and the others wait, so that ranks and replicas
+    do not compile it repeatedly. On a file system without locks, each process compiles its own file
+    and renames it into place.
 
     Args:
         folder: folder of the sources.

@@ -1,4 +1,4 @@
-"""ctypes binding of the C++ library: loaded once per process, on first use.
+"""The ctypes binding of the C++ library, which is loaded once per process on first use.
 
 Calls release the GIL. Every function takes raw addresses and 64-bit sizes; the calling modules
 check shapes and dtypes first.
@@ -17,7 +17,7 @@ from kernels.kv_forms import KV_FORMS
 logger = logging.getLogger(__name__)
 
 DTYPES = (torch.bfloat16, torch.float32)
-# Values of `Kept` in kernels/cpu/kept.h, by the dtype of a cache.
+# Values of `Kept` in kernels/cpu/kept.h, by the dtype of a KV cache.
 _KEPT = {form.dtype: number for number, form in enumerate(KV_FORMS.values())}
 # Keys and values in a form other than the model's dtype are converted in vectors of this length.
 _VECTOR = 16
@@ -60,7 +60,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "hr_best_tokens": (*[_POINTER] * 4, *[_SIZE] * 6),
 }
 
-# Functions with a result: the result's type, then the types of arguments.
+# Functions with a result: the type of the result, then the types of the arguments.
 _RESULTS: dict[str, tuple[type, ...]] = {
     "hr_panel_columns": (_SIZE,),
     "hr_stored_panel_bytes": (_SIZE, _SIZE, _SIZE),
@@ -69,15 +69,15 @@ _RESULTS: dict[str, tuple[type, ...]] = {
 
 
 def kept_number(cache: torch.dtype, dtype: torch.dtype, head_dim: int) -> int | None:
-    """Return the library's number for the form in which a cache stores keys and values.
+    """Return the library's number for the form in which a KV cache stores keys and values.
 
     Args:
-        cache: dtype of the cache.
+        cache: dtype of the KV cache.
         dtype: dtype of the model.
-        head_dim: length of the key or value of one token and head.
+        head_dim: elements of a key or value head.
 
     Returns:
-        A value of `Kept` in kernels/cpu/kept.h; `None` if the library has no code for this form or
+        A value of `Kept` in kernels/cpu/kept.h; `None` if the library does not support this form or
         this `head_dim`.
     """
     if cache is dtype:
@@ -87,7 +87,7 @@ def kept_number(cache: torch.dtype, dtype: torch.dtype, head_dim: int) -> int | 
 
 @cache
 def _load() -> ctypes.CDLL | str:
-    """Return the library, or the reason why it is missing; logs the reason once."""
+    """Return the library, or the reason why it is missing, which is logged once."""
     try:
         library = _bind(build())
     except (BuildError, OSError) as error:
@@ -112,7 +112,7 @@ def _bind(path: Path) -> ctypes.CDLL:
 
 
 def unavailable() -> str | None:
-    """Return why the C++ library cannot be used here, or None; builds it on first use."""
+    """Return why the C++ library cannot be used here, or `None`; builds it on first use."""
     loaded = _load()
     return loaded if isinstance(loaded, str) else None
 
@@ -121,7 +121,7 @@ def library() -> ctypes.CDLL:
     """Return the loaded library.
 
     Raises:
-        RuntimeError: it cannot be built or loaded here.
+        RuntimeError: the library cannot be built or loaded here.
     """
     loaded = _load()
     if isinstance(loaded, str):

@@ -1,4 +1,7 @@
-"""The ops around a decode step's layers: gather inputs from rows, store tokens back."""
+"""The ops before and after the layers of a decode step.
+
+They gather the inputs of running requests from the tables of rows, and store new tokens there.
+"""
 
 from functools import cache
 from typing import NamedTuple, Protocol
@@ -18,14 +21,14 @@ __all__ = [
 
 
 class DecodeInputs(NamedTuple):
-    """Inputs of one decode step, one token per sequence.
+    """The inputs of a decode step, which has one token per sequence.
 
     Attributes:
         input_ids: `[num_seqs]` int64.
         positions: `[num_seqs]` int64, each token's position in its sequence.
-        slots: `[num_seqs]` int64, `page * page_size + offset` of that position.
+        slots: `[num_seqs]` int64, the slot mapping: `page * page_size + offset` of that position.
         seq_lens: `[num_seqs]` int32, number of keys including this step's token.
-        page_table: `[num_seqs, max_pages]` int32.
+        page_table: `[num_seqs, max_pages]` int32, the block table.
     """
 
     input_ids: Tensor
@@ -36,10 +39,10 @@ class DecodeInputs(NamedTuple):
 
 
 class DecodeStepKernels(Protocol):
-    """The functions of an implementation of these ops."""
+    """The functions that each implementation of these ops provides."""
 
     def fetch_inputs(self, buffers: Tensor, turn: Tensor, inputs: Tensor) -> None:
-        """See `kernels.decode_step.fetch_inputs`."""
+        """Copy the next buffer; see `kernels.decode_step.fetch_inputs`."""
 
     def decode_inputs(
         self,
@@ -51,12 +54,12 @@ class DecodeStepKernels(Protocol):
         page_table: Tensor,
         page_size: int,
     ) -> DecodeInputs:
-        """See `kernels.decode_step.decode_inputs`."""
+        """Gather the inputs; see `kernels.decode_step.decode_inputs`."""
 
     def decode_outputs(
         self, token_ids: Tensor, rows: Tensor, turn: Tensor, last_token: Tensor, kept: Tensor
     ) -> None:
-        """See `kernels.decode_step.decode_outputs`."""
+        """Store the new tokens; see `kernels.decode_step.decode_outputs`."""
 
 
 DECODE_STEP: Table[DecodeStepKernels] = Table(
@@ -79,13 +82,15 @@ def _kernels(device_type: str) -> DecodeStepKernels:
 
 
 def fetch_inputs(buffers: Tensor, turn: Tensor, inputs: Tensor) -> None:
-    """Copy the next buffer to the device; never blocks, may be captured in a graph.
+    """Copy the next of the host's buffers to the device.
+
+    The call never blocks and may be captured in a CUDA graph.
 
     Args:
         buffers: `[num_buffers, buffer_length]` int64, contiguous; may be pinned host memory. The
             host may rewrite a buffer once an event recorded after this launch has completed.
-        turn: `[1]` int64, index of the buffer that was copied last; advanced to the next one, and
-            from the last one to 0.
+        turn: `[1]` int64, index of the buffer that was copied last. It is advanced to the next
+            buffer, and from the last one to 0.
         inputs: `[count]` int64, contiguous; receives the first `count` numbers of the buffer.
     """
     _kernels(inputs.device.type).fetch_inputs(buffers, turn, inputs)
@@ -100,13 +105,17 @@ def decode_inputs(
     page_table: Tensor,
     page_size: int,
 ) -> DecodeInputs:
-    """Gather the inputs of a decode step; never blocks, may be captured in a graph.
+    """Gather the inputs of a decode step from the tables of rows.
+
+    A row holds the state of one running request on the device. The call never blocks and may be
+    captured in a CUDA graph.
 
     Args:
         rows: `[num_seqs]` int64, the rows that decode.
-        seq_lens: `[num_seqs]` int64, keys of each including this step's token, at least 1.
-        new_pages: `[num_seqs]` int64, the page that a row's new token begins, 0 if the token is in
-            a present page; written to `page_table`.
+        seq_lens: `[num_seqs]` int64, number of each sequence's keys including this step's token, at
+            least 1.
+        new_pages: `[num_seqs]` int64, the page that begins with the new token, which is written to
+            `page_table`; 0 if the token is in a page that the row already has.
         last_token: `[num_rows]` int64, each row's next input.
         latest_input: `[num_rows]` int64, also receives the inputs, for a step that must be
             repeated.
@@ -121,11 +130,11 @@ def decode_inputs(
 def decode_outputs(
     token_ids: Tensor, rows: Tensor, turn: Tensor, last_token: Tensor, kept: Tensor
 ) -> None:
-    """Store new tokens as their rows' next inputs, and where the host reads them.
+    """Store new tokens as their rows' next inputs, and in memory that the host reads.
 
     Args:
-        token_ids: `[num_seqs]` int64; negative means no token, and the next input is then 0.
-        rows: `[num_seqs]` int64, the rows that the tokens belong to.
+        token_ids: `[num_seqs]` int64. A negative number means no token; the next input is then 0.
+        rows: `[num_seqs]` int64, the rows to which the tokens belong.
         turn: `[1]` int64, the row of `kept` to write.
         last_token: `[num_rows]` int64, changed.
         kept: `[num_turns, max_seqs]` int64, changed; may be pinned host memory. The host can read

@@ -42,7 +42,7 @@ def decode_inputs(
 def decode_outputs(
     token_ids: Tensor, rows: Tensor, turn: Tensor, last_token: Tensor, kept: Tensor
 ) -> None:
-    """Keep the tokens; see `kernels.decode_step.decode_outputs`."""
+    """Store the new tokens; see `kernels.decode_step.decode_outputs`."""
     last_token.index_copy_(0, rows, token_ids.clamp(min=0))
     entries = turn * kept.shape[1] + torch.arange(len(token_ids), device=token_ids.device)
     kept.view(-1).index_copy_(0, entries.to(kept.device), token_ids.to(kept.device))

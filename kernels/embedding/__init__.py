@@ -1,4 +1,4 @@
-"""Rows of the embedding matrix."""
+"""Looks up rows of the embedding matrix."""
 
 from functools import cache
 from typing import Protocol
@@ -11,10 +11,10 @@ __all__ = ["EMBEDDING", "EmbeddingKernels", "embedding"]
 
 
 class EmbeddingKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
-        """See `kernels.embedding.embedding`."""
+        """Return the rows of `weight` at `ids`; see `kernels.embedding.embedding`."""
 
 
 EMBEDDING: Table[EmbeddingKernels] = Table(
@@ -38,6 +38,6 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
         A new `[num_tokens, hidden_size]` tensor, the dtype of `weight`.
 
     Raises:
-        IndexError: an id is out of range (on CPU; elsewhere the behaviour is the device's).
+        IndexError: an id is out of range. This is checked on a CPU only.
     """
     return _kernels(ids.device.type).embedding(ids, weight)

@@ -1,4 +1,4 @@
-"""Bidirectional attention over whole texts, packed without padding, for encoders."""
+"""Bidirectional attention over whole texts, concatenated without padding, for encoders."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -12,7 +12,7 @@ __all__ = ["ENCODER_ATTENTION", "EncoderAttentionKernels", "encoder_attention"]
 
 
 class EncoderAttentionKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def encoder_attention(
         self,
@@ -24,7 +24,7 @@ class EncoderAttentionKernels(Protocol):
         window: int,
         is_rounded: bool,
     ) -> Tensor:
-        """See `kernels.encoder_attention.encoder_attention`."""
+        """Attend within each text; see `kernels.encoder_attention.encoder_attention`."""
 
 
 ENCODER_ATTENTION: Table[EncoderAttentionKernels] = Table(
@@ -64,16 +64,17 @@ def encoder_attention(
     Args:
         qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, queries, then keys, then
             values; float16, bfloat16 or float32, contiguous.
-        lengths: tokens of each text, in order, each at least 1; they add up to `num_tokens`.
+        lengths: number of tokens of each text, in order, each at least 1; their sum is
+            `num_tokens`.
         num_heads: query heads.
         num_kv_heads: key (and value) heads, a divisor of `num_heads`.
-        scale: factor on the scores, usually `head_dim ** -0.5`.
-        window: tokens that a query sees on each side of itself; -1 for all.
-        is_rounded: whether float32 may be multiplied as bfloat16; implementations without this
-            support use float32.
+        scale: factor of the scores, usually `head_dim ** -0.5`.
+        window: most tokens that a query sees on each side of itself; -1 for all.
+        is_rounded: whether float32 operands may be rounded to bfloat16 for products.
+            Implementations without this support multiply in float32.
 
     Returns:
-        A new `[num_tokens, num_heads * head_dim]`, the dtype of `qkv`.
+        A new `[num_tokens, num_heads * head_dim]` tensor, the dtype of `qkv`.
     """
     kernels = _kernels(qkv.device.type)
     return kernels.encoder_attention(

@@ -1,6 +1,6 @@
-"""Attention of whole texts through the C++ library.
+"""Attention over whole texts in the C++ library.
 
-float16, and head sizes that are not a multiple of 16, go to the reference.
+float16, and head sizes that are not a multiple of 16, use the reference.
 """
 
 from array import array

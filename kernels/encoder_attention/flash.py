@@ -1,6 +1,6 @@
-"""Bidirectional attention by the flash attention in torch, all texts in one launch.
+"""Bidirectional attention with torch's flash attention; one launch computes all texts.
 
-Source: FlashAttention-2, arXiv 2307.08691, its variant for sequences of different lengths.
+Source: FlashAttention-2, arXiv 2307.08691, in the variant for sequences of different lengths.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _MAX_HEAD_DIM = 256
 
 
 def unavailable() -> str | None:
-    """Return why this build of torch cannot run this attention, or None if it can."""
+    """Return why this build of torch cannot run flash attention, or `None` if it can."""
     if not torch.backends.cuda.is_flash_attention_available():
         return "this build of torch has no flash attention"
     return None

@@ -1,4 +1,4 @@
-"""Bidirectional attention by torch's own kernels; adjacent texts of one length are batched."""
+"""Bidirectional attention with torch's own kernels; adjacent texts of one length are batched."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -39,6 +39,6 @@ def encoder_attention(
 
 
 def _near(length: int, window: int, device: torch.device) -> Tensor:
-    """Return `[length, length]`, whether a key is within the query's window."""
+    """Return, as `[length, length]` bool, whether each key is within the query's window."""
     places = torch.arange(length, device=device)
     return (places[:, None] - places[None, :]).abs() <= window

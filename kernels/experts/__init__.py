@@ -1,4 +1,4 @@
-"""Mixtures of experts: each token passes through the feed-forward blocks that its router chose."""
+"""Mixtures of experts: each token passes the feed-forward blocks that its router chose."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol
@@ -13,11 +13,12 @@ __all__ = ["EXPERTS", "ExpertBiases", "ExpertsKernels", "PackedExperts", "pack_e
 
 
 class ExpertBiases(NamedTuple):
-    """The biases that the products of this rank's experts add.
+    """The biases that this rank's experts add to their products.
 
     Attributes:
         gate_up: `[num_experts, 2 * intermediate_size]`, gate first, the dtype of the experts.
-        down: `[num_experts, hidden_size]`, likewise; `None` if another rank adds it.
+        down: `[num_experts, hidden_size]`, the dtype of the experts; `None` if another rank adds
+            it.
     """
 
     gate_up: Tensor
@@ -25,7 +26,7 @@ class ExpertBiases(NamedTuple):
 
 
 class PackedExperts(ABC):
-    """All experts of a layer in the implementation's own layout.
+    """All experts of a layer on this rank, in the layout of an implementation.
 
     Attributes:
         num_experts: number of experts on this rank.
@@ -36,11 +37,11 @@ class PackedExperts(ABC):
     def choose(
         self, logits: Tensor, num_chosen: int, *, sums_to_one: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the experts of each token and their weights; in float32, like `transformers`.
+        """Return each token's experts and their weights by a softmax in float32, as `transformers`.
 
         Args:
             logits: `[num_tokens, experts of the layer]`, from the router.
-            num_chosen: experts per token.
+            num_chosen: number of experts per token.
             sums_to_one: whether a token's weights are scaled to a sum of one.
 
         Returns:
@@ -67,19 +68,22 @@ class PackedExperts(ABC):
 
         Args:
             x: `[num_tokens, hidden_size]`, contiguous, the dtype of the experts.
-            expert_ids: `[num_tokens, num_chosen]` int64; `num_experts` stands for an expert on
+            expert_ids: `[num_tokens, num_chosen]` int64; the id `num_experts` means an expert on
                 another rank.
             weights: `[num_tokens, num_chosen]` float32, the experts' factors in the sum.
-            activation: activation of the gates.
-            biases: biases of the products; `None` for none.
+            activation: how gate and up are combined.
+            biases: biases of the products, or `None`.
 
         Returns:
-            A new `[num_tokens, hidden_size]`, the dtype of `x`; summed in float32.
+            A new `[num_tokens, hidden_size]` tensor, the dtype of `x`. The sum is computed in
+            float32.
         """
 
     @abstractmethod
     def unpack(self) -> tuple[Tensor, Tensor]:
-        """Return the plain weights of all experts; they may share memory: do not write.
+        """Return the weights of all experts without packing; do not write to them.
+
+        They may share memory with the packed weights.
 
         Returns:
             The arguments `gate_up` and `down` of `pack_experts`.
@@ -87,7 +91,9 @@ class PackedExperts(ABC):
 
     @abstractmethod
     def unpack_one(self, expert: int) -> tuple[Tensor, Tensor]:
-        """Return the plain weights of expert number `expert`; they may share memory: do not write.
+        """Return the weights of expert number `expert` without packing; do not write to them.
+
+        They may share memory with the packed weights.
 
         Returns:
             `[2 * intermediate_size, hidden_size]` and `[hidden_size, intermediate_size]`.
@@ -95,7 +101,7 @@ class PackedExperts(ABC):
 
     @abstractmethod
     def repack(self, gate_up: Tensor, down: Tensor) -> None:
-        """Replace the weights in place; shapes and dtype as in `pack_experts`."""
+        """Replace the weights in place; shapes and dtype are those of `pack_experts`."""
 
     @property
     @abstractmethod
@@ -104,10 +110,10 @@ class PackedExperts(ABC):
 
 
 class ExpertsKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def pack_experts(self, gate_up: Tensor, down: Tensor, linear: str | None) -> PackedExperts:
-        """See `kernels.experts.pack_experts`."""
+        """Pack the experts of a layer; see `kernels.experts.pack_experts`."""
 
 
 EXPERTS: Table[ExpertsKernels] = Table(
@@ -136,9 +142,9 @@ def pack_experts(
     Args:
         gate_up: `[num_experts, 2 * intermediate_size, hidden_size]`, gate rows first.
         down: `[num_experts, hidden_size, intermediate_size]`.
-        linear: name in `kernels.linear.LINEAR` for implementations that use it; `None` for the
-            device's best.
-        implementation: a name in `EXPERTS`, or `None` to pick one for the weights' device.
+        linear: name in `kernels.linear.LINEAR`, for implementations that use linear layers; `None`
+            for the fastest on the device.
+        implementation: a name in `EXPERTS`; `None` for the fastest on the weights' device.
 
     Raises:
         ValueError: `implementation` is unknown.

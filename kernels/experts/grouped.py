@@ -1,4 +1,4 @@
-"""Experts by torch's grouped products: tokens sorted by expert, without host synchronization."""
+"""Experts by torch's grouped products: tokens are sorted by expert, and the host never waits."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from kernels.experts.plain import PlainExperts
 
 
 class GroupedExperts(PlainExperts):
-    """Two grouped products; may be captured in a CUDA graph."""
+    """Two grouped products of torch; a CUDA graph may capture them."""
 
     def __call__(
         self,
@@ -43,5 +43,5 @@ class GroupedExperts(PlainExperts):
 
 
 def pack_experts(gate_up: Tensor, down: Tensor, linear: str | None) -> PackedExperts:  # noqa: ARG001
-    """See `kernels.experts.pack_experts`."""
+    """Pack the experts of a layer; see `kernels.experts.pack_experts`."""
     return GroupedExperts(gate_up, down)

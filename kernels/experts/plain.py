@@ -1,4 +1,4 @@
-"""The common base of implementations that use the weights unpacked."""
+"""The base class of implementations that use the weights without packing."""
 
 from torch import Tensor
 
@@ -6,7 +6,10 @@ from kernels.experts import PackedExperts
 
 
 class PlainExperts(PackedExperts):
-    """Keeps both tensors; new weights are written into them, because CUDA graphs hold addresses."""
+    """Keeps both weight tensors.
+
+    New weights are copied into the same memory, because CUDA graphs hold the addresses.
+    """
 
     def __init__(self, gate_up: Tensor, down: Tensor) -> None:
         self.num_experts = len(gate_up)

@@ -1,4 +1,7 @@
-"""Experts in sequence, each a pair of products over its tokens; unused ones are not read."""
+"""Experts one after the other, each with two products of its tokens.
+
+Unused experts are not read.
+"""
 
 from collections.abc import Sequence
 
@@ -11,10 +14,13 @@ from kernels.linear import PackedLinear, pack
 
 
 class LoopedExperts(PackedExperts):
-    """Products of `kernels.linear` for each expert; synchronizes to learn which are used."""
+    """Two products of `kernels.linear` per expert.
+
+    The host waits for the device to learn which experts are used.
+    """
 
     def __init__(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> None:
-        """Keep the products of each expert, however their weights are stored."""
+        """Keep the products of each expert; their weights may be stored in any form."""
         self.num_experts = len(gate_up)
         self._gate_up, self._down = list(gate_up), list(down)
 
@@ -47,7 +53,7 @@ class LoopedExperts(PackedExperts):
     def _made(
         self, expert: int, x: Tensor, activation: Gate, biases: ExpertBiases | None
     ) -> Tensor:
-        """Return one expert's output for its tokens."""
+        """Return the output of one expert for its tokens `x`."""
         if biases is None and activation != "swigluoai":
             return self._down[expert](self._gate_up[expert].gated(x, activation))
         both = self._gate_up[expert](x)
@@ -77,7 +83,7 @@ class LoopedExperts(PackedExperts):
 
 
 def pack_experts(gate_up: Tensor, down: Tensor, linear: str | None) -> PackedExperts:
-    """See `kernels.experts.pack_experts`."""
+    """Pack the experts of a layer; see `kernels.experts.pack_experts`."""
     return LoopedExperts(
         *([pack(each.contiguous(), None, linear) for each in plain] for plain in (gate_up, down))
     )

@@ -1,16 +1,15 @@
 """Mixtures of experts in Triton: a sort by expert, two products and a sum.
 
 A fifth kernel chooses the experts. The host never waits for the device, and all shapes follow from
-the number of tokens alone. So CUDA graphs can hold the kernels: each launch has as many programs as
-any choice of experts could need, and programs without work exit immediately. There are two
-intermediate results: the rows of the gated products, `[num_tokens * num_chosen,
-intermediate_size]`, and the rows of the second products.
+the number of tokens alone, so CUDA graphs can hold the kernels. Each launch has as many programs as
+any choice of experts could need; programs without work exit immediately. There are two intermediate
+results: the rows of the gated products, `[num_tokens * num_chosen, intermediate_size]`, and the
+rows of the second products.
 
 Microseconds of a layer of Qwen1.5-MoE on an H200 (`benchmarks.h200.experts`):
 
-    kernels                   1 token  64 tokens  8192 tokens
-    these kernels                  36        258         1466
-    torch's grouped products      105        463         2298
+    kernels                   1 token  64 tokens  8192 tokens these kernels                  36
+    258         1466 torch's grouped products      105        463         2298
 """
 
 from abc import abstractmethod
@@ -33,23 +32,24 @@ _CHUNK = 1024
 _BLOCK = 1024
 
 
-# By the average number of tokens per expert, as an upper bound. For an H200: few tokens read
-# weights at memory speed, with many loads in flight; many tokens fill the largest matrix
-# instructions.
+# Tiles by the average number of tokens per expert, as an upper bound; chosen on an H200. With few
+# tokens, weights are read at memory speed, with many loads in flight. Many tokens fill the largest
+# matrix instructions.
 TILES = (
     (16, Tile(64, 16, 128, 4, 4)),
     (32, Tile(64, 32, 128, 4, 4)),
     (96, Tile(64, 64, 64, 4, 4)),
     (None, Tile(128, 128, 64, 8, 3)),
 )
-# float32 uses the ordinary cores.
+# float32 does not use tensor cores.
 FLOATS = Tile(32, 16, 32, 4, 2)
-# For every number of tokens: a row then runs through the same instructions in every batch.
+# One tile for every number of tokens, so that a row runs through the same instructions in every
+# batch.
 INVARIANT = Tile(64, 32, 64, 4, 4)
 
 
 def tile_of(dtype: torch.dtype, num_rows: int, num_experts: int) -> Tile:
-    """Return the tile for products of `num_rows` rows, shared by `num_experts`."""
+    """Return the tile for products of `num_rows` rows that `num_experts` experts share."""
     if dtype is torch.float32:
         return FLOATS
     for most, tile in TILES:
@@ -59,31 +59,34 @@ def tile_of(dtype: torch.dtype, num_rows: int, num_experts: int) -> Tile:
 
 
 def stages_of(tile: Tile, dtype: torch.dtype, halves: int, shared: SharedMemory) -> int:
-    """Return how many of a tile's stages the device has room for; does not affect the result."""
+    """Return how many of the tile's pipeline stages fit in shared memory.
+
+    The number of stages does not change the result.
+    """
     block_bytes = (halves * tile.rows + tile.tokens) * tile.columns * dtype.itemsize
     return shared.stages(tile.num_stages, block_bytes)
 
 
 def most_blocks(num_rows: int, num_experts: int, tokens: int) -> int:
-    """Return the most blocks of `tokens` rows, if each expert's rows are padded to blocks."""
+    """Return the largest number of blocks of `tokens` rows, if experts' rows fill whole blocks."""
     return (num_rows + min(num_rows, num_experts) * (tokens - 1)) // tokens
 
 
 @dataclass(frozen=True)
 class SortedProduct:
-    """One of the two products of rows that are sorted by expert.
+    """One of the two products of an expert, for rows that are sorted by expert.
 
     Attributes:
         order: `[len(block_expert) * tile.tokens]` int32, the rows of `out`, sorted into blocks of
-            one expert each; padding is `len(out)`.
+            one expert each. Padding is `len(out)`.
         block_expert: `[num_blocks]` int32, each block's expert; -1 for an unused block.
-        tile: sizes of a program.
-        which: the weight of each expert that is multiplied.
+        tile: sizes of the block that a program computes.
+        which: which of an expert's weights is multiplied.
         x: `[len(out) // rows_of_x, in_features]`, the input.
-        out: `[num_rows, width]`, overwritten by the product.
-        rows_of_x: rows of `out` that come from one row of `x`.
-        activation: activation of the gates; `None` if the weights have no gates.
-        bias: `[num_experts, rows of the weight]`, or None.
+        out: `[num_rows, width]`, overwritten with the product.
+        rows_of_x: number of rows of `out` that are computed from one row of `x`.
+        activation: how gate and up are combined; `None` if the weights have no gate.
+        bias: `[num_experts, rows of the weight]`, or `None`.
     """
 
     order: Tensor
@@ -98,13 +101,13 @@ class SortedProduct:
 
     @property
     def halves(self) -> int:
-        """Rows of the weight for each column of `out`: two (gate and up) or one."""
+        """Number of weight rows for each column of `out`: two (gate and up) or one."""
         return 1 if self.activation is None else 2
 
     def launch(self) -> dict[str, Any]:
         """Return the keyword arguments that every kernel of this product takes."""
         return {
-            # Not read without a bias.
+            # Without a bias this pointer is not read.
             "bias_ptr": self.out if self.bias is None else self.bias,
             "out_ptr": self.out,
             "order_ptr": self.order,
@@ -123,12 +126,12 @@ class SortedProduct:
 
     @property
     def grid(self) -> tuple[int]:
-        """Programs: one for each block and `tile.rows` rows of the weight."""
+        """Number of programs: one per block of rows and `tile.rows` rows of the weight."""
         return (len(self.block_expert) * triton.cdiv(self.out.shape[1], self.tile.rows),)
 
 
 class SortedExperts(PackedExperts):
-    """Sorts rows by expert and multiplies them twice; a subclass knows how weights are stored.
+    """Sorts rows by expert and multiplies them twice; subclasses define how weights are stored.
 
     Attributes:
         inner_size: width of the gated product, `intermediate_size` on this rank.
@@ -165,7 +168,7 @@ class SortedExperts(PackedExperts):
         tile: Tile,
         biases: ExpertBiases | None = None,
     ) -> Tensor:
-        """Return what a call returns, computed with `tile`."""
+        """Compute the experts' sum with a given tile; see `PackedExperts.__call__`."""
         assert x.is_contiguous()
         num_tokens, num_chosen = expert_ids.shape
         num_rows, hidden = num_tokens * num_chosen, x.shape[1]
@@ -209,11 +212,14 @@ class SortedExperts(PackedExperts):
 
     @abstractmethod
     def multiply(self, product: SortedProduct) -> None:
-        """Multiply rows by their experts' weights, into `product.out`."""
+        """Multiply sorted rows by their experts' weights, and write the result to `product.out`."""
 
 
 class TritonExperts(SortedExperts, PlainExperts):
-    """Experts with plain weights; if `is_invariant`, one tile serves every number of tokens."""
+    """Experts with weights in plain numbers.
+
+    If `is_invariant`, one tile is used for every number of tokens.
+    """
 
     def __init__(self, gate_up: Tensor, down: Tensor, *, is_invariant: bool) -> None:
         super().__init__(gate_up, down)
@@ -245,8 +251,9 @@ def multiply(product: SortedProduct, weight: Tensor, first_expert: int) -> None:
 
     Args:
         product: the product of all experts.
-        weight: `[num_experts, rows, in_features]`, contiguous, the weights of these experts.
-        first_expert: index of the first of these experts.
+        weight: `[num_experts, rows, in_features]`, contiguous, the weights of the consecutive
+            experts.
+        first_expert: index of the first of them.
     """
     x, tile, named = product.x, product.tile, product.launch()
     if product.bias is not None:
@@ -264,5 +271,5 @@ def multiply(product: SortedProduct, weight: Tensor, first_expert: int) -> None:
 
 
 def pack_experts(gate_up: Tensor, down: Tensor, linear: str | None) -> PackedExperts:  # noqa: ARG001
-    """See `kernels.experts.pack_experts`."""
+    """Pack the experts of a layer; see `kernels.experts.pack_experts`."""
     return TritonExperts(gate_up, down, is_invariant=False)

@@ -1,14 +1,14 @@
-"""Experts in 4-bit or 8-bit codes on a GPU, which are widened inside the two grouped products.
+"""Experts in 4-bit or 8-bit codes on a GPU; the two grouped products convert them to numbers.
 
 The rows of all experts form one matrix in the layout of `kernels.group_linear.triton`. An expert's
 weight begins at a row of this matrix, and its products are those of a linear layer in codes. If
-experts have many tokens, some experts at a time are widened to 16 bits instead.
+experts have many tokens, their codes are converted to 16-bit numbers in memory, some experts at a
+time.
 
 Microseconds of a layer of Qwen3-30B-A3B on an H200 (`benchmarks.h200.experts --forms w4a16`):
 
-    weights      1 token  64 tokens  1024 tokens
-    4-bit codes       28        122          328
-    bf16              40        314          601
+    weights      1 token  64 tokens  1024 tokens 4-bit codes       28        122          328 bf16
+    40        314          601
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -35,18 +35,19 @@ from kernels.group_linear.triton_codes import PLANE, add_step
 from kernels.linear.triton_invariant import Tile
 from kernels.triton_support.device import SharedMemory, interpreted, shared_memory
 
-# By the average number of tokens per expert, as an upper bound. Rows of a block, tokens, columns of
-# a step, warps, steps in flight.
+# Tiles by the average number of tokens per expert, as an upper bound. A tile is: rows of a block,
+# tokens, columns of a step, warps, steps in flight.
 TILES = (
     (16, Tile(64, 16, STEP, 4, 4)),
     (32, Tile(64, 32, STEP, 4, 4)),
     (96, Tile(64, 64, STEP, 4, 3)),
     (128, Tile(128, 128, STEP, 8, 3)),
 )
-# More tokens are multiplied by numbers of 16 bits: widening in the product took 1.4 to 2.4 times as
-# long as bf16 with 256 and 512 tokens for each expert.
+# With more tokens, codes are converted to 16 bits before the product. Converting inside the product
+# took 1.4 to 2.4 times as long as bf16 with 256 and 512 tokens for each expert.
 MANY = PLAIN_TILES[-1][1]
-# For every number of tokens: a row then runs through the same instructions in every batch.
+# One tile for every number of tokens, so that a row runs through the same instructions in every
+# batch.
 INVARIANT = Tile(64, 32, STEP, 4, 3)
 
 
@@ -81,8 +82,8 @@ def codes_product_kernel(
 ):
     """Multiply one block of an expert's rows by `BLOCK_N` rows of its weight.
 
-    As `kernels.experts.triton_kernels.product_kernel`, with codes as
-    `kernels.group_linear.triton_codes.few_kernel`; `all_rows` is the number of rows of all experts.
+    The kernel works as `kernels.experts.triton_kernels.product_kernel`, with codes as in
+    `kernels.group_linear.triton_codes.few_kernel`. `all_rows` is the number of rows of all experts.
     """
     program = tl.program_id(0)
     features = tl.cdiv(width, BLOCK_N)
@@ -178,17 +179,20 @@ def codes_product_kernel(
 
 
 def stages_of(tile: Tile, form: Form, halves: int, itemsize: int, shared: SharedMemory) -> int:
-    """Return how many of a tile's steps the device has room for; does not affect the result."""
+    """Return how many of the tile's steps in flight fit in shared memory.
+
+    The number of steps does not change the result.
+    """
     weight_bytes = tile.rows * (STEP * BITS[form] // 8 + 12)
     # Both halves of a gated product read the same columns of the tokens.
     return shared.stages(tile.num_stages, halves * weight_bytes + STEP * tile.tokens * itemsize)
 
 
 class CodedExperts(SortedExperts):
-    """Codes of all experts, replaced in place: CUDA graphs hold their addresses.
+    """The codes of all experts. New codes are copied into the same memory, for CUDA graphs.
 
     Attributes:
-        slice_bytes: bytes of the experts that are widened at a time.
+        slice_bytes: bytes of the numbers to which experts' codes are converted at a time.
     """
 
     slice_bytes = 128 * 1024 * 1024
@@ -196,7 +200,7 @@ class CodedExperts(SortedExperts):
     def __init__(
         self, gate_up: PackedCodes, down: PackedCodes, num_experts: int, *, is_invariant: bool
     ) -> None:
-        """Keep the codes; the arguments are those of `pack`."""
+        """Keep the packed codes of all experts; see `pack` for the other arguments."""
         self.num_experts = num_experts
         self.inner_size = down.columns
         self._weights = {"gate_up": gate_up, "down": down}
@@ -214,7 +218,7 @@ class CodedExperts(SortedExperts):
         return self.run(x, expert_ids, weights, activation, tile, biases)
 
     def tile_of(self, num_rows: int) -> Tile:
-        """Return the tile for products of `num_rows` rows of all experts together."""
+        """Return the tile for products of `num_rows` rows over all experts."""
         average = num_rows / self.num_experts
         return next((tile for most, tile in TILES if average <= most), MANY)
 
@@ -247,7 +251,7 @@ class CodedExperts(SortedExperts):
             multiply(product, numbers, first)
 
     def grouped(self, which: Literal["gate_up", "down"], expert: int) -> Grouped:
-        """Return an expert's codes as they were packed; see `PackedCodes.grouped`."""
+        """Return one expert's codes as they were packed; see `PackedCodes.grouped`."""
         weight = self._weights[which]
         size = weight.rows // self.num_experts
         rows = slice(expert * size, (expert + 1) * size)
@@ -261,7 +265,7 @@ class CodedExperts(SortedExperts):
         return one.grouped()
 
     def unpack_one(self, expert: int) -> tuple[Tensor, Tensor]:
-        """Return the float32 numbers that an expert's codes stand for."""
+        """Return the float32 numbers that one expert's codes represent."""
         return self.grouped("gate_up", expert).numbers(), self.grouped("down", expert).numbers()
 
     def unpack(self) -> tuple[Tensor, Tensor]:
@@ -277,7 +281,7 @@ class CodedExperts(SortedExperts):
         raise ValueError("experts in codes are packed anew")
 
     def replace(self, other: CodedExperts) -> bool:
-        """Copy other experts' codes into our memory; return false if their form differs."""
+        """Copy the codes of `other` into our memory; return false if their form differs."""
         if not all(self._weights[each].fits(other._weights[each]) for each in self._weights):
             return False
         for each, weight in self._weights.items():
@@ -292,14 +296,15 @@ class CodedExperts(SortedExperts):
 def pack(
     gate_up: Grouped, down: Grouped, num_experts: int, *, is_invariant: bool
 ) -> CodedExperts | None:
-    """Lay out the codes of all experts; `None` if the kernels do not support the groups.
+    """Pack the codes of all experts for the kernels; `None` if no kernel supports their groups.
 
     Args:
         gate_up: `[num_experts * 2 * intermediate_size, hidden_size]`, the rows of each expert's
-            gate before those of its up; columns must have the order of the matrix.
-        down: `[num_experts * hidden_size, intermediate_size]`, likewise.
+            gate before those of its up. Columns must be in the order of the matrix.
+        down: `[num_experts * hidden_size, intermediate_size]`, with columns in the order of the
+            matrix.
         num_experts: number of experts on this rank.
-        is_invariant: whether a row has the same bits in every batch.
+        is_invariant: whether a row's result must have the same bits in every batch.
     """
     if gate_up.order is not None or down.order is not None:
         return None

@@ -1,11 +1,11 @@
-"""Kernels of `kernels.experts.triton`: choose, sort by expert, multiply twice, sum.
+"""The kernels of `kernels.experts.triton`: choose, sort by expert, multiply twice, sum.
 
-Weight rows are on the side of the matrix instruction that is 64 rows high, and tokens on the other
-side, which may be as small as 16: an expert often has few. Each element is one chain of additions
-over the columns of the weight, in order.
+In a matrix instruction, the side that is 64 rows high has rows of the weight. The other side, which
+may be as small as 16, has tokens, because an expert often has few. Each element is one chain of
+additions over the columns of the weight, in order.
 
-Source: the block lists padded by expert are those of vLLM's and SGLang's `fused_moe`. Here one
-program per expert builds them without atomic additions, so that the order is always the same.
+Source: the lists of blocks, padded per expert, are those of `fused_moe` in vLLM and SGLang. Here
+one program per expert writes them without atomic additions, so the order is always the same.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -42,7 +42,7 @@ def choose_kernel(
     found = tl.zeros([PLACES], tl.float32)
     chosen = tl.zeros([PLACES], tl.int64)
     for k in tl.static_range(NUM_CHOSEN):
-        # The first of equal values.
+        # Of equal values, the first is taken.
         which = tl.min(tl.where(left == tl.max(left, 0), expert, BLOCK), 0)
         share = tl.sum(tl.where(expert == which, shares, 0.0), 0)
         found = tl.where(place == k, share, found)
@@ -67,7 +67,7 @@ def sort_kernel(
     CHUNK: tl.constexpr,
     BINS: tl.constexpr,
 ):
-    """List the rows of one expert after those of the experts before it, padded with `num_rows`.
+    """Write the rows of one expert after those of the experts before it, padded with `num_rows`.
 
     The padding fills whole blocks. The last expert's program also marks the unused blocks.
     """
@@ -131,13 +131,13 @@ def product_kernel(
 
     `ROWS_OF_X` rows of the result come from one row of `x`. With an activation the weight has two
     halves, gate and up, and one block of each is multiplied. The result's rows are in the order of
-    the chosen experts, so they need not be reordered. The weight is that of `num_experts` experts
-    from `first_expert` on; rows of others are left alone.
+    the chosen experts, so they need not be reordered. `weight_ptr` has the weights of `num_experts`
+    experts from `first_expert` on; rows of other experts are not written.
     """
     program = tl.program_id(0)
     features = tl.cdiv(width, BLOCK_N)
     block = program // features
-    # Negative also in an unused block.
+    # Also negative in an unused block.
     expert = tl.load(block_expert_ptr + block) - first_expert
     if (expert >= 0) & (expert < num_experts):
         row = tl.load(order_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
@@ -196,7 +196,7 @@ def sum_kernel(
     NUM_CHOSEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sum the outputs of this rank's experts for one token, in the order of choice."""
+    """Sum the outputs of this rank's experts for one token, in the order of the choice."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

@@ -1,10 +1,11 @@
-"""Matrix products in 8 bits: weights are codes times scales, activations are rounded.
+"""Matrix products in 8 bits: weights are codes times scales, and activations are rounded to codes.
 
-Codes are floats (E4M3) or whole numbers (int8).
+Codes are 8-bit floats (E4M3) or whole numbers (int8).
 
-A scale belongs to a block of a matrix: the whole matrix, a row, or 128x128 numbers. Activations are
-rounded with a scale of their token, of a group of their token's columns, or with a scale known
-beforehand. A batch never has a common scale, so a token's numbers do not depend on its neighbours.
+A scale of the weight belongs to a block of the matrix: the whole matrix, a row, or 128x128 numbers.
+A scale of activations belongs to a token or to a group of a token's columns, or it is given by the
+checkpoint. It is never computed from a whole batch, so a token's numbers do not depend on other
+tokens.
 """
 
 from collections.abc import Sequence
@@ -33,16 +34,16 @@ __all__ = [
     "unavailable",
 ]
 
-# Columns of a block of scales that a GPU's kernels support.
+# Columns of a block with one scale, in the only size that a GPU's kernels support.
 BLOCK_COLUMNS = 128
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Which numbers of a matrix share a scale.
+    """The blocks of a matrix whose numbers share a scale.
 
     Attributes:
-        rows, columns: size of a block; 0 for all of the matrix.
+        rows, columns: size of a block; 0 means all rows, or all columns, of the matrix.
     """
 
     rows: int
@@ -53,21 +54,21 @@ class Blocks:
 
         Args:
             scales: `[num_blocks_of_rows, num_blocks_of_columns]` float32, of the whole matrix.
-            rows: indices of the part in the matrix, int64.
-            columns: likewise.
+            rows: indices of the part's rows in the matrix, int64.
+            columns: indices of the part's columns in the matrix, int64.
             shape: shape of the matrix.
         """
         high, wide = self.rows or shape[0], self.columns or shape[1]
         return scales[rows // high][:, columns // wide]
 
     def scales_shape(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return the shape of a matrix's scales."""
+        """Return the shape of the scales of a matrix of this shape."""
         high, wide = self.rows or shape[0], self.columns or shape[1]
         return -(-shape[0] // high), -(-shape[1] // wide)
 
 
 def unavailable(codes: torch.dtype = CODES) -> str:
-    """Return why a GPU has no products of such codes; empty if it has."""
+    """Return why the GPU has no products of such codes; empty if it has them."""
     if not torch.cuda.is_available():
         return "there is no GPU"
     major, minor = torch.cuda.get_device_capability()
@@ -79,15 +80,15 @@ def unavailable(codes: torch.dtype = CODES) -> str:
 def encode(
     matrix: Tensor, blocks: Blocks, codes_dtype: torch.dtype = CODES
 ) -> tuple[Tensor, Tensor]:
-    """Round a matrix to codes and scales.
+    """Round a matrix to codes with scales.
 
     Args:
-        matrix: `[rows, columns]` of a floating type.
-        blocks: which numbers share a scale.
+        matrix: `[rows, columns]`, a floating dtype.
+        blocks: the blocks of numbers that share a scale.
         codes_dtype: E4M3 or int8.
 
     Returns:
-        Codes of the same shape, and float32 scales, `blocks.scales_shape`.
+        Codes of the shape of `matrix`, and float32 scales of shape `blocks.scales_shape`.
     """
     numbers = matrix.float()
     shape = numbers.shape
@@ -101,9 +102,9 @@ def encode(
 
 
 class RoundedLinear(PackedLinear):
-    """Rounded activations times float32 weights: the definition of a product in E4M3.
+    """Rounded activations times float32 weights, which defines the result of a product in E4M3.
 
-    Several stacked matrices may each have a rounding of their own.
+    Several matrices may be stacked; each may round activations in its own way.
     """
 
     def __init__(
@@ -111,11 +112,12 @@ class RoundedLinear(PackedLinear):
         parts: Sequence[tuple[Tensor, Rounding | None]],
         bias: Tensor | None,
     ) -> None:
-        """Keep products of each part.
+        """Pack a product for each part.
 
         Args:
-            parts: `[rows, in_features]` float32 each, and how its activations are rounded.
-            bias: `[out_features]` of all parts together.
+            parts: for each stacked matrix, `[rows, in_features]` float32 and the rounding of its
+                activations.
+            bias: `[out_features]` of all parts together, or `None`.
         """
         super().__init__(parts[0][0].shape[1], sum(len(matrix) for matrix, _ in parts))
         self._products: list[tuple[PackedLinear, Rounding | None]] = []
@@ -124,8 +126,8 @@ class RoundedLinear(PackedLinear):
             own = None if bias is None else bias[first : first + len(matrix)].float()
             self._products.append((pack_plain(matrix, own), rounding))
             first += len(matrix)
-        # Tokens are rounded one by one, so a batch changes results only as much as the float32
-        # product does.
+        # Tokens are rounded one by one, so the rest of the batch matters only as much as in the
+        # float32 product.
         self.implementation = self._products[0][0].implementation
 
     @property
@@ -153,9 +155,9 @@ class RoundedLinear(PackedLinear):
 
 
 class IntegerLinear(PackedLinear):
-    """Products of int8 by a CPU: sums of whole numbers are exact, and scaled once.
+    """Products of int8 codes on a CPU: sums of whole numbers are exact, and are scaled once.
 
-    Several stacked matrices may each have a rounding of their own.
+    Several matrices may be stacked; each may round activations in its own way.
     """
 
     implementation = "torch"
@@ -166,9 +168,9 @@ class IntegerLinear(PackedLinear):
         """Keep the parts.
 
         Args:
-            parts: int8 codes `[rows, in_features]`, their float32 scales `[rows, 1]`, and how
-                activations are rounded: to int8, with one scale for a token.
-            bias: `[out_features]` of all parts together.
+            parts: for each stacked matrix, int8 codes `[rows, in_features]`, their float32 scales
+                `[rows, 1]`, and the rounding of its activations: to int8, with one scale per token.
+            bias: `[out_features]` of all parts together, or `None`.
         """
         super().__init__(parts[0][0].shape[1], sum(len(codes) for codes, _, _ in parts))
         self._parts = [(codes.contiguous(), scales, by) for codes, scales, by in parts]

@@ -1,19 +1,19 @@
 """Products in E4M3 and int8 on a GPU.
 
-The preceding norm or activation kernel rounds the activations, or else a separate kernel does. One
-token is multiplied without tensor cores (`kernels.linear.triton_gemv`). For up to 64 tokens,
-another product of ours reads the codes once and is limited by memory. More tokens use
-`torch._scaled_mm` if scales belong to rows, or another kernel of ours if they belong to blocks. If
-a scheme rounds no activations, codes are widened in the product.
+The kernel of the preceding norm or activation rounds the activations; otherwise a separate kernel
+does. Four products exist. One token is multiplied without tensor cores
+(`kernels.linear.triton_gemv`). For up to 64 tokens, a kernel of ours reads the codes once and is
+limited by memory. For more tokens, `torch._scaled_mm` is used if scales belong to rows, and another
+kernel of ours if they belong to blocks. If a scheme does not round activations, codes are converted
+to bfloat16 inside the product.
 
 Microseconds of one product on an H100 in CUDA graphs, in bf16 and in codes with one scale per row:
 
-    weight      1 token      64 tokens    2048 tokens
-    28672x4096  75 and 42    84 and 53    669 and 353
-    896x896     2.2 and 4.4  4.2 and 6.5  8.2 and 10.4
+    weight      1 token      64 tokens    2048 tokens 28672x4096  75 and 42    84 and 53    669 and
+    353 896x896     2.2 and 4.4  4.2 and 6.5  8.2 and 10.4
 
 The times of 896x896 include the rounding of the activations; a matrix of this size is too small to
-gain. The tiles are the best of those that were tried on the H100.
+become faster. The tiles are the fastest of those that were tried on the H100.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -89,8 +89,8 @@ def _few_kernel(
         if not ROUNDED:
             # This is exact: bfloat16 has more bits than E4M3 and int8, and a wider range.
             weight = weight.to(tl.float32).to(tl.bfloat16)
-        # Blocks are added outside of the instruction, whose own sums have few bits for 8-bit
-        # products.
+        # Blocks are added outside of the matrix instruction, whose own sums have few bits for 8-bit
+        # operands.
         product = tl.dot(weight, tl.trans(x)).to(tl.float32)
         if BLOCKS:
             at = start // 128
@@ -139,7 +139,8 @@ def _block_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    # Consecutive programs use the same rows for different tokens, so the rows stay in the cache.
+    # Consecutive programs use the same rows of the weight for different tokens, so the rows stay in
+    # the cache.
     program = tl.program_id(0)
     token_blocks = tl.cdiv(num_tokens, BLOCK_M)
     row_blocks = tl.cdiv(out_features, BLOCK_N)
@@ -182,7 +183,13 @@ def _block_kernel(
 
 @dataclass(frozen=True)
 class Tile:
-    """A product's tile: rows and columns of a block, programs per block, warps, and stages."""
+    """The sizes of a product's tile.
+
+    Attributes:
+        rows, columns: rows of the weight, and columns of a step.
+        split: number of programs that share the columns of a block.
+        num_warps, num_stages: warps of a program, and steps in flight.
+    """
 
     rows: int
     columns: int
@@ -192,7 +199,7 @@ class Tile:
 
 
 def tile_of(out_features: int, in_features: int, block_m: int, *, has_blocks: bool) -> Tile:
-    """Return the tile of a product of up to `block_m` tokens."""
+    """Return the tile for a product of up to `block_m` tokens."""
     columns, enough = (BLOCK_COLUMNS, 128) if has_blocks else (256, 64)
     blocks, split = triton.cdiv(out_features, 64), 1
     while (
@@ -212,17 +219,18 @@ def multiply_few(
     bias: Tensor | None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Return `x @ weight.T + bias`, best for at most `MAX_TOKENS`.
+    """Return `x @ weight.T + bias`; fastest for at most `MAX_TOKENS` tokens.
 
     Args:
-        x: `[num_tokens, in_features]`, contiguous: bfloat16, which is not rounded, or E4M3.
-        x_scales: scales of E4M3 activations, `[num_tokens, num_groups]` float32; a view whose
-            transpose is contiguous.
+        x: `[num_tokens, in_features]`, contiguous: bfloat16, which is not rounded, or E4M3 codes.
+        x_scales: scales of the codes of `x`, `[num_tokens, num_groups]` float32, a view whose
+            transpose is contiguous; `None` for bfloat16.
         codes: `[out_features, in_features]` E4M3, contiguous.
-        scales: scales of the codes, `[out_features, num_groups]` float32, a view whose transpose is
-            contiguous: one scale for a row, or one for every 128 columns of a row.
-        bias: `[out_features]`, or None.
-        tile: `None` for the tile that suits the shape; a tile that splits columns needs few tokens.
+        scales: scales of `codes`, `[out_features, num_groups]` float32, a view whose transpose is
+            contiguous: one scale per row, or one per 128 columns of a row.
+        bias: `[out_features]`, or `None`.
+        tile: `None` for the tile that suits the shape. A tile that splits columns supports few
+            tokens only.
 
     Returns:
         `[num_tokens, out_features]` bfloat16.
@@ -272,14 +280,14 @@ def multiply_few(
 
 
 def multiply_blocks(x: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """Return `x @ weight.T` of codes: E4M3 with a scale for every 128 columns, int8 with one.
+    """Return `x @ weight.T` of codes: E4M3 with a scale per 128 columns, or int8 with one per row.
 
     Args:
         x: `[num_tokens, in_features]` E4M3 or int8, contiguous.
         x_scales: `[num_tokens, ceil(in_features / 128)]` float32, transposed in memory;
             `[num_tokens, 1]` for int8.
-        codes: `[out_features, in_features]` of the type of `x`, contiguous.
-        scales: scales of the codes in the same form, with `out_features` rows.
+        codes: `[out_features, in_features]`, the dtype of `x`, contiguous.
+        scales: scales of `codes` in the form of `x_scales`, with `out_features` rows.
 
     Returns:
         `[num_tokens, out_features]` bfloat16.
@@ -312,7 +320,7 @@ def multiply_blocks(x: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor) 
 
 
 class Fp8Linear(PackedLinear):
-    """Codes and scales on a GPU, replaced in place: CUDA graphs hold their addresses."""
+    """Codes and scales on a GPU. New ones are copied into the same memory, for CUDA graphs."""
 
     implementation = "triton"
 
@@ -323,9 +331,10 @@ class Fp8Linear(PackedLinear):
 
         Args:
             codes: `[out_features, in_features]` E4M3 or int8, contiguous.
-            scales: `[out_features, num_groups]` float32: one, or one for every 128 columns.
-            rounding: how activations are rounded; `None` if they are not.
-            bias: `[out_features]` bfloat16, or None.
+            scales: `[out_features, num_groups]` float32: one scale per row, or one per 128 columns
+                of a row.
+            rounding: how activations are rounded; `None` if they are not rounded.
+            bias: `[out_features]` bfloat16, or `None`.
         """
         super().__init__(codes.shape[1], codes.shape[0])
         self.codes, self.rounding, self.bias = codes, rounding, bias
@@ -353,8 +362,9 @@ class Fp8Linear(PackedLinear):
                 scales,
                 self.scales.t(),
                 out_dtype=torch.bfloat16,
-                # Sums have fewer bits, 10% less time. Measured on an H100: the relative error of
-                # the product is 2.1e-3 to 3.3e-3 instead of 1.7e-3; rounding to E4M3 has 2.6e-2.
+                # The product then sums with fewer bits and takes 10% less time. On an H100 its
+                # relative error is 2.1e-3 to 3.3e-3 instead of 1.7e-3; the error of rounding to
+                # E4M3 is 2.6e-2.
                 use_fast_accum=True,
             )
         return out if self.bias is None else out.add_(self.bias)
@@ -375,7 +385,7 @@ class Fp8Linear(PackedLinear):
         raise ValueError("a matrix in fp8 takes codes and scales")
 
     def replace(self, other: "Fp8Linear") -> bool:
-        """Copy another product's numbers into our memory; return false if its form differs."""
+        """Copy the tensors of `other` into our memory; return false if its form differs."""
         mine, theirs = self._tensors(), other._tensors()
         if [(t.shape, t.dtype) for t in mine] != [(t.shape, t.dtype) for t in theirs]:
             return False

@@ -1,4 +1,4 @@
-"""The gated delta rule: linear attention over a matrix of fixed size for each sequence and head."""
+"""The gated delta rule: linear attention over a fixed-size matrix per sequence and head."""
 
 from functools import cache
 from typing import NamedTuple, Protocol
@@ -11,13 +11,13 @@ __all__ = ["GATED_DELTA", "DeltaPlaces", "DeltaShape", "GatedDeltaKernels", "gat
 
 
 class DeltaShape(NamedTuple):
-    """Sizes of the heads of a layer on this rank.
+    """The sizes of a layer's heads on this rank.
 
     Attributes:
-        num_key_heads: heads of queries, and of keys.
-        num_value_heads: heads of values, a multiple of `num_key_heads`; consecutive value heads
-            share a key head.
-        key_dim, value_dim: elements of a head.
+        num_key_heads: number of query heads, and of key heads.
+        num_value_heads: number of value heads, a multiple of `num_key_heads`. Consecutive value
+            heads share a key head.
+        key_dim, value_dim: elements of a key head and of a value head.
         has_flat_gates: whether a token's `b` of all heads precede its `a` of all heads; otherwise
             the `b` of each key head's value heads precede their `a`.
     """
@@ -30,7 +30,7 @@ class DeltaShape(NamedTuple):
 
     @property
     def ratio(self) -> int:
-        """Value heads of a key head."""
+        """Number of value heads that share a key head."""
         return self.num_value_heads // self.num_key_heads
 
     @property
@@ -40,20 +40,21 @@ class DeltaShape(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Elements of a token's queries, keys and values."""
+        """Elements of a token's queries, keys and values together."""
         keys = 2 * self.num_key_heads * self.key_dim
         return keys + self.num_value_heads * self.value_dim
 
 
 class DeltaPlaces(NamedTuple):
-    """Where the sequences of a step begin and end, and where their states are.
+    """The bounds of a step's sequences, and the slots of their states.
 
     Attributes:
         qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's tokens.
-        reads: `[num_seqs]` int64, slot of each sequence's state ahead of its tokens.
-        save_indptr: `[num_seqs + 1]` int32, bounds of each sequence's saves.
-        save_ends: `[num_saves]` int64, index in the step of the token behind the last one that a
-            saved state has seen; ascending within a sequence, the last one is the sequence's end.
+        reads: `[num_seqs]` int64, slot of each sequence's state before its tokens.
+        save_indptr: `[num_seqs + 1]` int32, bounds of each sequence's saves. A save writes the
+            state after one of the step's tokens to a slot.
+        save_ends: `[num_saves]` int64, index in the step of the last token that the saved state has
+            seen, plus one. Ascending within a sequence; the last one is the sequence's end.
         save_slots: `[num_saves]` int64, slots that are written.
         is_decode: whether each sequence has one token.
     """
@@ -67,7 +68,7 @@ class DeltaPlaces(NamedTuple):
 
 
 class GatedDeltaKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def gated_delta(
         self,
@@ -79,7 +80,7 @@ class GatedDeltaKernels(Protocol):
         places: DeltaPlaces,
         shape: DeltaShape,
     ) -> Tensor:
-        """See `kernels.gated_delta.gated_delta`."""
+        """Update and read each head's matrix; see `kernels.gated_delta.gated_delta`."""
 
 
 GATED_DELTA: Table[GatedDeltaKernels] = Table(
@@ -115,24 +116,24 @@ def gated_delta(
 ) -> Tensor:
     """Update each head's matrix token by token, and read it with the token's query.
 
-    With unit queries `q` (divided by the root of their size) and unit keys `k`, a token does this,
-    in float32: `S *= exp(decay * softplus(a + dt_bias))`, `S += k (sigmoid(b) (v - S^T k))^T`,
-    `out = S^T q`. Tokens are computed one after the other, so the result does not depend on where a
-    sequence was cut into steps.
+    `S` is the matrix. `q` is the query, scaled to unit length and divided by the square root of its
+    size; `k` is the key, scaled to unit length. A token does this in float32: `S *= exp(decay *
+    softplus(a + dt_bias))`, `S += k (sigmoid(b) (v - S^T k))^T`, `out = S^T q`. Tokens are computed
+    one after the other, so the result does not depend on where a sequence was cut into steps.
 
     Args:
         qkv: `[num_tokens, shape.width]`, queries, keys and values of all heads; contiguous.
-        gates: `[num_tokens, 2 * num_value_heads]`: `b` and `a` of each value head in the order
-            that `shape` says; the dtype of `qkv`, tokens at any stride.
+        gates: `[num_tokens, 2 * num_value_heads]`, the dtype of `qkv`, tokens at any stride: `b`
+            and `a` of each value head, in the order that `shape.has_flat_gates` determines.
         decay: `[num_value_heads]` float32, negative.
         dt_bias: `[num_value_heads]` float32.
-        state: `[num_slots, num_value_heads, key_dim, value_dim]` float32. No slot is both read and
-            written.
-        places: where sequences and their states are.
+        state: `[num_slots, num_value_heads, key_dim, value_dim]` float32. A slot is not both read
+            and written in one call.
+        places: bounds of the sequences, and slots of their states.
         shape: sizes of heads.
 
     Returns:
-        `[num_tokens, num_value_heads * value_dim]`, the dtype of `qkv`, new.
+        A new `[num_tokens, num_value_heads * value_dim]` tensor, the dtype of `qkv`.
 
     Source: Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule",
     2024.

@@ -1,4 +1,4 @@
-"""The gated delta rule through the C++ library; float16 goes to the reference."""
+"""The gated delta rule in the C++ library; float16 uses the reference."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ def gated_delta(
     places: DeltaPlaces,
     shape: DeltaShape,
 ) -> Tensor:
-    """Update and read; see `kernels.gated_delta.gated_delta`."""
+    """Update and read each head's matrix; see `kernels.gated_delta.gated_delta`."""
     if qkv.dtype not in DTYPES:
         return reference.gated_delta(qkv, gates, decay, dt_bias, state, places, shape)
     assert qkv.is_contiguous()

@@ -18,7 +18,7 @@ def gated_delta(
     places: DeltaPlaces,
     shape: DeltaShape,
 ) -> Tensor:
-    """Update and read; see `kernels.gated_delta.gated_delta`."""
+    """Update and read each head's matrix; see `kernels.gated_delta.gated_delta`."""
     queries, keys, values = split_heads(qkv, shape)
     factors, strengths = token_gates(gates, decay, dt_bias, shape)
     out = torch.empty_like(values)
@@ -49,7 +49,10 @@ def gated_delta(
 
 
 def split_heads(qkv: Tensor, shape: DeltaShape) -> tuple[Tensor, Tensor, Tensor]:
-    """Return unit queries, unit keys and values, `[num_tokens, num_value_heads, size]` float32."""
+    """Return scaled unit queries, unit keys and values of each value head.
+
+    Each is `[num_tokens, num_value_heads, size]` float32.
+    """
     keys = shape.num_key_heads * shape.key_dim
     query, key, value = qkv.float().split([keys, keys, qkv.shape[1] - 2 * keys], dim=1)
 
@@ -65,9 +68,10 @@ def split_heads(qkv: Tensor, shape: DeltaShape) -> tuple[Tensor, Tensor, Tensor]
 def token_gates(
     gates: Tensor, decay: Tensor, dt_bias: Tensor, shape: DeltaShape
 ) -> tuple[Tensor, Tensor]:
-    """Return each token's decay, a factor of the matrix, and its rate, a factor of the change.
+    """Return each token's decay and rate.
 
-    Both factors are `[num_tokens, num_value_heads]` float32.
+    The decay is a factor of the head's matrix. The rate is a factor of the change that the token
+    makes. Both are `[num_tokens, num_value_heads]` float32.
     """
     of_heads = gates.float().unflatten(1, (-1, 2, shape.gate_span))
     strength = torch.sigmoid(of_heads[:, :, 0]).flatten(1)

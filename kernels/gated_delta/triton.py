@@ -1,4 +1,4 @@
-"""The gated delta rule in Triton: a program keeps columns of one head's matrix in registers."""
+"""The gated delta rule in Triton: a program keeps some columns of a head's matrix in registers."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: PLR0913 a kernel's parameters
@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.gated_delta import DeltaPlaces, DeltaShape
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
-# Columns of a program: few, so that many programs read at a time.
+# Columns of a program. They are few, so that many programs read memory at a time.
 _COLUMNS = 32
 
 
@@ -77,7 +77,7 @@ def delta_kernel(
             gate += head // GATE_SPAN * (2 * GATE_SPAN) + head % GATE_SPAN
             strength = tl.sigmoid(tl.load(gate).to(tl.float32))
             time = tl.load(gate + GATE_SPAN).to(tl.float32) + dt_bias
-            # The larger exponent is never taken.
+            # `exp` gets arguments of at most 20, so that it does not overflow.
             soft = tl.where(time > 20.0, time, tl.log(1.0 + tl.exp(tl.minimum(time, 20.0))))
             query = _unit(query.to(tl.float32), scale)
             key = _unit(key.to(tl.float32), 1.0)
@@ -107,7 +107,7 @@ def gated_delta(
     places: DeltaPlaces,
     shape: DeltaShape,
 ) -> Tensor:
-    """Update and read in one launch; see `kernels.gated_delta.gated_delta`."""
+    """Update and read each head's matrix in one launch; see `kernels.gated_delta.gated_delta`."""
     num_heads, value_dim = shape.num_value_heads, shape.value_dim
     out = torch.empty(len(qkv), num_heads * value_dim, dtype=qkv.dtype, device=qkv.device)
     if not len(qkv):

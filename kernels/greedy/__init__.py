@@ -1,4 +1,4 @@
-"""The most probable token of each row, and the row's logits in float32, in one pass."""
+"""Computes the most probable token of each row, and its logits in float32, in one pass."""
 
 from functools import cache
 from typing import Protocol
@@ -14,10 +14,10 @@ NAN_TOKEN = -1
 
 
 class GreedyKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def greedy_tokens(self, logits: Tensor, wide: Tensor, wanted: Tensor | None = None) -> Tensor:
-        """See `kernels.greedy.greedy_tokens`."""
+        """Copy logits and return the largest one's token; see `kernels.greedy.greedy_tokens`."""
 
 
 GREEDY: Table[GreedyKernels] = Table(
@@ -40,12 +40,15 @@ def _kernels(device_type: str) -> GreedyKernels:
 
 
 def greedy_tokens(logits: Tensor, wide: Tensor, wanted: Tensor | None = None) -> Tensor:
-    """Copy logits to float32 and return the largest one's token, the first of equal ones.
+    """Copy logits to float32 and return the token with the largest logit in each row.
+
+    Of equal logits, the first is taken.
 
     Args:
         logits: `[num_rows, vocab_size]`, float16, bfloat16 or float32, contiguous.
-        wide: `[num_rows, vocab_size]` float32, contiguous; overwritten. May be `logits` itself.
-        wanted: `[1]` int64; if it holds 0, `wide` may stay unwritten and is then undefined.
+        wide: `[num_rows, vocab_size]` float32, contiguous; overwritten with the logits. May be
+            `logits` itself.
+        wanted: `[1]` int64. If it holds 0, `wide` need not be written and is then undefined.
 
     Returns:
         `[num_rows]` int64; `NAN_TOKEN` if a row has a NaN.

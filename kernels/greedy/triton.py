@@ -1,4 +1,4 @@
-"""Greedy tokens in Triton: programs share the vocabulary, and the last one to finish decides.
+"""Greedy tokens in Triton: programs share a row's vocabulary, and the last to finish combines.
 
 As separate launches, the copy, the maximum and the check for NaN took 50 microseconds on an H200
 for one row of 128,256 logits, and 85 microseconds for 64 rows.
@@ -50,7 +50,7 @@ def _greedy_kernel(
     else:
         tl.store(wide_ptr + at, value, mask=inside)
     is_nan = value != value
-    # A row with a NaN has no token; its index is `NAN`, whatever the rest.
+    # The index of a part with a NaN is `NAN`, whatever the other logits are.
     best = tl.max(tl.where(is_nan, float("-inf"), value), axis=0)
     first = tl.min(tl.where((value == best) & inside, token_id, vocab_size), axis=0)
     first = tl.where(tl.max(is_nan.to(tl.int32), axis=0) > 0, NAN, first)
@@ -84,7 +84,7 @@ def _greedy_kernel(
 
 
 def _counts(device: torch.device) -> tuple[Tensor, ...]:
-    """Return the counts of finished programs per row, 0 between launches."""
+    """Return the number of finished programs per row; all are 0 between launches."""
     return (torch.zeros(_MAX_ROWS, dtype=torch.int32, device=device),)
 
 
@@ -92,7 +92,7 @@ _ARRIVED = StreamScratch(_counts)
 
 
 def greedy_tokens(logits: Tensor, wide: Tensor, wanted: Tensor | None = None) -> Tensor:
-    """Copy and choose; see `kernels.greedy.greedy_tokens`."""
+    """Copy logits and return the largest one's token; see `kernels.greedy.greedy_tokens`."""
     assert logits.is_contiguous()
     assert wide.is_contiguous()
     assert wide.dtype is torch.float32

@@ -1,14 +1,14 @@
-"""Matrix products with weights in codes; groups of a row's columns share a scale.
+"""Matrix products whose weights are in codes; groups of a row's columns share a scale.
 
-A number is `(code - zero) * scale`, with a code of 4 or 8 bits; or a 4-bit float (E2M1) times a
-power of two (MXFP4). Activations keep their 16 or 32 bits. Weights stay in codes: GPU kernels widen
-them inside the product, CPU kernels multiply by stored blocks.
+A number of the weight is `(code - zero) * scale` with a code of 4 or 8 bits, or a 4-bit float
+(E2M1) times a power of two (MXFP4). Activations keep their 16 or 32 bits. Weights stay in codes in
+memory: GPU kernels convert them inside the product, and CPU kernels multiply by stored blocks.
 
-    codes = Grouped("int4", codes, scales, zeros, group=128)
-    product = pack([codes], bias)       # a PackedLinear; several matrices lie one below the other
-    y = product(x)
+    codes = Grouped("int4", codes, scales, zeros, group=128) product = pack([codes], bias)       # a
+    PackedLinear; several matrices lie one below the other y = product(x)
 
-Columns whose groups are scattered (GPTQ's act order) are sorted by group, and so are those of `x`.
+If the columns of a group are scattered (GPTQ's act order), the columns of the weight and of `x` are
+sorted by group.
 """
 
 from abc import abstractmethod
@@ -36,7 +36,7 @@ __all__ = [
 
 Form = Literal["int4", "int8", "mxfp4"]
 BITS: dict[Form, int] = {"int4": 4, "int8": 8, "mxfp4": 4}
-# The code of zero where none is stored.
+# The code that represents 0 if zero points are not stored.
 MIDDLE: dict[Form, int] = {"int4": 8, "int8": 128, "mxfp4": 0}
 MXFP4_GROUP = 32
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -46,17 +46,17 @@ _E8M0_BIAS = 127
 
 @dataclass(frozen=True)
 class Grouped:
-    """A matrix of codes, or several matrices one below the other.
+    """A matrix of codes, or several matrices that are stacked along the rows.
 
     Attributes:
         form: how a code becomes a number.
-        codes: `[rows, columns]` uint8, one code a byte.
-        scales: `[rows, num_groups]` of a floating type; for `mxfp4` uint8, exponents plus 127.
-        zeros: `[rows, num_groups]` uint8, the code that stands for zero in each group; `None` if
-            this is `MIDDLE` for all.
-        group: columns that share a scale; the last group may be short.
-        order: `[columns]` int64; column `i` here is column `order[i]` of the matrix. `None` if the
-            columns have the matrix's order.
+        codes: `[rows, columns]` uint8, one code per byte.
+        scales: `[rows, num_groups]`, a floating dtype; for `mxfp4` uint8, exponents plus 127.
+        zeros: `[rows, num_groups]` uint8, the zero point (the code that represents 0) of each
+            group; `None` if it is `MIDDLE` in all groups.
+        group: number of columns that share a scale; the last group may be shorter.
+        order: `[columns]` int64: column `i` of `codes` is column `order[i]` of the matrix. `None`
+            if the columns have the matrix's order.
     """
 
     form: Form
@@ -83,7 +83,7 @@ class Grouped:
         return self.scales.float()
 
     def numbers(self) -> Tensor:
-        """Return the decoded matrix, `[rows, columns]` float32, in its own order of columns."""
+        """Return the matrix as numbers, `[rows, columns]` float32, in its own order of columns."""
         place = torch.arange(self.columns, device=self.codes.device) // self.group
         if self.form == "mxfp4":
             found = decode_e2m1(self.codes)
@@ -119,7 +119,7 @@ def decode_e2m1(codes: Tensor) -> Tensor:
 
 
 def code_e2m1(numbers: Tensor) -> Tensor:
-    """Return the uint8 codes of the nearest 4-bit floats; ties go to the even code."""
+    """Return the uint8 codes of the nearest 4-bit floats; of two equally near, the even code."""
     table = torch.tensor(_E2M1, device=numbers.device)
     middle = (table[1:] + table[:-1]) / 2
     above = torch.bucketize(numbers.abs(), middle, right=False)
@@ -128,14 +128,14 @@ def code_e2m1(numbers: Tensor) -> Tensor:
 
 
 def encode(matrix: Tensor, form: Form, group: int, dtype: torch.dtype, *, zeros: bool) -> Grouped:
-    """Round a matrix to codes; the scale of a group follows from its extremes.
+    """Round a matrix to codes; the scale of a group follows from its largest and smallest number.
 
     Args:
-        matrix: `[rows, columns]` of a floating type.
+        matrix: `[rows, columns]`, a floating dtype.
         form: form of the codes.
-        group: columns that share a scale.
-        dtype: type of the scales.
-        zeros: whether each group has a code of zero of its own.
+        group: number of columns that share a scale.
+        dtype: dtype of the scales.
+        zeros: whether each group has a zero point of its own.
     """
     rows, columns = matrix.shape
     padded = torch.nn.functional.pad(matrix.float(), (0, -columns % group))
@@ -159,7 +159,7 @@ def encode(matrix: Tensor, form: Form, group: int, dtype: torch.dtype, *, zeros:
         scales = ((high - low) / most).to(dtype)
     else:
         scales = (largest * 2 / most).to(dtype)
-    # Of a group of zeros, whose codes are those of zero with any scale.
+    # The scale of a group of zeros; its codes are zero points with any scale.
     scales = torch.where(scales == 0, torch.ones_like(scales), scales)
     found = (low / -scales.float()).round().clamp(0, most) if zeros else None
     zero = MIDDLE[form] if found is None else found[..., None]
@@ -174,15 +174,15 @@ def encode(matrix: Tensor, form: Form, group: int, dtype: torch.dtype, *, zeros:
 
 
 class GroupedLinear(PackedLinear):
-    """A product with codes, in the layout of an implementation."""
+    """A product with a matrix of codes, in the layout of an implementation."""
 
     @abstractmethod
     def codes(self) -> Tensor:
-        """The codes that were packed, `[out_features, in_features]` uint8, in their order."""
+        """Return the packed codes, `[out_features, in_features]` uint8, in the matrix's order."""
 
     @abstractmethod
     def replace(self, other: PackedLinear) -> bool:
-        """Copy another product's codes into our memory; return false if its form differs.
+        """Copy the codes of another product into our memory; return false if its form differs.
 
         The memory stays the same because CUDA graphs hold its addresses.
         """
@@ -197,12 +197,12 @@ class GroupedLinear(PackedLinear):
 
 
 class GroupLinearKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def pack(
         self, weight: Grouped, bias: Tensor | None, dtype: torch.dtype
     ) -> GroupedLinear | None:
-        """See `kernels.group_linear.pack`."""
+        """Pack a matrix of codes; see `kernels.group_linear.pack`."""
 
 
 GROUP_LINEAR: Table[GroupLinearKernels] = Table(
@@ -219,12 +219,12 @@ GROUP_LINEAR: Table[GroupLinearKernels] = Table(
 
 
 def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> GroupedLinear | None:
-    """Lay codes out for products; `None` if no kernel of the device supports their form.
+    """Pack a matrix of codes for products; `None` if no kernel of the device supports its form.
 
     Args:
-        weight: the matrix of codes; drop it afterwards, or both layouts stay in memory.
-        bias: `[rows]`, or None.
-        dtype: type of the activations.
+        weight: the matrix of codes. Drop it afterwards, or both layouts stay in memory.
+        bias: `[rows]`, or `None`.
+        dtype: dtype of the activations.
     """
     device_type = weight.codes.device.type
     made = GROUP_LINEAR.choose(device_type).kernels.pack(weight, bias, dtype)

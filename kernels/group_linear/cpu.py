@@ -1,8 +1,8 @@
 """Products with codes by the CPU's kernels for stored blocks of 32 numbers.
 
-The blocks have GGUF's types: `q4_0` has a scale and codes around 8, `q4_1` a scale and a least
-number, `q8_0` and `mxfp4` a scale. Scales other than those of `mxfp4` are float16. A product rounds
-each row of activations to 8 bits in blocks of 32, as `kernels.quantized_linear` says.
+The blocks have GGUF's types. `q4_0` has a scale and codes around 8, `q4_1` a scale and a minimum,
+`q8_0` and `mxfp4` a scale. Scales are float16, except those of `mxfp4`. A product rounds each row
+of activations to 8 bits in blocks of 32, as described in `kernels.quantized_linear`.
 """
 
 import torch
@@ -18,10 +18,12 @@ _BLOCK = 32
 
 
 def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> "BlocksLinear | None":
-    """See `kernels.group_linear.pack`; `None` if blocks cannot hold the numbers exactly.
+    """Pack codes as blocks; `None` if blocks cannot hold the numbers.
 
-    Only least numbers are rounded, to float16: the error is less than a 200th of the distance
-    between two codes.
+    See `kernels.group_linear.pack`.
+
+    Blocks hold the numbers exactly, except for minima (`q4_1`), which are rounded to float16. This
+    error is less than a 200th of the distance between two codes.
     """
     if dtype not in (torch.float32, torch.bfloat16) or unavailable() is not None:
         return None
@@ -56,14 +58,17 @@ def _blocks(weight: Grouped) -> StoredMatrix | None:
 
 
 class BlocksLinear(GroupedLinear):
-    """A product with stored blocks, whose columns may have another order than the input's."""
+    """A product with stored blocks.
+
+    Their columns may have another order than those of the input.
+    """
 
     implementation = "cpu"
 
     def __init__(
         self, stored: StoredMatrix, columns: int, bias: Tensor | None, order: Tensor | None
     ) -> None:
-        """Pack the blocks; `order` as in `Grouped`."""
+        """Pack the blocks; `order` has the meaning that it has in `Grouped`."""
         super().__init__(columns, stored.out_features)
         self._order = order
         self._product: QuantizedLinear = pack_stored([stored], columns, bias)
@@ -76,7 +81,7 @@ class BlocksLinear(GroupedLinear):
         return self._product(x if self._order is None else x.index_select(1, self._order))
 
     def unpack(self) -> Tensor:
-        """Return the float32 numbers that the blocks stand for."""
+        """Return the float32 numbers that the blocks represent."""
         found = self._product.unpack()
         if self._order is None:
             return found

@@ -1,4 +1,4 @@
-"""Products with decoded numbers in float32, which take 4 bytes a number beside the codes."""
+"""Products with codes that are converted to float32: 4 bytes a number beside the codes."""
 
 import torch
 from torch import Tensor
@@ -9,12 +9,12 @@ from kernels.linear import pack as pack_plain
 
 
 class CodesLinear(GroupedLinear):
-    """The codes, and the float32 matrix that they stand for."""
+    """The codes, and the float32 matrix that they represent."""
 
     implementation = "reference"
 
     def __init__(self, weight: Grouped, bias: Tensor | None) -> None:
-        """Widen the codes."""
+        """Convert the codes to float32 and pack the result."""
         super().__init__(weight.columns, weight.rows)
         self._codes = weight.codes
         self._product = pack_plain(weight.numbers(), None if bias is None else bias.float())
@@ -27,7 +27,7 @@ class CodesLinear(GroupedLinear):
         return self._product(x.float()).to(x.dtype)
 
     def unpack(self) -> Tensor:
-        """Return the float32 numbers."""
+        """Return the float32 numbers that the codes represent."""
         return self._product.unpack()
 
     def codes(self) -> Tensor:
@@ -38,5 +38,5 @@ class CodesLinear(GroupedLinear):
 
 
 def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> CodesLinear:  # noqa: ARG001
-    """See `kernels.group_linear.pack`; takes every form."""
+    """Pack a matrix of codes of any form; see `kernels.group_linear.pack`."""
     return CodesLinear(weight, bias)

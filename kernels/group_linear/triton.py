@@ -1,8 +1,8 @@
 """Products with codes on a GPU.
 
-For up to `MAX_TOKENS` tokens, a kernel of ours reads the codes once for every 64 tokens and widens
-them in registers. For more tokens, slices of rows are widened to 16 bits. A slice stays in the L2
-cache until cuBLAS has multiplied by it.
+For up to `MAX_TOKENS` tokens, a kernel of ours reads the codes once for every 64 tokens and
+converts them to numbers in registers. For more tokens, the matrix is converted to 16-bit numbers in
+memory, a slice of rows at a time. A slice stays in the L2 cache until cuBLAS has multiplied by it.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from kernels.triton_support import split_k
 from kernels.triton_support.device import interpreted, multiprocessors, shared_memory
 from kernels.triton_support.launch import launch_options
 
-# Most tokens for the product with codes; for more, codes are widened to 16 bits.
+# Most tokens for the product with codes; for more tokens, codes are converted to 16 bits first.
 MAX_TOKENS = 256
 TOKEN_BLOCKS = (16, 32, 64)
 # Bytes of a slice of rows in 16 bits.
@@ -29,13 +29,19 @@ _WIDENED_ROWS = 64
 STEP: int = triton_codes.STEP.value
 PLANE: int = triton_codes.PLANE.value
 _SCALES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.uint8: tl.uint8}
-# Programs that share the columns of a block of rows.
+# Most programs that share the columns of a block of rows.
 _MOST_SPLIT = 8
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A product's tile: rows of a block, programs per block, warps per program, steps in flight."""
+    """The sizes of a product's tile.
+
+    Attributes:
+        rows: rows of a block.
+        split: number of programs that share the columns of a block.
+        num_warps, num_stages: warps of a program, and steps in flight.
+    """
 
     rows: int
     split: int
@@ -45,19 +51,19 @@ class Tile:
 
 @dataclass(frozen=True)
 class PackedCodes:
-    """Codes as the kernels read them.
+    """The codes of a matrix in the layout of the kernels.
 
     Attributes:
         form: how a code becomes a number.
-        group: columns that share a scale; 0 if all columns of a row do.
-        codes: `[num_blocks, rows, 32]` int16; a block has 128 columns of 4-bit codes, or 64 columns
+        group: number of columns that share a scale; 0 if all columns of a row share one.
+        codes: `[num_blocks, rows, 32]` int16. A block has 128 columns of 4-bit codes, or 64 columns
             of 8-bit codes.
-        words: `[num_words, rows]` int32, scales and codes of zero as in
+        words: `[num_words, rows]` int32, scales and zero points in the layout of
             `kernels.group_linear.triton_codes`; `[0, rows]` if `group` is 0.
-        row_scales: `[rows]` in the type of the scales, used if `group` is 0.
-        row_zeros: `[rows]` uint8, codes of zero, used if `group` is 0; `None` without them.
-        has_zeros: whether there are codes of zero.
-        scales_dtype: type of the scales; uint8 for exponents.
+        row_scales: `[rows]` in the dtype of the scales, used if `group` is 0.
+        row_zeros: `[rows]` uint8, zero points, used if `group` is 0; `None` without them.
+        has_zeros: whether there are zero points.
+        scales_dtype: dtype of the scales; uint8 for exponents.
         columns: number of the matrix's columns.
         order: order of the columns, as in `Grouped`.
     """
@@ -84,11 +90,12 @@ class PackedCodes:
         return [tensor for tensor in found if tensor is not None]
 
     def fits(self, other: "PackedCodes") -> bool:
-        """Whether another matrix has this one's form, so that `take` may copy it."""
+        """Whether `other` has the form of this matrix, so that `take` may copy it."""
         mine, theirs = self.tensors(), other.tensors()
         if [(t.shape, t.dtype) for t in mine] != [(t.shape, t.dtype) for t in theirs]:
             return False
-        # A step of one group has its zero in the word of its scale: shapes do not show it.
+        # If a step is one group, its zero point is in the word of its scale, so shapes do not show
+        # it.
         return (self.group, self.form, self.has_zeros, self.scales_dtype) == (
             other.group,
             other.form,
@@ -97,7 +104,7 @@ class PackedCodes:
         )
 
     def take(self, other: "PackedCodes") -> None:
-        """Copy another matrix into this one's memory, whose addresses CUDA graphs hold."""
+        """Copy `other` into the memory of this matrix, whose addresses CUDA graphs hold."""
         for to, tensor in zip(self.tensors(), other.tensors(), strict=True):
             to.copy_(tensor)
 
@@ -112,12 +119,12 @@ class PackedCodes:
         }
 
     def pointers(self) -> tuple[Tensor, ...]:
-        """Return the kernels' arguments from `plane_ptr` on."""
+        """Return the kernels' pointer arguments from `plane_ptr` on."""
         zeros = self.row_scales if self.row_zeros is None else self.row_zeros
         return self.codes, self.words, self.row_scales, zeros
 
     def grouped(self) -> Grouped:
-        """Return the codes as they were packed; scales of 32 bits have become scales of 16 bits."""
+        """Return the codes as they were packed; 32-bit scales have become 16-bit scales."""
         bits = BITS[self.form]
         fields = [(self.codes >> shift) & (2**bits - 1) for shift in range(0, 16, bits)]
         codes = torch.cat(fields, -1).to(torch.uint8)
@@ -131,7 +138,7 @@ class PackedCodes:
 
 
 def pack_codes(weight: Grouped) -> PackedCodes | None:
-    """Lay codes out in planes; `None` if the kernels do not support the groups."""
+    """Lay codes out in planes of 32 columns; `None` if the kernels do not support the groups."""
     if 64 < weight.group < weight.columns and weight.group % STEP and weight.group % 64 == 0:
         weight = weight.with_groups_of(64)
     group = 0 if weight.group >= weight.columns and weight.form != "mxfp4" else weight.group
@@ -206,8 +213,8 @@ def _from_words(weight: PackedCodes) -> tuple[Tensor, Tensor | None]:
 def tile_of(rows: int, num_steps: int, num_tokens: int, num_processors: int) -> Tile:
     """Return the tile of a product.
 
-    With few tokens, all programs should run at once, and there should be as many as fit. The tiles
-    were chosen on an H100 at the 8B shape with `benchmarks.h200.weight_forms --tune`.
+    With few tokens, all programs should run at once, and as many programs as fit. The tiles were
+    chosen on an H100 at the 8B shape with `benchmarks.h200.weight_forms --tune`.
     """
     if num_tokens > TOKEN_BLOCKS[-1]:
         return Tile(128, 1, 8, 4)
@@ -219,13 +226,13 @@ def tile_of(rows: int, num_steps: int, num_tokens: int, num_processors: int) -> 
         return _split(Tile(64, 1, 4, 4), rows, num_steps, num_tokens, 2 * num_processors)
     low = _split(Tile(64, 1, 4, 6), rows, num_steps, num_tokens, 4 * num_processors)
     high = _split(Tile(128, 1, 8, 3), rows, num_steps, num_tokens, 3 * num_processors)
-    # Programs of 128 rows count twice.
+    # A program of 128 rows counts as two.
     more = triton.cdiv(rows, 128) * high.split * 2 > triton.cdiv(rows, 64) * low.split
     return high if more else low
 
 
 def _split(tile: Tile, rows: int, num_steps: int, num_tokens: int, most: int) -> Tile:
-    """Return the tile whose columns the most programs share of which `most` are not exceeded."""
+    """Return the tile with columns split among as many programs as `most` allows."""
     blocks, split = triton.cdiv(rows, tile.rows), 1
     block_m = next(block for block in TOKEN_BLOCKS if num_tokens <= block)
     while (
@@ -241,13 +248,15 @@ def _split(tile: Tile, rows: int, num_steps: int, num_tokens: int, most: int) ->
 def multiply_few(
     x: Tensor, weight: PackedCodes, bias: Tensor | None, tile: Tile | None = None
 ) -> Tensor:
-    """Return `x @ weight.T + bias`.
+    """Return `x @ weight.T + bias`, multiplying by the codes.
 
     Args:
-        x: `[num_tokens, in_features]` bfloat16 or float16, contiguous, in the weight's order.
+        x: `[num_tokens, in_features]` bfloat16 or float16, contiguous, its columns in the weight's
+            order.
         weight: codes of a matrix with `in_features` columns.
-        bias: `[out_features]`, or None.
-        tile: `None` for the tile that suits the shape; a tile that splits columns needs few tokens.
+        bias: `[out_features]`, or `None`.
+        tile: `None` for the tile that suits the shape. A tile that splits columns supports few
+            tokens only.
 
     Returns:
         `[num_tokens, out_features]`, the dtype of `x`.
@@ -293,7 +302,14 @@ def multiply_few(
 
 
 def widen(weight: PackedCodes, first: int, count: int, out: Tensor) -> Tensor:
-    """Decode `count` rows into `out`, `[count, columns]`, contiguous, and return `out`."""
+    """Write the numbers of `count` rows from row `first` on to `out`, and return `out`.
+
+    Args:
+        weight: the codes.
+        first: index of the first row.
+        count: number of rows.
+        out: `[count, columns]`, contiguous, overwritten.
+    """
     widen_kernel[(triton.cdiv(count, _WIDENED_ROWS), triton.cdiv(weight.columns, STEP))](
         *weight.pointers(),
         out,
@@ -311,7 +327,11 @@ def widen(weight: PackedCodes, first: int, count: int, out: Tensor) -> Tensor:
 def multiply_many(
     x: Tensor, weight: PackedCodes, bias: Tensor | None, slice_bytes: int = SLICE_BYTES
 ) -> Tensor:
-    """Like `multiply_few`, by cuBLAS; rows are widened in slices of about `slice_bytes`."""
+    """Return `x @ weight.T + bias`; cuBLAS multiplies by 16-bit numbers.
+
+    Rows are converted in slices of about `slice_bytes`. The other arguments are those of
+    `multiply_few`.
+    """
     rows, columns = weight.rows, weight.columns
     count = max(1, round(rows * columns * x.itemsize / slice_bytes))
     of_slice = triton.cdiv(triton.cdiv(rows, count), 128) * 128
@@ -325,7 +345,7 @@ def multiply_many(
 
 
 class TritonGroupedLinear(GroupedLinear):
-    """Codes on a GPU, replaced in place: CUDA graphs hold their addresses."""
+    """Codes on a GPU. New codes are copied into the same memory, for CUDA graphs."""
 
     implementation = "triton"
 
@@ -346,7 +366,7 @@ class TritonGroupedLinear(GroupedLinear):
         return multiply_many(x, self.weight, self.bias)
 
     def unpack(self) -> Tensor:
-        """Return the float32 numbers that the codes stand for."""
+        """Return the float32 numbers that the codes represent."""
         return self.weight.grouped().numbers()
 
     def codes(self) -> Tensor:
@@ -367,7 +387,7 @@ class TritonGroupedLinear(GroupedLinear):
 
 
 def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> TritonGroupedLinear | None:
-    """See `kernels.group_linear.pack`."""
+    """Pack a matrix of codes for the kernels; see `kernels.group_linear.pack`."""
     if dtype not in (torch.bfloat16, torch.float16):
         return None
     packed = pack_codes(weight)

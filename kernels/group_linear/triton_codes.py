@@ -1,24 +1,25 @@
-"""Kernels of `kernels.group_linear.triton`: codes are widened between memory and the product.
+"""The kernels of `kernels.group_linear.triton`, which convert codes to numbers in registers.
 
 A matrix is stored in blocks of columns, all rows of a block one after the other: `[blocks, rows,
 32]` 16-bit words. A word holds the codes of columns that are 32 apart, four 4-bit codes or two
-8-bit codes: bit field `p` of word `j` is the code of column `32 * p + j` of its block. So a block
-has planes of 32 columns. Each plane is an operand of a product as it is, and no code moves to
-another thread.
+8-bit codes: bit field `p` of word `j` is the code of column `32 * p + j` of its block. A block
+therefore has planes of 32 columns. Each plane is an operand of a product without further moves: no
+code goes to another thread.
 
-Scales and codes of zero are stored in 32-bit words, because smaller loads are not in flight ahead
+Scales and zero points are stored in 32-bit words, because smaller loads cannot be in flight ahead
 of time. There are `WORDS` words for each row and `STEP` columns, or for each row and group if a
 group is larger:
 
-- Groups of at least `STEP` columns: a word has a 16-bit scale, and the code of zero above it.
+- Groups of at least `STEP` columns: a word has a 16-bit scale, and the zero point in the bits
+  above.
 - Groups of 64 columns: a word has two scales.
 - Groups of 32 columns: two words have four scales. The exponents of `mxfp4` fill one word.
-- For these small groups, a last word has the codes of zero.
+- For these small groups, a last word has the zero points.
 
-Widening takes about one instruction per code. Bits are set beside two codes at once, which makes
-them 16-bit floats (128 + code in bfloat16, 1024 + code in float16). The same float of the code of
-zero is then subtracted, which is exact. The bits of a 4-bit float are moved to the places that they
-have in a 16-bit float, and the result is multiplied by a power of two.
+The conversion takes about one instruction per code. Bits are set beside two codes at once, which
+makes them 16-bit floats (128 + code in bfloat16, 1024 + code in float16). The float made in the
+same way of the zero point is then subtracted, which is exact. The bits of a 4-bit float are moved
+to their places in a 16-bit float, and the result is multiplied by a power of two.
 
 Source of the conversion: Kim et al., "Who Says Elephants Can't Run" (2022), also in Marlin.
 """
@@ -32,18 +33,19 @@ import triton.language as tl
 from kernels.triton_support.launch import start_next, wait_for_inputs
 from kernels.triton_support.split_k import leave_part, sum_parts
 
-# Columns that a program multiplies at a time; rows end with codes of as many.
+# Columns that a program multiplies at a time; rows are padded with codes to a multiple of it.
 STEP = tl.constexpr(128)
 PLANE = tl.constexpr(32)
 
-# By type: the float below which a code's bits fit, -1, and 2 to the power by which the bits of E2M1
-# are off; where its exponent and mantissa go, and how far to the left.
+# By dtype, as two packed floats each: the float into whose low bits a code fits; -1; the power of
+# two by which a moved E2M1 is too small; the mask of its exponent and mantissa; and how far they
+# are shifted left.
 _BF16 = ("bf16x2", "0x43004300", "0xBF80BF80", "0x7E807E80", "0x01C001C0", 6)
 _FP16 = ("f16x2", "0x64006400", "0xBC00BC00", "0x74007400", "0x0E000E00", 9)
 
 
 def _int4(kind: str, magic: str, minus: str, *_: object) -> str:
-    """PTX from two words, $4, and two codes of zero, $5, to the numbers of four planes."""
+    """Return PTX code from two words, $4, and two zero points, $5, to numbers of four planes."""
     code = f"{{ .reg .b32 t, m; mov.b32 m, {minus};\n"
     for plane in range(4):
         code += f"shr.u32 t, $4, {4 * plane};\n" if plane else "mov.b32 t, $4;\n"
@@ -54,7 +56,7 @@ def _int4(kind: str, magic: str, minus: str, *_: object) -> str:
 
 
 def _e2m1(kind: str, _magic: str, _minus: str, power: str, mask: str, left: int) -> str:
-    """PTX from two words, $4, to the numbers of four planes."""
+    """Return PTX code from two words, $4, to the numbers of four planes."""
     code = f"{{ .reg .b32 a, b, p, z; mov.b32 p, {power}; mov.b32 z, 0x80008000;\n"
     for plane in range(4):
         up = left - 4 * plane
@@ -73,13 +75,13 @@ _E2M1_FP16 = tl.constexpr(_e2m1(*_FP16))
 
 @triton.jit
 def code_of(words, plane: tl.constexpr, BITS: tl.constexpr):
-    """Return the codes of a plane, int32."""
+    """Return the codes of one plane, int32."""
     return (words.to(tl.int32) >> (plane * BITS)) & ((1 << BITS) - 1)
 
 
 @triton.jit
 def e2m1(code):
-    """Return the floats of 4-bit codes, as float32."""
+    """Return the float32 numbers of 4-bit floats."""
     size = code & 7
     power = tl.maximum(size >> 1, 1) - 1
     twice = tl.where(size < 2, size, (2 + (size & 1)) << power)
@@ -88,19 +90,19 @@ def e2m1(code):
 
 @triton.jit
 def biased(zero, KIND: tl.constexpr):
-    """Return codes of zero as `four_planes` takes them, `[rows, 1]` of `KIND`."""
+    """Return zero points in the form that `four_planes` takes, `[rows, 1]` of `KIND`."""
     magic: tl.constexpr = 128.0 if tl.bfloat16 == KIND else 1024.0
     return (zero.to(tl.float32) + magic).to(KIND)[:, None]
 
 
 @triton.jit
 def four_planes(words, zero, KIND: tl.constexpr, FORM: tl.constexpr, ASM: tl.constexpr):
-    """Return the numbers of 4-bit codes, plane by plane, without their scales.
+    """Return the numbers of 4-bit codes for each of four planes, without their scales.
 
     Args:
         words: `[rows, 32]` int16.
         zero: the result of `biased`; used for `int4` only.
-        KIND: type of the numbers, bfloat16 or float16.
+        KIND: dtype of the numbers, bfloat16 or float16.
         FORM: `int4` or `mxfp4`.
         ASM: whether to use PTX.
     """
@@ -128,7 +130,7 @@ def four_planes(words, zero, KIND: tl.constexpr, FORM: tl.constexpr, ASM: tl.con
                 dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
             )  # fmt: skip
     elif FORM == "int4":
-        # As in PTX: a sum of floats of 16 bits.
+        # As in PTX, a sum of 16-bit floats.
         magic: tl.constexpr = 128.0 if tl.bfloat16 == KIND else 1024.0
         zero = zero.to(tl.float32) - magic
         p0 = (code_of(words, 0, 4).to(tl.float32) - zero).to(KIND)
@@ -145,7 +147,10 @@ def four_planes(words, zero, KIND: tl.constexpr, FORM: tl.constexpr, ASM: tl.con
 
 @triton.jit
 def factor(words, place: tl.constexpr, SCALES: tl.constexpr):
-    """Return number `place` of the scales in words as float32: 16-bit floats or 8-bit exponents."""
+    """Return scale number `place` of the words as float32.
+
+    Scales are 16-bit floats or exponents.
+    """
     if tl.uint8 == SCALES:
         found = (((words >> (8 * place)) & 255) << 23).to(tl.float32, bitcast=True)
     else:
@@ -156,7 +161,7 @@ def factor(words, place: tl.constexpr, SCALES: tl.constexpr):
 
 @triton.jit
 def load_x(x_row, k, is_token, in_features, EVEN_K: tl.constexpr):
-    """Return the transpose of a plane's columns of the tokens."""
+    """Return the transpose of the tokens' columns of one plane."""
     mask = is_token
     if not EVEN_K:
         mask = mask & (k < in_features)[None, :]
@@ -195,7 +200,7 @@ def add_step(
     BLOCK_N: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Return `acc` plus the products of `STEP` columns; pointers point at the start of rows."""
+    """Return `acc` plus the products of `STEP` columns; pointers point to the start of rows."""
     kind = x_row.dtype.element_ty
     SMALL: tl.constexpr = GROUP > 0 and GROUP < STEP
     PLANES: tl.constexpr = 2 if FORM == "int8" else 4
@@ -227,7 +232,7 @@ def add_step(
         if PLANES == 4 and not (SMALL and HAS_ZERO):
             numbers = four_planes(words, zero, kind, FORM, ASM)
         for plane in tl.static_range(PLANES):
-            # Of the step, in planes.
+            # The columns of the tokens that belong to this plane of the step.
             x = load_x(
                 x_row,
                 first + (block_of_step * PLANES + plane) * PLANE,
@@ -239,7 +244,7 @@ def add_step(
                 zeros = packed >> (8 * ((block_of_step * PLANES + plane) * PLANE // GROUP))
                 zeros = zeros & 255
                 if PLANES == 4:
-                    # What is not used of it costs nothing.
+                    # The compiler removes the planes that are not used.
                     numbers = four_planes(words, biased(zeros, kind), kind, FORM, ASM)
             if PLANES == 2:
                 weight = (code_of(words, plane, 8) - zeros[:, None]).to(tl.float32).to(kind)
@@ -286,9 +291,9 @@ def few_kernel(
     ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply `BLOCK_M` tokens by `BLOCK_N` rows.
+    """Multiply `BLOCK_M` tokens by `BLOCK_N` rows of codes.
 
-    `GROUP` is 0 for one scale a row. `SCALES` is the type of the scales in words.
+    `GROUP` is 0 for one scale per row. `SCALES` is the dtype of the scales in words.
     """
     block = tl.program_id(0)
     part = tl.program_id(1)
@@ -367,7 +372,7 @@ def widen_kernel(
     HAS_ZERO: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Write `ROWS` rows and `STEP` columns of the decoded `[num_rows, in_features]` numbers."""
+    """Write the numbers of `ROWS` rows and `STEP` columns to `[num_rows, in_features]`."""
     step = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     here = row < num_rows

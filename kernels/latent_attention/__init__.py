@@ -1,9 +1,9 @@
-"""Latent attention (MLA): the pool has one row per token, from which key and value are computed.
+"""Latent attention (MLA): the KV cache has one row per token, for all heads and keys and values.
 
-A row is the normed latent, `rank` elements, and a rotated key that all heads share. The absorbed
-form multiplies queries by the matrix that would make keys of the latent, so attention reads the
-rows as they are: every head attends to one key head of `rank + rope_dim` elements, whose first
-`rank` are also the values.
+A row is the normed latent of `rank` elements, and a rotated key that all heads share. In the
+absorbed form, queries are first multiplied by the matrix that would expand the latent to keys.
+Attention then reads the rows unchanged: every head attends to one key head of `rank + rope_dim`
+elements, whose first `rank` elements are also the values.
 
 Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
 """
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class LatentAttentionKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def rotate_and_keep(  # noqa: PLR0913 the op needs all of these
         self,
@@ -39,7 +39,7 @@ class LatentAttentionKernels(Protocol):
         cache: Tensor,
         q: Tensor,
     ) -> None:
-        """See `kernels.latent_attention.rotate_and_keep`."""
+        """Norm, rotate and write; see `kernels.latent_attention.rotate_and_keep`."""
 
     def latent_attention(  # noqa: PLR0913 the op needs all of these
         self,
@@ -53,7 +53,7 @@ class LatentAttentionKernels(Protocol):
         rank: int,
         invariant: bool,
     ) -> Tensor:
-        """See `kernels.latent_attention.latent_attention`."""
+        """Attend to the rows; see `kernels.latent_attention.latent_attention`."""
 
 
 LATENT_ATTENTION: Table[LatentAttentionKernels] = Table(
@@ -87,23 +87,25 @@ def rotate_and_keep(  # noqa: PLR0913 the op needs all of these
     cache: Tensor,
     q: Tensor,
 ) -> None:
-    """Norm latents, rotate queries and keys, and write the rows to their pages.
+    """Norm latents, rotate queries and keys, and write the rows to the KV cache.
 
     Args:
-        q_rope: `[num_tokens, num_heads, rope_dim]`, the part of queries that rotates; elements
-            contiguous, tokens and heads at any stride; float16, bfloat16 or float32.
-        kv: `[num_tokens, rank + rope_dim]`, latents and keys before norm and rotation; elements
-            contiguous, tokens at any stride.
+        q_rope: `[num_tokens, num_heads, rope_dim]`, the part of queries that is rotated; float16,
+            bfloat16 or float32. Elements are contiguous; tokens and heads may have any stride.
+        kv: `[num_tokens, rank + rope_dim]`, latents and keys before norm and rotation. Elements are
+            contiguous; tokens may have any stride.
         norm: `[rank]`, the weight of the latents' RMSNorm.
         eps: epsilon of that norm.
-        cos_sin: `[max_positions, rope_dim]` float32, cosines then sines, half each.
-        interleaved: whether neighbours rotate together; if not, elements of the two halves do.
-            Either way the result has the first of each pair in its first half: scores do not change
-            when queries and keys are reordered alike.
+        cos_sin: `[max_positions, rope_dim]` float32: in each row `rope_dim / 2` cosines, then as
+            many sines.
+        interleaved: whether neighboring elements form the pairs that are rotated; if not, element
+            `i` of the first half and of the second do. In both cases the result has the first
+            elements of all pairs in its first half. Scores do not change when queries and keys are
+            reordered alike.
         positions: `[num_tokens]` int64.
-        slots: `[num_tokens]` int64, places of the rows, `page * page_size + offset`; negative for
-            none.
-        cache: `[num_pages, 1, page_size, row_elements]`, written; a form of `kernels.kv_forms`.
+        slots: `[num_tokens]` int64, slot mapping of the rows: `page * page_size + offset`; a row
+            with a negative slot is not written.
+        cache: `[num_pages, 1, page_size, row_elements]`, written; in a form of `kernels.kv_forms`.
         q: `[num_tokens, num_heads, rank + rope_dim]`, contiguous; its last `rope_dim` elements are
             written.
     """
@@ -128,17 +130,17 @@ def latent_attention(  # noqa: PLR0913 the op needs all of these
     Args:
         q: `[num_tokens, num_heads, rank + rope_dim]`, contiguous.
         cache: `[num_pages, 1, page_size, rank + rope_dim]`, contiguous, the dtype of `q`.
-        page_table: `[num_seqs, max_pages]` int32.
-        seq_lens: `[num_seqs]` int32, including this step's tokens.
-        qo_indptr: `[num_seqs + 1]` int32, where each sequence's queries start in `q`.
-        num_decodes: this many first sequences have exactly one query; `None` if only the device
-            knows.
-        scale: factor on the scores.
-        rank: elements of a row that are also its value.
-        invariant: whether a query's result may not depend on the batch.
+        page_table: `[num_seqs, max_pages]` int32, the block table.
+        seq_lens: `[num_seqs]` int32, number of keys, including this step's tokens.
+        qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's queries in `q`.
+        num_decodes: number of sequences with exactly one query at the start of the batch; `None` if
+            only the device knows it.
+        scale: factor of the scores.
+        rank: number of a row's first elements that are its value.
+        invariant: whether the bits of a query's result must not depend on the batch.
 
     Returns:
-        `[num_tokens, num_heads * rank]`, the dtype of `q`; rows of padding may hold anything.
+        `[num_tokens, num_heads * rank]`, the dtype of `q`. Rows of padding may hold anything.
     """
     return _kernels(q.device.type).latent_attention(
         q, cache, page_table, seq_lens, qo_indptr, num_decodes, scale, rank, invariant

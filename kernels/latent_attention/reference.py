@@ -1,4 +1,4 @@
-"""Latent attention in plain torch and, for attention itself, the device's kernels over pages."""
+"""Latent attention in plain torch; attention itself uses the reference over pages."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ def rotate_and_keep(  # noqa: PLR0913 the op's signature
     cache: Tensor,
     q: Tensor,
 ) -> None:
-    """Norm, rotate and keep; see `kernels.latent_attention.rotate_and_keep`."""
+    """Norm, rotate and write; see `kernels.latent_attention.rotate_and_keep`."""
     rank = len(norm)
     cos, sin = cos_sin[positions].chunk(2, dim=-1)
     rows = torch.empty_like(kv, memory_format=torch.contiguous_format)
@@ -49,7 +49,7 @@ def latent_attention(  # noqa: PLR0913 the op's signature
     rank: int,
     invariant: bool = False,  # noqa: ARG001  # always
 ) -> Tensor:
-    """Attend; see `kernels.latent_attention.latent_attention`."""
+    """Attend to the rows; see `kernels.latent_attention.latent_attention`."""
     out = reference.paged_attention(
         q, cache, cache, page_table, seq_lens, qo_indptr, scale, -1, None
     )

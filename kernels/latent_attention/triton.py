@@ -15,20 +15,21 @@ from kernels.latent_attention.triton_latent import (
 from kernels.triton_support.device import SharedMemory, multiprocessors, shared_memory
 
 LOG2E = math.log2(math.e)
-# Heads of a program: matrix instructions take 16 rows.
+# Heads of a program, because matrix instructions take 16 rows.
 _HEADS = 16
 _MOST_SPLITS = 32
 _ROTATED_HEADS = 8
 
 
 class LatentTile(NamedTuple):
-    """The block of one program.
+    """The sizes of the block that one program computes.
 
     Attributes:
-        tokens: queries of a sequence, each with 16 heads.
-        keys: rows of the pool that are read at once.
+        tokens: number of queries of a sequence, each with 16 heads.
+        keys: number of rows of the KV cache that are read at once.
         num_warps, num_stages: as in Triton.
-        waves: programs that should run on each multiprocessor at once; keys are cut for them.
+        waves: number of programs that should run on each multiprocessor at once; keys are split to
+            reach it.
     """
 
     tokens: int
@@ -38,9 +39,11 @@ class LatentTile(NamedTuple):
     waves: int
 
 
-# The best on an H200 for 64 sequences of 4,096 tokens: 65% of the bound of the bytes.
+# The fastest on an H200 for 64 sequences of 4,096 tokens: 65% of the bound that memory traffic
+# sets.
 DECODE = LatentTile(1, 64, 4, 3, 4)
-# For sequences with several queries: 64 rows of the matrix instructions where there is room.
+# For sequences with several queries: 64 rows of the matrix instructions, if shared memory is large
+# enough.
 EXTEND = LatentTile(4, 64, 8, 3, 1)
 SMALL_EXTEND = LatentTile(2, 32, 4, 2, 1)
 _LARGE_BYTES = 160 * 1024
@@ -53,10 +56,10 @@ def tile_of(
     """Return the tile for a step.
 
     Args:
-        dtype: type of queries and rows.
+        dtype: dtype of queries and rows.
         shared: shared memory of the device.
         are_single: whether every sequence has one query.
-        invariant: whether a row's instructions must be the same for every number of queries.
+        invariant: whether a row must run through the same instructions for any number of queries.
     """
     if dtype is torch.float32:
         return FLOATS
@@ -77,7 +80,7 @@ def rotate_and_keep(  # noqa: PLR0913 the op's signature
     cache: Tensor,
     q: Tensor,
 ) -> None:
-    """Norm, rotate and keep; see `kernels.latent_attention.rotate_and_keep`."""
+    """Norm, rotate and write; see `kernels.latent_attention.rotate_and_keep`."""
     num_tokens, num_heads, rope_dim = q_rope.shape
     if not num_tokens:
         return
@@ -112,7 +115,10 @@ def rotate_and_keep(  # noqa: PLR0913 the op's signature
 
 
 def num_splits(num_programs: int, waves: int, device: torch.device) -> int:
-    """Return into how many parts keys are cut, a power of two, so that few sequences fill a GPU."""
+    """Return the number of parts of a sequence's keys, so that few sequences fill the GPU.
+
+    It is a power of two.
+    """
     wanted = waves * multiprocessors(device) // num_programs
     return min(_MOST_SPLITS, 1 << max(0, wanted.bit_length() - 1))
 
@@ -129,7 +135,10 @@ def latent_attention(  # noqa: PLR0913 the op's signature
     invariant: bool = False,
     tile: LatentTile | None = None,
 ) -> Tensor:
-    """Attend; see `kernels.latent_attention.latent_attention`; `tile` replaces the best one."""
+    """Attend to the rows; see `kernels.latent_attention.latent_attention`.
+
+    `tile` replaces the tile that suits the step, for tuning.
+    """
     num_tokens, num_heads, width = q.shape
     num_seqs = len(seq_lens)
     out = q.new_empty(num_tokens, num_heads * rank)

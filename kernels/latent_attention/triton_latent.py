@@ -1,9 +1,9 @@
-"""Kernels of `kernels.latent_attention.triton`: rotate and keep, attend, join the parts.
+"""The kernels of `kernels.latent_attention.triton`: rotate and write, attend, combine the parts.
 
 A program of attention holds the queries of all its heads and reads each row once, for scores and
-for values. With 16 heads, 30 operations use each byte of the pool, so memory limits decoding. The
-keys of a sequence are cut into enough parts to give every multiprocessor a program. A second kernel
-joins the parts.
+for values. With 16 heads there are 30 operations per byte of the KV cache, so memory limits
+decoding. The keys of a sequence are split into enough parts to give every multiprocessor a program.
+A second kernel combines the parts.
 
 Source: flash decoding (Dao et al., 2023); one tile for keys and values as in FlashMLA (DeepSeek).
 """
@@ -37,7 +37,7 @@ def rotate_and_keep_kernel(
     BLOCK_HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
 ):
-    """Write the row of one token, or rotate `BLOCK_HEADS` of its queries."""
+    """Write the row of one token, or rotate `BLOCK_HEADS` of its query heads."""
     token = tl.program_id(0).to(tl.int64)
     width: tl.constexpr = RANK + 2 * HALF
     angle = tl.arange(0, BLOCK_HALF)
@@ -57,7 +57,7 @@ def rotate_and_keep_kernel(
             latent = tl.load(source + element, mask=inside, other=0.0)
             wide = latent.to(tl.float32)
             scale = tl.rsqrt(tl.sum(wide * wide, 0) / RANK + eps)
-            # Rounded before the weight, as `kernels.norm` rounds.
+            # Rounded before the multiplication by the weight, as in `kernels.norm`.
             normed = (wide * scale).to(latent.dtype).to(tl.float32)
             normed *= tl.load(norm_ptr + element, mask=inside, other=0.0).to(tl.float32)
             tl.store(row + element, normed.to(latent.dtype).to(kind), mask=inside)
@@ -107,10 +107,10 @@ def latent_kernel(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attend from `TOKENS` queries of one sequence, `BLOCK_H` heads each, to one part of its rows.
+    """Attend from a block of queries of one sequence to one part of the sequence's rows.
 
-    The block of queries is found among all sequences' on the device: the host knows only how many
-    blocks there are at most.
+    The block has `TOKENS` queries with `BLOCK_H` heads each. The program finds its block among
+    those of all sequences on the device: the host knows only the largest possible number of blocks.
     """
     block = tl.program_id(0)
     split = tl.program_id(2)
@@ -185,7 +185,7 @@ def latent_kernel(
             best = top
         to = token.to(tl.int64) * num_heads + head
         mask = held[:, None] & is_latent[None, :]
-        # A part without keys is all zeros. A NaN must reach the result.
+        # The result of a part without keys is zero. A NaN must reach the result.
         is_empty = total == 0.0
         divisor = tl.where(is_empty, 1.0, total)
         acc = acc / divisor[:, None]
@@ -210,7 +210,7 @@ def join_kernel(
     BLOCK_SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Combine the outputs of all parts of keys for one head of one query."""
+    """Combine the results of all parts of keys for one head of one query."""
     place = tl.program_id(0).to(tl.int64)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     each = tl.arange(0, BLOCK_SPLITS)

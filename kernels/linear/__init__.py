@@ -1,6 +1,6 @@
-"""Matrix products with weights that are packed once, at load.
+"""Matrix products with weights that are packed once, when they are loaded.
 
-For the choice of implementation, see the measured table at the end of `kernels/linear/cpu.py`.
+The implementation for a CPU was chosen by the table in `kernels/linear/cpu.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 __all__ = ["GATED_TOKENS", "LINEAR", "LinearKernels", "PackedLinear", "pack"]
 
-# From this many tokens on, an implementation may do `PackedLinear.gated` in one kernel. It then
-# needs less memory than a product and an activation, so that fewer tokens may need more. On an
-# H200, 8B and 0.5B shape, by `benchmarks.h200.products`: 3.0 and 2.3% faster than two steps with
-# 1024 tokens, 6 and 24% slower with 512.
+# From this number of tokens on, an implementation may compute `PackedLinear.gated` in one kernel.
+# With fewer tokens, a product and an activation as two steps are faster. On an H200, at the 8B and
+# 0.5B shapes (`benchmarks.h200.products`), one kernel is 3.0 and 2.3% faster than two steps with
+# 1024 tokens, and 6 and 24% slower with 512.
 GATED_TOKENS = 1024
 
 
 class PackedLinear(ABC):
-    """A weight in its implementation's layout, callable on activations.
+    """A weight in the layout of an implementation; calling it multiplies activations by it.
 
     Attributes:
-        in_features: columns of the plain weight.
-        out_features: rows of the plain weight.
+        in_features: columns of the weight.
+        out_features: rows of the weight.
         implementation: name in the `LINEAR` table.
-        shares_weight: whether the packed tensor itself is kept and used unchanged.
+        shares_weight: whether the tensor that was packed is itself kept and used unchanged.
         rounding: how activations are rounded before the product. If it is not `None`, the product
-            also takes activations that are rounded already (`kernels.rounding.RoundedTokens`).
+            also takes activations that are already rounded (`kernels.rounding.RoundedTokens`).
     """
 
     implementation: str
@@ -46,7 +46,7 @@ class PackedLinear(ABC):
     @property
     @abstractmethod
     def size_bytes(self) -> int:
-        """Bytes held by the packed weight and the bias."""
+        """Bytes of the packed weight and the bias."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
@@ -60,14 +60,19 @@ class PackedLinear(ABC):
         """
 
     def write(self, x: Tensor, out: Tensor) -> None:
-        """Write the product into `out`, `[num_tokens, out_features]`, contiguous, `x`'s dtype."""
+        """Write the product of `x` to `out`, `[num_tokens, out_features]`, contiguous.
+
+        Args:
+            x: `[num_tokens, in_features]`, contiguous.
+            out: a tensor of the dtype of `x`, overwritten.
+        """
         out.copy_(self(x))
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
-        """Return `activation(gate) * up`; gate and up are the halves of the product's columns.
+        """Return `activation(gate) * up`, where gate and up are halves of the product's columns.
 
         Args:
-            x: as for a product.
+            x: `[num_tokens, in_features]`, contiguous, the dtype of the weight.
             activation: activation of the gate.
 
         Returns:
@@ -76,23 +81,23 @@ class PackedLinear(ABC):
         return act_and_mul(self(x), activation)
 
     def activated(self, x: Tensor, activation: Unary) -> Tensor:
-        """Return `activation(x @ weight.T + bias)`, shaped like a product."""
+        """Return `activation(x @ weight.T + bias)`, a new `[num_tokens, out_features]` tensor."""
         return unary(self(x), activation)
 
     @abstractmethod
     def unpack(self) -> Tensor:
-        """Return the plain `[out_features, in_features]` weight, bit for bit as it was packed.
+        """Return the `[out_features, in_features]` weight, bit for bit as it was packed.
 
         The tensor may share memory with the packed one: do not write to it.
         """
 
     @abstractmethod
     def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Replace the weight in place, and the bias if given.
+        """Replace the weight in place, and the bias if it is given.
 
         Args:
             weight: `[out_features, in_features]`, the dtype that was packed first.
-            bias: `[out_features]`, or None to keep the present one.
+            bias: `[out_features]`, or `None` to keep the present one.
 
         Raises:
             ValueError: the shape or dtype differs from what was packed first.
@@ -100,10 +105,10 @@ class PackedLinear(ABC):
 
 
 class LinearKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """See `kernels.linear.pack`."""
+        """Pack a weight; see `kernels.linear.pack`."""
 
 
 LINEAR: Table[LinearKernels] = Table(
@@ -127,7 +132,7 @@ LINEAR: Table[LinearKernels] = Table(
 
 
 def choose(device_type: str, wanted: str | None = None) -> Choice[LinearKernels]:
-    """Pick the implementation for a device type; see `kernels.table.Table.choose`."""
+    """Return the implementation for a device type; see `kernels.table.Table.choose`."""
     return LINEAR.choose(device_type, wanted)
 
 
@@ -136,13 +141,13 @@ def pack(
 ) -> PackedLinear:
     """Pack a weight for fast products.
 
-    The packed layout replaces the plain one: drop `weight` afterwards, or both stay in memory.
-    Only implementations with `shares_weight` keep the tensor itself.
+    The packed layout replaces the given one: drop `weight` afterwards, or both stay in memory. Only
+    implementations with `shares_weight` keep the tensor itself.
 
     Args:
         weight: `[out_features, in_features]`, float16, bfloat16 or float32, contiguous.
-        bias: `[out_features]`, the dtype of `weight`, or None.
-        implementation: a name in `LINEAR`, or None to pick one for the weight's device.
+        bias: `[out_features]`, the dtype of `weight`, or `None`.
+        implementation: a name in `LINEAR`; `None` for the fastest on the weight's device.
 
     Raises:
         ValueError: `implementation` is unknown.

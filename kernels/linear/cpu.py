@@ -1,37 +1,30 @@
-"""Linear layers through the C++ library: weights packed once into panels.
+"""Linear layers in the C++ library, whose weights are packed once into panels of columns.
 
-One layout serves every number of tokens, so this is the choice on CPU at every shape, and the plain
-copy can be dropped. Medians in microseconds, bfloat16, 2 threads of an AMD EPYC with AVX-512 BF16,
-torch 2.13, one run, measured while the panels still ran on OpenMP threads and the machine was
-quiet. `python -m benchmarks.cpu_kernels --only linear` measures the same shapes again:
+One layout serves every number of tokens, so it is chosen on a CPU for every shape, and the unpacked
+copy can be dropped. The table has medians in microseconds, bfloat16, 2 threads of an AMD EPYC with
+AVX-512 BF16, torch 2.13. It is one run on a quiet machine, made when the panels still ran on OpenMP
+threads. `python -m benchmarks.cpu_kernels --only linear` measures the same shapes again:
 
-    out x in, tokens          here    mkldnn   F.linear
-    640 x 384, 1               8.6      28.4       39.8
-    640 x 384, 32             38.9      51.2       62.9
-    384 x 1024, 1              7.6      21.9       36.9
-    8192 x 384, 1             48.3      65.3      175.0
-    8192 x 384, 512           7531      7470       7887
-    1152 x 896, 8             42.0      58.8       88.9
-    9728 x 896, 1              125       153        400
-    9728 x 896, 512          19968     20084      21129
-    896 x 4864, 1             64.1      82.5        204
-    896 x 4864, 512           9783     10093      10189
-    151936 x 896, 1           8135      9329      15177
-    151936 x 896, 32         22076     23451      34137
+    out x in, tokens          here    mkldnn   F.linear 640 x 384, 1               8.6      28.4
+    39.8 640 x 384, 32             38.9      51.2       62.9 384 x 1024, 1              7.6
+    21.9       36.9 8192 x 384, 1             48.3      65.3      175.0 8192 x 384, 512
+    7531      7470       7887 1152 x 896, 8             42.0      58.8       88.9 9728 x 896, 1 125
+    153        400 9728 x 896, 512          19968     20084      21129 896 x 4864, 1
+    64.1      82.5        204 896 x 4864, 512           9783     10093      10189 151936 x 896, 1
+    8135      9329      15177 151936 x 896, 32         22076     23451      34137
 
-float32 is similar at few tokens and equal to oneDNN at many. Without AVX-512 BF16 (and without any
-AVX-512, where oneDNN does not pack bfloat16 at all) the same panels are widened in registers, still
-faster than oneDNN (384 x 1024 at 64 tokens on AVX-512 without BF16: 226 against 902 microseconds).
+In float32 the difference is similar with few tokens, and there is none with many. Without AVX-512
+BF16, the same panels are converted in registers. This is still faster than oneDNN: 384 x 1024 with
+64 tokens takes 226 instead of 902 microseconds on AVX-512 without BF16. Without any AVX-512, oneDNN
+does not pack bfloat16 at all.
 
-On a Xeon with AMX (2 threads, torch 2.11) the panels are read as tiles. Microseconds there:
+On a Xeon with AMX (2 threads, torch 2.11) the panels are read as tiles. Microseconds on this
+machine:
 
-    out x in, tokens          here    mkldnn
-    640 x 384, 1               9.2      21.0
-    9728 x 896, 32             540       499
-    9728 x 896, 512           4678      8193
-    1152 x 896, 512            710       387
+    out x in, tokens          here    mkldnn 640 x 384, 1               9.2      21.0 9728 x 896, 32
+    540       499 9728 x 896, 512           4678      8193 1152 x 896, 512            710       387
 
-oneDNN wins some of the wide steps, but not by enough to hold every weight twice.
+oneDNN is faster for some products of many tokens, but not by enough to hold every weight twice.
 
 A row's result has the same bits in any batch: each output is one chain of additions.
 """
@@ -51,14 +44,14 @@ _FUSED: dict[Unary, int] = {"gelu": 1}
 
 
 class PanelLinear(PackedLinear):
-    """A weight in panels of output columns: plain numbers, rows padded to whole panels."""
+    """A weight in panels of output columns, in plain numbers; rows are padded to whole panels."""
 
     implementation = "cpu"
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, packed_dtype: torch.dtype | None = None
     ) -> None:
-        """Pack `weight`; a `packed_dtype` of bfloat16 rounds one of float32."""
+        """Pack `weight`. A `packed_dtype` of bfloat16 rounds a float32 weight."""
         super().__init__(weight.shape[1], weight.shape[0])
         columns: int = _library.hr_panel_columns()
         panels = -(-self.out_features // columns)
@@ -134,7 +127,10 @@ class PanelLinear(PackedLinear):
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    """Pack a bfloat16 or float32 weight; other dtypes and odd bfloat16 widths stay with torch."""
+    """Pack a bfloat16 or float32 weight; see `kernels.linear.pack`.
+
+    Other dtypes, and bfloat16 weights of odd width, use torch.
+    """
     if weight.dtype not in DTYPES or weight.shape[1] % 2:
         return TorchLinear(weight, bias)
     return PanelLinear(weight, bias)

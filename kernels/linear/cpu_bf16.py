@@ -1,9 +1,9 @@
-"""Linear layers in float32 that multiply in bfloat16, through the C++ library.
+"""Linear layers in float32 whose products are in bfloat16, in the C++ library.
 
-Activations are rounded to bfloat16 on arrival and the weight once, at load. Products are summed,
-and bias and activation computed, in float32. A CPU with bfloat16 instructions computes twice as
-many products per second as in float32; a product's error is about 2e-3. torch calls this a float32
-matrix product of medium precision.
+Activations are rounded to bfloat16 when they arrive, and the weight once, when it is loaded.
+Products are summed in float32; bias and activation are also float32. A CPU with bfloat16
+instructions computes twice as many products per second as in float32. The error of a product is
+about 2e-3. torch calls this a float32 matrix product of medium precision.
 """
 
 import torch
@@ -15,7 +15,10 @@ from kernels.linear.cpu import pack as pack_as_it_is
 
 
 class RoundedLinear(PanelLinear):
-    """Panels of bfloat16 with a float32 interface; `unpack` returns the rounded weight."""
+    """Panels of bfloat16 with float32 activations and results.
+
+    `unpack` returns the rounded weight.
+    """
 
     implementation = "cpu_bf16"
 
@@ -24,7 +27,7 @@ class RoundedLinear(PanelLinear):
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    """Round and pack a float32 weight of even width; pack others unrounded."""
+    """Round and pack a float32 weight of even width; pack other weights without rounding."""
     if weight.dtype is not torch.float32 or weight.shape[1] % 2:
         return pack_as_it_is(weight, bias)
     return RoundedLinear(weight, bias)

@@ -1,8 +1,8 @@
-"""Linear layers through oneDNN with weights reordered once.
+"""Linear layers in oneDNN with weights that are reordered once.
 
-Uses two private torch ops (`mkldnn._reorder_linear_weight`, `mkldnn._linear_pointwise`), so the
-probe tries them on a small product before anything depends on them. Worth it because
-`F.linear` reorders the weight on every call.
+`F.linear` reorders the weight on every call. This implementation uses two private torch ops
+(`mkldnn._reorder_linear_weight`, `mkldnn._linear_pointwise`), so the probe first tries them on a
+small product.
 """
 
 from functools import cache
@@ -44,7 +44,7 @@ def _reorder(weight: Tensor) -> Tensor:
 
 
 class MkldnnLinear(PackedLinear):
-    """A weight in oneDNN's blocked layout, of about the size of the plain one."""
+    """A weight in oneDNN's blocked layout, of about the size of the unpacked weight."""
 
     implementation = "mkldnn"
 
@@ -77,7 +77,7 @@ class MkldnnLinear(PackedLinear):
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    """Reorder the weight; a dtype that oneDNN does not pack on this CPU stays with torch."""
+    """Reorder the weight; a dtype that oneDNN does not pack on this CPU uses torch."""
     if not _supports(weight.dtype):
         return TorchLinear(weight, bias)
     return MkldnnLinear(weight, bias)

@@ -1,4 +1,4 @@
-"""Linear layers through `torch.nn.functional.linear`, without packing."""
+"""Linear layers by `torch.nn.functional.linear`, without packing."""
 
 from torch import Tensor
 from torch.nn import functional
@@ -7,7 +7,7 @@ from kernels.linear import PackedLinear
 
 
 class TorchLinear(PackedLinear):
-    """The plain weight, unchanged."""
+    """The weight, unchanged."""
 
     implementation = "reference"
     shares_weight = True
@@ -32,7 +32,8 @@ class TorchLinear(PackedLinear):
             raise ValueError(
                 f"weight {weight.shape} {weight.dtype} does not fit {self.weight.shape}"
             )
-        # In place: CUDA graphs hold the address, and a tied head shares it with the embeddings.
+        # Copied in place, because CUDA graphs hold the address and a tied head shares the tensor
+        # with the embeddings.
         if weight.data_ptr() != self.weight.data_ptr():
             self.weight.copy_(weight)
         if self.bias is None:

@@ -1,24 +1,23 @@
-"""Linear layers in Triton for few tokens; more tokens use cuBLAS; the weight is not packed.
+"""Linear layers in Triton for few tokens and in cuBLAS for more; the weight is not packed.
 
-A single token uses a separate kernel, `kernels.linear.triton_gemv`, and so does the gated product
-of many, `kernels.linear.triton_gated`. The gated product of few tokens is computed here. For 64
-tokens this makes a step 3% shorter at the 0.5B shape and 0.4% at the 8B shape; one token gains
-nothing.
+A single token has a kernel of its own, `kernels.linear.triton_gemv`, and so does the gated product
+of many tokens, `kernels.linear.triton_gated`. The gated product of few tokens is computed here.
+With 64 tokens it makes a step 3% shorter at the 0.5B shape and 0.4% at the 8B shape; with one token
+it makes no difference.
 
-A product with up to 64 tokens reads the weight once and is limited by memory. Two things matter:
-every multiprocessor must keep enough loads in flight, and the kernel must start while the previous
-one still runs, which cuBLAS's kernels do not. If a weight has too few rows to fill the device,
-several programs share the columns of one block (`kernels.triton_support.split_k`).
+A product with up to 64 tokens reads the weight once and is limited by memory. Two things matter.
+Every multiprocessor must keep enough loads in flight. The kernel must start while the previous one
+still runs, which cuBLAS's kernels do not. If a weight has too few rows to fill the device, several
+programs share the columns of one block (`kernels.triton_support.split_k`).
 
-`tile_of` holds the tile of each shape. The tiles were measured on an H200
-(`benchmarks/h200/linear.py`), and those for more than 16 tokens in whole steps. Milliseconds of a
-step with cuBLAS and with this kernel:
+`tile_of` returns the tile for a shape. The tiles were measured on an H200
+(`benchmarks/h200/linear.py`); those for more than 16 tokens were measured in whole steps.
+Milliseconds of a step with cuBLAS and with this kernel:
 
-    shape  32 tokens      64 tokens
-    8B     5.05 and 4.73  5.30 and 5.15
+    shape  32 tokens      64 tokens 8B     5.05 and 4.73  5.30 and 5.15
     0.5B   1.11 and 0.91  1.11 and 1.04
 
-With 128 tokens there is no gain. cuBLAS is not faster for any of these shapes.
+With 128 tokens the kernel is not faster. cuBLAS is not faster for any of the shapes in the table.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -50,16 +49,16 @@ TOKEN_BLOCKS = (16, 32, 64)
 
 @dataclass(frozen=True)
 class Tile:
-    """How a product is tiled.
+    """The sizes of a product's tile.
 
     Attributes:
         block_n, block_k: weight rows and columns of a block.
         num_warps: warps of a program.
         num_stages: blocks in flight, fewer if shared memory is small.
-        split_k: programs that share the columns of a block of rows.
-        block_m: tokens of a block. With 0 one block holds all tokens, so that the weight is read
-            once. Smaller blocks suit a small weight: it stays in the L2 cache, where several
-            programs read it again, and with more programs loading starts sooner.
+        split_k: number of programs that share the columns of a block of rows.
+        block_m: tokens of a block. With 0, one block holds all tokens, so that the weight is read
+            once. Smaller blocks are faster for a small weight: it stays in the L2 cache, where
+            several programs read it again, and with more programs loading starts sooner.
     """
 
     block_n: int
@@ -91,11 +90,12 @@ def linear_kernel(
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply `BLOCK_M` tokens by `BLOCK_N` rows, or by a part of their columns."""
+    """Multiply `BLOCK_M` tokens by `BLOCK_N` rows of the weight, or by a part of their columns."""
     block = tl.program_id(0)
     part = tl.program_id(1)
     if ACTIVATION is not None:
-        # Equally many rows of gate and of up, stacked: one matrix, so one stream of loads.
+        # The block has as many rows of gate as of up, stacked to one matrix, so that there is one
+        # stream of loads.
         place = tl.arange(0, BLOCK_N)
         half: tl.constexpr = BLOCK_N // 2
         width = out_features // 2
@@ -164,8 +164,14 @@ def run(
 ) -> Tensor:
     """Return `x @ weight.T + bias` for at most `MAX_TOKENS` rows of float16 or bfloat16.
 
-    If `gated` is given, the result is `gated(gate) * up` of the product's two halves, and the tile
-    must not split columns. If `out` is given, it is contiguous, and the result is written to it.
+    Args:
+        x: `[num_tokens, in_features]`, contiguous.
+        weight: `[out_features, in_features]`, contiguous, the dtype of `x`.
+        bias: `[out_features]`, or `None`.
+        tile: the tile.
+        gated: an activation, if the result is to be `gated(gate) * up` of the product's two halves.
+            The tile must not split columns then.
+        out: a contiguous tensor to which the result is written; `None` for a new tensor.
     """
     num_tokens, in_features = x.shape
     out_features = weight.shape[0]
@@ -209,12 +215,12 @@ def run(
 
 
 def stages_of(tile: Tile, block_m: int, shared: SharedMemory) -> int:
-    """Return how many of a tile's stages the device has room for, for float16 or bfloat16."""
+    """Return how many of the tile's stages fit in shared memory, for float16 or bfloat16."""
     return shared.stages(tile.num_stages, (tile.block_n + block_m) * tile.block_k * 2)
 
 
 def token_block(num_tokens: int) -> int:
-    """Return the size of the block that holds `num_tokens`, at most `MAX_TOKENS`."""
+    """Return the smallest block of tokens that holds `num_tokens`, at most `MAX_TOKENS`."""
     return next(block for block in TOKEN_BLOCKS if num_tokens <= block)
 
 
@@ -235,13 +241,14 @@ def tile_of(out_features: int, in_features: int, block_m: int) -> Tile:
 def _tile_of_many(out_features: int, in_features: int, block_m: int) -> Tile:
     if out_features >= 65536:
         return Tile(128, 64, 4, 4)
-    # Large blocks read the tokens less often, if there are enough of them or each is short.
+    # Large blocks read the tokens less often. They need enough blocks, or short ones, to fill the
+    # device.
     if in_features <= 1024 and out_features >= 8192:
         return Tile(128, 64, 4, 6)
     if out_features >= 16896:
         return Tile(128, 128, 8, 4)
     if out_features < 2048:
-        # This few rows fill the device only if their tokens and columns are split.
+        # So few rows fill the device only if their tokens and columns are split.
         if in_features > 2048:
             return Tile(64, 256, 4, 4, 4, block_m // 2)
         return Tile(16, 128, 4, 4) if block_m == 32 else Tile(64, 128, 4, 4, 1, 16)
@@ -250,7 +257,7 @@ def _tile_of_many(out_features: int, in_features: int, block_m: int) -> Tile:
 
 
 class TritonLinear(TorchLinear):
-    """The plain weight, multiplied by our kernel for few tokens."""
+    """The unpacked weight, which our kernel multiplies by few tokens and cuBLAS by more."""
 
     implementation = "triton"
 
@@ -261,13 +268,13 @@ class TritonLinear(TorchLinear):
         max_streamed: int = MAX_IN_FEATURES,
         min_gated: int = GATED_TOKENS,
     ) -> None:
-        """Keep the weight, and set the limits of the kernels for one token and for gated products.
+        """Keep the weight; set the limits of the kernels for one token and for gated products.
 
         Args:
             weight: `[out_features, in_features]`.
             bias: `[out_features]`, or None.
-            max_streamed: widest row for the kernel of one token.
-            min_gated: number of tokens from which the gated product is one kernel.
+            max_streamed: most columns for the kernel of one token.
+            min_gated: number of tokens from which on the gated product is one kernel.
         """
         super().__init__(weight, bias)
         self._min_gated = min_gated
@@ -290,13 +297,16 @@ class TritonLinear(TorchLinear):
             torch.addmm(self.bias, x, self.weight.t(), out=out)
 
     def with_further(self, x: Tensor, further: FurtherRows) -> Tensor | None:
-        """Return one token's product, which multiplies other rows, too; None if unsupported."""
+        """Return one token's product in a launch that also multiplies other rows.
+
+        Returns `None` if there are several tokens, or the kernel does not support the weight.
+        """
         if x.shape[0] != 1 or not self._streams:
             return None
         return gemv(x, self.weight, self.bias, further=further)
 
     def _of_few(self, x: Tensor, out: Tensor | None = None) -> Tensor | None:
-        """Return the product, `out` if given, or None if this kernel does not support it."""
+        """Return the product, in `out` if given; `None` if our kernels do not support it."""
         num_tokens = x.shape[0]
         if num_tokens == 1 and self._streams:
             return gemv(x, self.weight, self.bias, out=out)

@@ -1,16 +1,16 @@
-"""A feed-forward block's gate and up products and the activation, in one kernel for prompts.
+"""The gate and up products of a feed-forward block with the activation, in one kernel for prompts.
 
-With two steps, the first writes `[num_tokens, 2 * width]` numbers that the second reads again, 159
-MB per layer of the 0.5B shape with 8192 tokens. Here both products of a block stay in registers.
-One program per multiprocessor processes block after block. TMA loads the operands and pads them
-with zeros past an end. For TMA the weight is `[2, width, in_features]`: one load brings as many
-rows of gate as of up, and one matrix instruction multiplies both (on Hopper `wgmma.m64n256k16` for
-128 features), reading the tokens once.
+In two steps, the first kernel writes `[num_tokens, 2 * width]` numbers that the second one reads
+again: 159 MB per layer of the 0.5B shape with 8192 tokens. In this kernel both products of a block
+stay in registers. One program per multiprocessor processes block after block. TMA loads the
+operands and pads them with zeros past an end. For TMA the weight is `[2, width, in_features]`: one
+load brings as many rows of gate as of up, and one matrix instruction multiplies both (on Hopper
+`wgmma.m64n256k16` for 128 features), so tokens are read once.
 
-Each product is rounded to the dtype of the weight before the activation, as in two steps. Only the
-order in which the products' terms are added differs.
+Each product is rounded to the dtype of the weight before the activation, as it is in two steps.
+Only the order in which the products' terms are added differs.
 
-Source: Triton's tutorial on persistent matrix products, its host-side descriptors and its order of
+Source: Triton's tutorial on persistent matrix products, with host-side descriptors and its order of
 blocks (groups of tokens, so that weights stay in the L2 cache).
 """
 
@@ -36,7 +36,7 @@ _ALIGNED_BYTES = 16
 
 @dataclass(frozen=True)
 class Cut:
-    """How a product is tiled.
+    """The sizes of a product's tile.
 
     Attributes:
         block_m, block_n, block_k: tokens, features and columns of a block; a program computes both
@@ -54,12 +54,13 @@ class Cut:
     group: int = 8
 
 
-# The best of fifteen, or within 1% of it, at 2048, 4096 and 8192 tokens of the 8B and 0.5B shapes,
-# by `benchmarks.h200.products --tune` on an H200.
+# The fastest of fifteen tiles, or within 1% of it, at 2048, 4096 and 8192 tokens of the 8B and 0.5B
+# shapes (`benchmarks.h200.products --tune` on an H200).
 CUT = Cut()
 
 
-# Not specialized on the number of tokens: multiples of 16 would be a separate kernel.
+# Not specialized on the number of tokens: otherwise multiples of 16 would compile a separate
+# kernel.
 @triton.jit(do_not_specialize=["num_tokens"])
 def _gated_kernel(
     x,
@@ -81,7 +82,7 @@ def _gated_kernel(
     blocks = token_blocks * tl.cdiv(width, BLOCK_N)
     blocks_of_group = GROUP * tl.cdiv(width, BLOCK_N)
     chunks = tl.cdiv(in_features, BLOCK_K)
-    # Flattened, so a block's first loads begin before the previous block is stored.
+    # Flattened, so that a block's first loads begin before the previous block is stored.
     for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), flatten=True):
         group = block // blocks_of_group
         within = block - group * blocks_of_group
@@ -93,7 +94,7 @@ def _gated_kernel(
             k = chunk * BLOCK_K
             rows = tl.reshape(weight.load([0, n, k]), (2 * BLOCK_N, BLOCK_K))
             both = tl.dot(x.load([m, k]), tl.trans(rows), acc=both)
-        # Each thread holds both numbers of a feature, so data need not be moved.
+        # Each thread holds both numbers of a feature, so no data moves.
         gate, up = tl.split(tl.permute(tl.reshape(both, (BLOCK_M, 2, BLOCK_N)), (0, 2, 1)))
         feature = n + tl.arange(0, BLOCK_N)
         if HAS_BIAS:
@@ -112,12 +113,12 @@ def _gated_kernel(
 def _has_tma(device: torch.device) -> bool:
     if device.type != "cuda":
         return interpreted()
-    # Later GPUs have it too, but were not tested, and some have less shared memory.
+    # Later GPUs have TMA too, but were not tested, and some have less shared memory.
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
 def supports(weight: Tensor) -> bool:
-    """Return whether `gated` can multiply by `weight`, `[2 * width, in_features]`, in place."""
+    """Return whether `gated` supports the weight `[2 * width, in_features]`."""
     rows, columns = weight.shape
     halves = weight.dtype in (torch.bfloat16, torch.float16)
     whole = _ALIGNED_BYTES // 2
@@ -135,18 +136,18 @@ def supports(weight: Tensor) -> bool:
 def gated(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation, cut: Cut = CUT
 ) -> Tensor:
-    """Return `activation(gate) * up`; gate and up are the halves of `x @ weight.T + bias`.
+    """Return `activation(gate) * up`, where `gate` and `up` are halves of `x @ weight.T + bias`.
 
-    Descriptors travel with the launch, so a CUDA graph may hold it. It does not start before the
-    previous kernel has ended, which costs nothing beside this much work.
+    A CUDA graph may hold the launch, because the TMA descriptors are arguments of it. The kernel
+    does not start before the previous one has ended, which costs little beside this much work.
 
     Args:
-        x: `[num_tokens, in_features]`, contiguous, the dtype of `weight`; it begins at a multiple
+        x: `[num_tokens, in_features]`, contiguous, the dtype of `weight`. It begins at a multiple
             of 16 bytes.
-        weight: `[2 * width, in_features]`, gate first; one that `supports` accepts.
-        bias: `[2 * width]` or None.
+        weight: `[2 * width, in_features]`, gate first; `supports` must accept it.
+        bias: `[2 * width]`, or `None`.
         activation: activation of the gate.
-        cut: tile for tuning.
+        cut: sizes of the tile, for tuning.
 
     Returns:
         A new `[num_tokens, width]` tensor, the dtype of `weight`.

@@ -1,11 +1,11 @@
-"""One token's product in Triton: the weight streams through registers, no tensor cores.
+"""The product of one token in Triton: the weight passes through registers, without tensor cores.
 
 With a single token a matrix product is a sum along each row, and only the number of bytes in flight
-matters. Tensor cores need their operands in shared memory, tile by tile; plain loads into registers
-avoid that step, and small programs keep many of them in flight. A layer's products take the time of
-a copy of their weights (H200, a step of the 8B shape, products alone: 3.42 ms for 15.0 GB, compared
-with 3.82 ms for the kernel for several tokens, which is as good or better from two tokens on).
-Weights may be codes in 8 bits with scales of rows or of 128 columns of a row.
+matters. Tensor cores would need their operands in shared memory, tile by tile. Plain loads into
+registers avoid that step, and small programs keep many loads in flight. A layer's products take as
+long as a copy of their weights. On an H200, the products of a step of the 8B shape (15.0 GB) take
+3.42 ms. The kernel for several tokens takes 3.82 ms with one token; from two tokens on it is as
+fast or faster. Weights may also be 8-bit codes with a scale per row or per 128 columns of a row.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -20,19 +20,24 @@ from torch import Tensor
 
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
-# A row's loads are unrolled: longer rows would be long programs.
+# The loop over a row is unrolled, so longer rows would make long programs.
 MAX_IN_FEATURES = 32768
 
 
 class Cut(NamedTuple):
-    """Rows per program, and the columns that it adds up at a time."""
+    """The sizes of a program's work.
+
+    Attributes:
+        rows: rows of the weight.
+        columns: columns that are added up at a time.
+    """
 
     rows: int
     columns: int
 
 
 def cut_of(in_features: int, bits: int = 16) -> Cut:
-    """Return the best or nearly best of the cuts that were measured at the 0.5B and 8B shapes.
+    """Return the fastest, or nearly the fastest, of the sizes measured at the 0.5B and 8B shapes.
 
     Args:
         in_features: columns of the weight.
@@ -46,16 +51,17 @@ def cut_of(in_features: int, bits: int = 16) -> Cut:
 
 
 class FurtherRows(NamedTuple):
-    """Rows of one adapter that a launch multiplies besides the rows of the weight.
+    """Rows of one LoRA adapter that a launch multiplies in addition to the rows of the weight.
 
     Attributes:
-        memory: `[num_places, num_ranks, width]`, the dtype of the weight. A rank begins with one
-            row of `in_features` numbers for each part.
-        place: one int32, the adapter's place in `memory`; a negative number stands for 0.
-        rank: one int32, how many ranks are in use.
-        num_parts: rows of each rank.
-        made: `[num_parts, ranks]` float32, the sums; `ranks` is a multiple of 4, at least
-            `num_ranks`. Sums of ranks that are not in use are written, too, but mean nothing.
+        memory: `[num_places, num_ranks, width]`, the dtype of the weight. The entry of a rank
+            begins with one row of `in_features` numbers for each part of the product.
+        place: one int32, the adapter's place in `memory`; a negative number is read as 0.
+        rank: one int32, number of ranks in use.
+        num_parts: number of rows of each rank.
+        made: `[num_parts, ranks]` float32, the sums, which are written. `ranks` is a multiple of 4,
+            at least `num_ranks`. Sums of ranks that are not in use are also written and have no
+            meaning.
     """
 
     memory: Tensor
@@ -90,12 +96,12 @@ def gemv_kernel(
     COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply one token by `ROWS` rows, of the weight or further ones."""
-    # Programs of further rows come first.
+    """Multiply one token by `ROWS` rows, of the weight or of the adapter."""
+    # The programs of the adapter's rows come first.
     further: tl.constexpr = RANKS * PARTS // ROWS
     program = tl.program_id(0)
     row = (program - further) * ROWS + tl.arange(0, ROWS)
-    # Rows past the end repeat the last one: loads need no mask.
+    # Rows past the end repeat the last one, so that loads need no mask.
     used = tl.maximum(tl.minimum(row, out_features - 1), 0).to(tl.int64)
     weight_row = weight_ptr + used[:, None] * IN_FEATURES
     start_next(PDL)
@@ -159,17 +165,17 @@ def gemv(
     """Return `x @ weight.T + bias` for one row.
 
     Args:
-        x: `[1, in_features]`, contiguous, at most `MAX_IN_FEATURES` wide.
-        weight: `[out_features, in_features]`, contiguous, the dtype of `x` if it has no scales.
-        bias: `[out_features]` or None.
-        cut: the cut, for tuning; None for the measured choice.
-        out: `[1, out_features]`, contiguous, which is written and returned; by default a new
-            tensor, in bfloat16 if the weight has scales.
+        x: `[1, in_features]`, contiguous, at most `MAX_IN_FEATURES` columns.
+        weight: `[out_features, in_features]`, contiguous; the dtype of `x` unless it has scales.
+        bias: `[out_features]`, or `None`.
+        cut: sizes of a program's work, for tuning; `None` for the measured choice.
+        out: `[1, out_features]`, contiguous, which is written and returned. `None` for a new
+            tensor, which is bfloat16 if the weight has scales.
         scales: scales of the weight, `[out_features, num_groups]` float32, a view whose transpose
-            is contiguous: one scale for a row, or one for every 128 columns of a row; `None` for
-            none.
+            is contiguous: one scale per row, or one per 128 columns of a row; `None` if it has no
+            scales.
         x_scales: scales of `x` in the same form, `[1, num_groups]`, if `x` is rounded.
-        further: other rows to multiply, with a weight without scales.
+        further: an adapter's rows to multiply, too; only with a weight without scales.
     """
     out_features, in_features = weight.shape
     assert x.shape == (1, in_features)

@@ -1,16 +1,16 @@
-"""Linear layers in Triton whose rows get the same bits in every batch: the plain weight.
+"""Linear layers in Triton whose rows get the same bits in every batch; the weight is not packed.
 
 An element of the result is one chain of tensor-core steps over the columns of the weight, in order,
 never split among programs. The tile of a product depends on the number of tokens, but must not
-affect the bits. So every tile keeps weight rows on the side of the matrix instruction that is 64
-rows high and tokens on the side that may be 8 to 256 wide. All tiles then use one instruction (on
-Hopper `wgmma.m64nNk16`), each adding 16 columns to the same accumulator. Tokens on the other side
-would be faster only for long prompts and would need another instruction for few tokens, whose
-internal rounding differs. float32 is multiplied and added one column after another on the ordinary
+affect the bits. So every tile has weight rows on the side of the matrix instruction that is 64 rows
+high, and tokens on the side that may be 8 to 256 wide. All tiles then use one instruction (on
+Hopper `wgmma.m64nNk16`), each adding 16 columns to the same accumulator. With tokens on the other
+side, only long prompts would be faster, and few tokens would need another instruction, whose
+internal rounding differs. float32 is multiplied and added one column after another, without tensor
 cores.
 
-That tiles agree is a property of the compiler and the GPU, so it is measured:
-`python -m benchmarks.h200.deterministic` compares them bit by bit.
+Whether tiles give the same bits depends on the compiler and the GPU, so it is measured: `python -m
+benchmarks.h200.deterministic` compares them bit by bit.
 
 Source: He and Thinking Machines Lab, "Defeating Nondeterminism in LLM Inference" (2025), which uses
 one fixed tile for every shape.
@@ -30,15 +30,22 @@ from kernels.linear.reference import TorchLinear
 from kernels.triton_support.device import SharedMemory, shared_memory
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
-# Consecutive blocks of tokens on the same weight rows, which then stay in the cache.
+# Number of consecutive programs that use the same weight rows for different tokens, so that the
+# rows stay in the cache.
 _GROUP_TOKENS = 8
-# About the number of programs that fill the device once: fewer large blocks would leave it idle.
+# About the number of programs that run on the device at once. With fewer large blocks a part of it
+# would be idle.
 _FULL_DEVICE = 128
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Weight rows, tokens and columns of a block, warps per program, blocks in flight."""
+    """The sizes of a product's tile.
+
+    Attributes:
+        rows, tokens, columns: weight rows, tokens and columns of a block.
+        num_warps, num_stages: warps of a program, and blocks in flight.
+    """
 
     rows: int
     tokens: int
@@ -61,7 +68,7 @@ def tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
 
 
 def tile_of(dtype: torch.dtype, num_tokens: int, out_features: int) -> Tile:
-    """Return the tile of a product."""
+    """Return the tile of a product of `num_tokens` tokens."""
     if dtype is torch.float32:
         return _WIDE_FLOATS[num_tokens > _WIDE_FLOATS[0].tokens]
     for tile in _FEW_TOKENS:
@@ -73,11 +80,15 @@ def tile_of(dtype: torch.dtype, num_tokens: int, out_features: int) -> Tile:
 
 
 def stages_of(tile: Tile, dtype: torch.dtype, shared: SharedMemory) -> int:
-    """Return how many of a tile's stages the device has room for; does not affect the result."""
+    """Return how many of the tile's stages fit in shared memory.
+
+    The number of stages does not change the result.
+    """
     return shared.stages(tile.num_stages, (tile.rows + tile.tokens) * tile.columns * dtype.itemsize)
 
 
-# Not specialized on the number of tokens: 1 and multiples of 16 would be separate kernels.
+# Not specialized on the number of tokens: otherwise 1 and multiples of 16 would compile separate
+# kernels.
 @triton.jit(do_not_specialize=["num_tokens"])
 def _linear_kernel(
     x_ptr,
@@ -168,7 +179,7 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
 
 
 class InvariantLinear(TorchLinear):
-    """The plain weight, multiplied by our kernel for any number of tokens."""
+    """The unpacked weight, multiplied by our kernel for any number of tokens."""
 
     implementation = "triton_invariant"
 
@@ -178,5 +189,5 @@ class InvariantLinear(TorchLinear):
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> InvariantLinear:
-    """Keep the weight unchanged, contiguous; see `kernels.linear.pack`."""
+    """Keep the weight, made contiguous; see `kernels.linear.pack`."""
     return InvariantLinear(weight.contiguous(), bias)

@@ -1,8 +1,10 @@
-"""Low-rank adapters of linear layers: each token of a step adds the product of its own adapter.
+"""Low-rank adapters (LoRA) of linear layers: each token of a step may use an adapter of its own.
 
-Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021; Chen et al.,
-"Punica: Multi-Tenant LoRA Serving", 2023, for adapters of many requests in one step: a first
-kernel shrinks each token to its adapter's rank, a second one expands it and adds.
+A first kernel shrinks each token to its adapter's rank; a second one expands it and adds the result
+to the product.
+
+Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021; Chen et al., "Punica:
+Multi-Tenant LoRA Serving", 2023, for adapters of many requests in one step.
 """
 
 from abc import ABC, abstractmethod
@@ -22,10 +24,10 @@ __all__ = ["LORA", "LoraBank", "LoraKernels", "LoraPart", "TokenSlots", "bank_wi
 
 @dataclass(frozen=True)
 class LoraPart:
-    """Rows of a product that have matrices of their own, such as the queries of a fused product.
+    """Rows of a product for which adapters have separate matrices, such as q of a fused product.
 
     Attributes:
-        first: its first row of the product's weight.
+        first: first of these rows in the product's weight.
         num_rows: number of rows.
     """
 
@@ -34,11 +36,12 @@ class LoraPart:
 
 
 class TokenSlots:
-    """The adapter of each token of a step; implementations keep here what they derive from it.
+    """The adapter slot of each token of a step.
 
     Attributes:
-        slots: `[num_tokens]` int32, on the device: a slot, or -1 for a token without an adapter.
-        num_slots: slots of the memory.
+        slots: `[num_tokens]` int32 on the device: a slot, or -1 for a token without an adapter.
+        num_slots: number of slots for adapters.
+        derived: data that an implementation computes from `slots` and keeps for the step.
     """
 
     __slots__ = ("derived", "num_slots", "slots")
@@ -53,21 +56,22 @@ class TokenSlots:
 
 
 def bank_width(in_features: int, parts: Sequence[LoraPart]) -> int:
-    """Return the numbers that one rank of an adapter has for a product; see `LoraBank`."""
+    """Return how many numbers one rank of an adapter has for a product; see `LoraBank`."""
     return len(parts) * in_features + sum(part.num_rows for part in parts)
 
 
 class LoraBank(ABC):
-    """The matrices that all slots have for one product.
+    """The matrices of one product's adapters, in all slots.
 
     Attributes:
-        memory: `[num_slots, max_rank, width]`, of the activations' dtype; the last dimension is
-            contiguous, and others need not be. A row belongs to one rank of one adapter: for each
-            part its row of A, `[in_features]`, and then for each part its column of B,
-            `[num_rows]`, already scaled.
-        ranks: `[num_slots]` int32, on the same device: the ranks in use; further ones are ignored.
+        memory: `[num_slots, max_rank, width]`, the dtype of the activations. Only the last
+            dimension must be contiguous. An entry belongs to one rank of one adapter. It has for
+            each part the rank's row of A, `[in_features]`, and then for each part the rank's column
+            of B, `[num_rows]`, already scaled.
+        ranks: `[num_slots]` int32 on the same device: number of ranks in use. Further ranks are
+            ignored.
         in_features: columns of the product's weight.
-        parts: in the order of their rows.
+        parts: the parts in the order of their rows.
     """
 
     def __init__(
@@ -82,37 +86,37 @@ class LoraBank(ABC):
         self.parts = tuple(parts)
 
     def shrinks(self, part: int) -> Tensor:
-        """Return A of a part, `[num_slots, max_rank, in_features]`, a view."""
+        """Return the matrices A of a part, `[num_slots, max_rank, in_features]`, a view."""
         return self.memory.narrow(2, part * self.in_features, self.in_features)
 
     def expands(self, part: int) -> Tensor:
-        """Return B of a part, transposed, `[num_slots, max_rank, num_rows]`, a view."""
+        """Return the transposed matrices B of a part, `[num_slots, max_rank, num_rows]`, a view."""
         before = sum(each.num_rows for each in self.parts[:part])
         start = len(self.parts) * self.in_features + before
         return self.memory.narrow(2, start, self.parts[part].num_rows)
 
     @abstractmethod
     def add(self, out: Tensor, x: Tensor, tokens: TokenSlots) -> None:
-        """Add each token's adapter to a product, in place.
+        """Add each token's adapter to a product in place.
 
-        Sums are float32. An implementation may round the shrunk values; the result is rounded
-        once. A row's result does not depend on other rows.
+        Sums are float32. An implementation may round the shrunk values. The result is rounded once.
+        A row's result does not depend on other rows.
 
         Args:
             out: `[num_tokens, out_features]`, contiguous, the dtype of the memory.
             x: `[num_tokens, in_features]`, contiguous, the same dtype.
-            tokens: the adapters of the same tokens.
+            tokens: the adapter slots of these tokens.
         """
 
     def product(self, base: PackedLinear, x: Tensor, tokens: TokenSlots) -> Tensor:
-        """Return a base product with each token's adapter, `[num_tokens, out_features]`.
+        """Return a product plus each token's adapter, `[num_tokens, out_features]`.
 
         Args:
-            base: the product without adapters, in any form.
-            x: as for `add`.
-            tokens: as for `add`.
+            base: the linear layer without adapters, in any packed form.
+            x: `[num_tokens, in_features]`, contiguous.
+            tokens: the adapter slots of these tokens.
         """
-        # Some products return a part of a wider tensor.
+        # Some linear layers return a part of a wider tensor.
         out = base(x).contiguous()
         self.add(out, x, tokens)
         return out
@@ -120,17 +124,17 @@ class LoraBank(ABC):
     def gated(
         self, base: PackedLinear, x: Tensor, activation: Activation, tokens: TokenSlots
     ) -> Tensor:
-        """Return `activation(gate) * up` of the halves of `product`."""
+        """Return `activation(gate) * up` of the two halves of `product`."""
         return act_and_mul(self.product(base, x, tokens), activation)
 
 
 class LoraKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def make_bank(
         self, memory: Tensor, ranks: Tensor, in_features: int, parts: Sequence[LoraPart]
     ) -> LoraBank:
-        """See `kernels.lora.make_bank`."""
+        """Make the bank of a product; see `kernels.lora.make_bank`."""
 
 
 LORA: Table[LoraKernels] = Table(
@@ -151,7 +155,9 @@ def make_bank(
     parts: Sequence[LoraPart],
     implementation: str | None = None,
 ) -> LoraBank:
-    """Build the bank that adds adapters to one product; arguments are attributes of `LoraBank`.
+    """Make the bank that adds adapters to one product.
+
+    The arguments are those of `LoraBank`.
 
     Raises:
         ValueError: `implementation` is unknown.

@@ -1,4 +1,4 @@
-"""Adapters through the C++ library: tokens grouped by adapter, two passes over all threads."""
+"""LoRA adapters in the C++ library: tokens are grouped by adapter, in two passes of all threads."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ _add = library().hr_lora_add
 
 
 class CppBank(LoraBank):
-    """Adapters of bfloat16 or float32; a token's result has the same bits in any batch."""
+    """Adapters in bfloat16 or float32; a token's result has the same bits in any batch."""
 
     def __init__(
         self, memory: Tensor, ranks: Tensor, in_features: int, parts: Sequence[LoraPart]
@@ -50,6 +50,6 @@ class CppBank(LoraBank):
 def make_bank(
     memory: Tensor, ranks: Tensor, in_features: int, parts: Sequence[LoraPart]
 ) -> LoraBank:
-    """See `kernels.lora.make_bank`; other dtypes stay with torch."""
+    """Make the bank of a product; dtypes other than bfloat16 and float32 use the reference."""
     kind = CppBank if memory.dtype in DTYPES else TorchBank
     return kind(memory, ranks, in_features, parts)

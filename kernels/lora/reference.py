@@ -1,6 +1,6 @@
-"""Adapters in plain torch: every slot computes all tokens, and adds zeros to tokens of other slots.
+"""LoRA adapters in plain torch: every slot computes all tokens, and adds zeros to those of others.
 
-No operation depends on the content of tensors, so that operations may be recorded.
+No operation depends on the content of tensors, so a CUDA graph may record the operations.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from kernels.lora import LoraBank, LoraPart, TokenSlots
 
 
 class TorchBank(LoraBank):
-    """Multiplies one slot after the other."""
+    """Multiplies all tokens by one slot after the other."""
 
     def add(self, out: Tensor, x: Tensor, tokens: TokenSlots) -> None:
         wide, max_rank = x.float(), self.memory.shape[1]
@@ -24,7 +24,7 @@ class TorchBank(LoraBank):
                 is_mine, is_rank = tokens.slots == slot, ranks < self.ranks[slot]
                 shrunk = wide @ self.shrinks(index)[slot].float().T
                 shrunk = torch.where(is_mine[:, None] & is_rank, shrunk, 0.0)
-                # What a rank that is not in use held before may be no number.
+                # The memory of ranks that are not in use may hold NaN.
                 b = torch.where(is_rank[:, None], self.expands(index)[slot].float(), 0.0)
                 added += shrunk @ b
             rows.copy_((rows.float() + added).to(out.dtype))
@@ -33,5 +33,5 @@ class TorchBank(LoraBank):
 def make_bank(
     memory: Tensor, ranks: Tensor, in_features: int, parts: Sequence[LoraPart]
 ) -> LoraBank:
-    """See `kernels.lora.make_bank`."""
+    """Make the bank of a product; see `kernels.lora.make_bank`."""
     return TorchBank(memory, ranks, in_features, parts)

@@ -1,8 +1,8 @@
-"""Adapters in Triton: two launches per product, whose number of programs depends on shapes alone.
+"""LoRA adapters in Triton: two launches per product; their sizes depend on shapes alone.
 
 CUDA graphs can therefore hold the launches, whatever adapters the tokens use. The list of tokens by
-adapter is made once for all products that the same tokens pass. Up to `FEW_TOKENS` tokens use the
-kernels of `kernels.lora.triton_few`, of which the second also computes a gated activation.
+adapter is made once for all products that have the same tokens. Up to `FEW_TOKENS` tokens use the
+kernels of `kernels.lora.triton_few`; the second of these also computes a gated activation.
 """
 
 from collections.abc import Sequence
@@ -39,17 +39,18 @@ FEW_TOKENS = 64
 
 @dataclass(frozen=True)
 class Cut:
-    """How products of few tokens are cut.
+    """The sizes of programs for products of few tokens.
 
     Attributes:
         columns: columns of A in a block.
         steps: blocks of columns that a program multiplies.
         width: columns of B that a program multiplies.
-        shares: programs that go through the slots of a block of tokens in turn.
+        shares: number of programs that share the slots of a block of tokens.
         num_stages: blocks in flight, in both kernels.
         shrink_warps, expand_warps: warps of a program in each kernel.
-        order: when tokens are shrunk: `first`, before the base product; `last`, after it; `beside`
-            it, on a separate stream; or `within` its kernel, if the base product supports that.
+        order: when tokens are shrunk: `first`, before the base product; `last`, after it; `beside`,
+            at the same time on a separate stream; or `within` the kernel of the base product, if it
+            supports that.
     """
 
     columns: int = 256
@@ -63,10 +64,13 @@ class Cut:
 
 
 class _Few(NamedTuple):
-    """The list that `kernels.lora.triton_few` describes, for blocks of `size` tokens.
+    """The list of a step's tokens that `kernels.lora.triton_few` describes.
 
     Attributes:
-        ranks: those of which the list was made.
+        list: the list, int32.
+        ranks: the tensor of ranks from which the list was made.
+        num_places: number of places in the list.
+        size: tokens of a block.
     """
 
     list: Tensor
@@ -76,7 +80,7 @@ class _Few(NamedTuple):
 
 
 def few_listed(tokens: TokenSlots, ranks: Tensor) -> _Few:
-    """Return the step's list of at most `FEW_TOKENS` tokens, made at the first call."""
+    """Return the list of a step's tokens, at most `FEW_TOKENS`; it is made at the first call."""
     made = tokens.derived
     if isinstance(made, _Few) and made.ranks is ranks:
         return made
@@ -99,11 +103,11 @@ def few_listed(tokens: TokenSlots, ranks: Tensor) -> _Few:
 
 
 class _Listed(NamedTuple):
-    """Tokens by slot, in blocks of `size`.
+    """A step's tokens sorted by slot, in blocks of `size`.
 
     Attributes:
-        order: the token at each place; the number of tokens for padding.
-        block_slot: the slot of each block, -1 for one without tokens.
+        order: the token at each place; the number of tokens stands for padding.
+        block_slot: the slot of each block; -1 for a block without tokens.
     """
 
     order: Tensor
@@ -112,7 +116,7 @@ class _Listed(NamedTuple):
 
 
 def listed(tokens: TokenSlots) -> _Listed:
-    """Return the step's list, made at the first call."""
+    """Return the list of a step's tokens; it is made at the first call."""
     if isinstance(tokens.derived, _Listed):
         return tokens.derived
     num_tokens, num_slots, device = len(tokens), tokens.num_slots, tokens.slots.device
@@ -121,7 +125,7 @@ def listed(tokens: TokenSlots) -> _Listed:
     order = torch.empty(num_blocks * size, dtype=torch.int32, device=device)
     block_slot = torch.empty(num_blocks, dtype=torch.int32, device=device)
     sort_kernel[(num_slots,)](
-        # Tokens of no slot are listed nowhere.
+        # Tokens without a slot are not in the list.
         torch.where(tokens.slots < 0, num_slots, tokens.slots),
         order,
         block_slot,
@@ -138,7 +142,7 @@ def listed(tokens: TokenSlots) -> _Listed:
 
 
 class TritonBank(LoraBank):
-    """Adapters of any float type."""
+    """Adapters in any floating dtype."""
 
     def __init__(
         self, memory: Tensor, ranks: Tensor, in_features: int, parts: Sequence[LoraPart]
@@ -149,12 +153,12 @@ class TritonBank(LoraBank):
         self._tiles: dict[int, Tensor] = {}
         self._even: dict[int, bool] = {}
         self._of_width(_WIDTH)
-        # A gated product's halves.
+        # Whether the parts are the two halves of a gated product.
         self._gates = len(parts) == 2 and parts[0].num_rows == parts[1].num_rows == parts[1].first
         self.cut: Cut | None = None
 
     def _of_width(self, width: int) -> Tensor:
-        """Return the tiles of so many columns, made at the first call."""
+        """Return the tiles of up to `width` columns; they are made at the first call."""
         if width not in self._tiles:
             tiles = self._list_tiles(width)
             self._tiles[width] = torch.tensor(tiles, dtype=torch.int32, device=self.memory.device)
@@ -261,7 +265,7 @@ class TritonBank(LoraBank):
     def _both(
         self, base: PackedLinear, x: Tensor, tokens: TokenSlots, cut: Cut
     ) -> tuple[Tensor, Tensor]:
-        """Return the base product, contiguous, and what `_shrink` returns."""
+        """Return the base product, contiguous, and the shrunk tokens of `_shrink`."""
         order = cut.order
         if order == "within":
             if isinstance(base, TritonLinear):
@@ -285,7 +289,7 @@ class TritonBank(LoraBank):
         return out, made
 
     def _further(self, x: Tensor, tokens: TokenSlots) -> FurtherRows:
-        """Return the rows of A that one token meets."""
+        """Return the rows of A for the adapter of the only token."""
         few = few_listed(tokens, self.ranks)
         made = torch.empty(len(self.parts), self._rank_block, dtype=torch.float32, device=x.device)
         return FurtherRows(self.memory, few.list[2:], few.list[3:], len(self.parts), made)
@@ -298,7 +302,7 @@ class TritonBank(LoraBank):
     def _shrink(
         self, x: Tensor, tokens: TokenSlots, cut: Cut, made: Tensor | None = None
     ) -> Tensor:
-        """Return the shrunk tokens in parts, as `shrink_few_kernel` describes them."""
+        """Return the shrunk tokens in parts of A's columns, as `shrink_few_kernel` writes them."""
         assert x.is_contiguous()
         assert len(x) == len(tokens)
         few, memory = few_listed(tokens, self.ranks), self.memory
@@ -377,7 +381,7 @@ class TritonBank(LoraBank):
 
 
 def cut_of(in_features: int, num_tokens: int) -> Cut:
-    """Return how products of few tokens are cut; measured by `benchmarks.h200.adapter_products`."""
+    """Return the sizes for products of few tokens, from `benchmarks.h200.adapter_products`."""
     if num_tokens == 1:
         steps = triton.cdiv(in_features, 16 * 256)
         return Cut(256, steps, 32, 1, num_stages=1, expand_warps=1, order="within")
@@ -388,5 +392,5 @@ def cut_of(in_features: int, num_tokens: int) -> Cut:
 def make_bank(
     memory: Tensor, ranks: Tensor, in_features: int, parts: Sequence[LoraPart]
 ) -> LoraBank:
-    """See `kernels.lora.make_bank`."""
+    """Make the bank of a product; see `kernels.lora.make_bank`."""
     return TritonBank(memory, ranks, in_features, parts)

@@ -1,13 +1,13 @@
-"""Kernels of `kernels.lora.triton` for few tokens, which wait for memory and for one another.
+"""The kernels of `kernels.lora.triton` for few tokens, which are limited by latency.
 
 Tokens are sorted by slot and cut into blocks without padding. A block may hold tokens of several
-slots: `SHARES` programs go through its slots in turn, each for the tokens of its own slots, so that
-the list of tokens is the only thing read ahead of the matrices. Products of tokens with matrices of
-other slots are masked; they cost no memory traffic.
+slots. `SHARES` programs share the slots of a block; each computes the tokens of its own slots. The
+list of tokens is therefore the only thing that is read before the matrices. Products of tokens with
+matrices of other slots are masked; they cause no memory traffic.
 
-The list of a step is int32, and P is its number of places, a multiple of a block's: `[token P |
-index of its slot in the block P, -1 for none | slots of the block P | their ranks P | their number
-P / BLOCK_M]`.
+The list of a step is int32. P is its number of places, a multiple of a block's: `[token P | index
+of its slot in the block P, -1 for none | slots of the block P | their ranks P | number of slots P /
+BLOCK_M]`.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -30,7 +30,7 @@ def list_kernel(
     PLACES: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """List the tokens by slot, those of no slot behind the others; one program."""
+    """List the tokens by slot, those without a slot after the others. It runs as one program."""
     token = tl.arange(0, PLACES)
     is_token = token < num_tokens
     slot = tl.load(slots_ptr + token, mask=is_token, other=-1).to(tl.int32)
@@ -46,14 +46,14 @@ def list_kernel(
     same = ahead & (key[None, :] == key[:, None])
     is_first = (tl.sum(same.to(tl.int32), 1) == 0) & is_used
     counted = is_first.to(tl.int32)[None, :]
-    # The slots of the block that come first with this token or before it.
+    # Counts the slots whose first token in the block is this token or an earlier one.
     upto = (block[None, :] == block[:, None]) & (place[None, :] <= place[:, None])
     index = tl.sum(tl.where(upto, counted, 0), 1) - 1
     count = tl.sum(tl.where(block[None, :] == block[:, None], counted, 0), 1)
     tl.store(list_ptr + place, token)
     tl.store(list_ptr + PLACES + place, tl.where(is_used, index, -1))
     of_block = list_ptr + 2 * PLACES + block * BLOCK_M + tl.maximum(index, 0)
-    # A token alone is read as a slot even if it has none.
+    # A block of one token is read as one slot even if the token has none.
     is_written = is_first | (BLOCK_M == 1)
     tl.store(of_block, slot, mask=is_written)
     rank = tl.load(ranks_ptr + slot)
@@ -63,7 +63,7 @@ def list_kernel(
 
 @triton.jit
 def of_block(list_ptr, block, num_places, BLOCK_M: tl.constexpr):
-    """Return a block's tokens, their slots' indices, its slots, their ranks, and how many."""
+    """Return a block's tokens, the indices of their slots, its slots, ranks and number of slots."""
     at = list_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)
     token, index = tl.load(at), tl.load(at + num_places)
     slots, ranks = tl.load(at + 2 * num_places), tl.load(at + 3 * num_places)
@@ -72,7 +72,7 @@ def of_block(list_ptr, block, num_places, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def chosen(values, index, BLOCK_M: tl.constexpr):
-    """Return one of a block's values, without a load that others would wait for."""
+    """Return `values[index]` from registers, without a load that would have to be awaited."""
     return tl.sum(tl.where(tl.arange(0, BLOCK_M) == index, values, 0), 0)
 
 
@@ -100,8 +100,8 @@ def shrink_few_kernel(
 ):
     """Multiply a block of tokens by `STEPS * BLOCK_K` columns of A, for one part of the product.
 
-    `made` is `[splits, PARTS, num_places, RANKS]` float32; ranks that are not in use get zeros, and
-    tokens of no slot nothing.
+    `made` is `[splits, PARTS, num_places, RANKS]` float32. Ranks that are not in use get zeros.
+    Nothing is written for tokens without a slot.
     """
     block, share = tl.program_id(0) // SHARES, tl.program_id(0) % SHARES
     part, split = tl.program_id(1), tl.program_id(2)
@@ -190,7 +190,7 @@ def sum_of_splits(
     RANKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Return a block's shrunk tokens of a part."""
+    """Return a block's shrunk tokens for one part, summed over the parts of A's columns."""
     row = part * num_places + block * BLOCK_M + tl.arange(0, BLOCK_M)
     at = made_ptr + row[:, None] * RANKS + tl.arange(0, RANKS)[None, :]
     shrunk = tl.zeros([BLOCK_M, RANKS], tl.float32)
@@ -227,12 +227,12 @@ def expand_few_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply a block of shrunk tokens by some columns of B and add them to the product.
+    """Multiply a block of shrunk tokens by some columns of B and add the result to the product.
 
-    A tile is four int32: its part, its first column in the product and in a row of `memory`, and
-    its number of columns. `EVEN_N` promises that a tile has `BLOCK_N` columns and begins at
-    multiples of 16. With an activation the product's halves are the two parts, gate and up; `out`
-    has the columns of one, and there are no tiles.
+    A tile is four int32: the part of the product, the tile's first column in the product and in an
+    entry of `memory`, and its number of columns. `EVEN_N` promises that a tile has `BLOCK_N`
+    columns and begins at multiples of 16. With an activation, the product's halves are the two
+    parts, gate and up; `out` has the columns of one half, and there are no tiles.
     """
     block, share = tl.program_id(0) // SHARES, tl.program_id(0) % SHARES
     column = tl.arange(0, BLOCK_N)
@@ -252,7 +252,7 @@ def expand_few_kernel(
     token, index, slots, ranks, count = of_block(list_ptr, block, num_places, BLOCK_M)
     if share > 0 and share >= count:
         return
-    # Tokens of no adapter keep their bits, or have an activation all the same.
+    # Tokens without an adapter keep their bits; with an activation they are computed like others.
     is_out = (token < num_tokens) & (tl.maximum(index, 0) % SHARES == share)
     if ACTIVATION is None:
         is_out = is_out & (index >= 0)

@@ -1,7 +1,8 @@
-"""Kernels of `kernels.lora.triton`: shrink each token to its adapter's rank, expand it and add.
+"""The kernels of `kernels.lora.triton`: shrink each token to its adapter's rank, expand and add.
 
-Tokens are listed by adapter, in blocks of one adapter each. Programs without a block exit at once,
-and columns are summed in parts, because few tokens would leave most of a GPU idle.
+Tokens are listed by adapter, in blocks of one adapter each. Programs without a block exit
+immediately. The columns of A are split among programs, because few tokens would leave most of a GPU
+idle.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -37,7 +38,7 @@ def shrink_kernel(
 ):
     """Multiply a block of tokens by some columns of A, for one part of the product.
 
-    `made` is `[SPLIT, PARTS, num_places, RANKS]` float32, by the tokens' places in the list.
+    `made` is `[SPLIT, PARTS, num_places, RANKS]` float32; a place is a token's index in the list.
     """
     block, part, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start_next(PDL)
@@ -93,10 +94,10 @@ def expand_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply a block of shrunk tokens by some columns of B and add them to the product.
+    """Multiply a block of shrunk tokens by some columns of B and add the result to the product.
 
-    A tile is four int32: its part, its first column in the product and in a row of `memory`, and
-    its number of columns.
+    A tile is four int32: the part of the product, the tile's first column in the product and in an
+    entry of `memory`, and its number of columns.
     """
     block = tl.program_id(0)
     tile_ptr = tiles_ptr + tl.program_id(1) * 4

@@ -1,4 +1,4 @@
-"""RMS and layer normalization, alone or after a residual add."""
+"""RMS norm and layer norm, alone or after an addition to the residual stream."""
 
 from functools import cache
 from typing import Protocol
@@ -18,12 +18,12 @@ __all__ = [
 
 
 class NormKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False
     ) -> Tensor:
-        """See `kernels.norm.rms_norm`."""
+        """Return the RMS norm of each row; see `kernels.norm.rms_norm`."""
 
     def fused_add_rms_norm(
         self,
@@ -33,15 +33,15 @@ class NormKernels(Protocol):
         eps: float,
         zero_centered: bool = False,
     ) -> Tensor:
-        """See `kernels.norm.fused_add_rms_norm`."""
+        """Add in place, then norm; see `kernels.norm.fused_add_rms_norm`."""
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """See `kernels.norm.layer_norm`."""
+        """Return the layer norm of each row; see `kernels.norm.layer_norm`."""
 
     def fused_add_layer_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
     ) -> Tensor:
-        """See `kernels.norm.fused_add_layer_norm`."""
+        """Add in place, then norm; see `kernels.norm.fused_add_layer_norm`."""
 
 
 NORM: Table[NormKernels] = Table(
@@ -67,15 +67,16 @@ def _kernels(device_type: str) -> NormKernels:
 def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
     """Scale each row of `x` to unit root mean square, then by `weight`.
 
-    The numerics are those of `transformers`: the mean of squares in float32, the normalised row
-    rounded to the dtype of `x`, then multiplied by `weight` in that dtype. With `zero_centered`
-    the factor is `1 + weight`, all in float32, and the result is rounded once, as in Gemma.
+    The numerics are those of `transformers`. The mean of squares is computed in float32. The
+    normalised row is rounded to the dtype of `x` and then multiplied by `weight` in that dtype.
+    With `zero_centered`, the row is multiplied by `1 + weight` in float32 and rounded once, as in
+    Gemma.
 
     Args:
         x: `[num_tokens, hidden_size]`, float16, bfloat16 or float32, contiguous.
         weight: `[hidden_size]`, the dtype of `x`.
-        eps: added to the mean square.
-        zero_centered: whether the factor is `1 + weight`.
+        eps: number that is added to the mean square.
+        zero_centered: whether the factor is `1 + weight` instead of `weight`.
 
     Returns:
         A new `[num_tokens, hidden_size]` tensor, the dtype of `x`.
@@ -86,15 +87,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False)
 def fused_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, zero_centered: bool = False
 ) -> Tensor:
-    """Add `x` to the residual stream in place and return the norm of the sum.
+    """Add `x` to the residual stream in place and return the RMS norm of the sum.
 
     Args:
         x: `[num_tokens, hidden_size]`, float16, bfloat16 or float32, contiguous; unchanged.
-        residual: the shape and dtype of `x`, contiguous; becomes `residual + x`, rounded to its
-            dtype before the norm is taken.
+        residual: the residual stream, the shape and dtype of `x`, contiguous. It becomes `residual
+            + x`, rounded to its dtype before the norm is computed.
         weight: `[hidden_size]`, the dtype of `x`.
-        eps: added to the mean square.
-        zero_centered: as for `rms_norm`.
+        eps: number that is added to the mean square.
+        zero_centered: whether the factor is `1 + weight`; see `rms_norm`.
 
     Returns:
         A new `[num_tokens, hidden_size]` tensor, the dtype of `x`.
@@ -103,13 +104,13 @@ def fused_add_rms_norm(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Normalize each row of `x` to mean 0 and variance 1, scale by `weight` and add `bias`.
+    """Normalise each row of `x` to mean 0 and variance 1, multiply by `weight` and add `bias`.
 
     Args:
         x: `[num_tokens, hidden_size]`, float16, bfloat16 or float32, contiguous.
         weight: `[hidden_size]`, the dtype of `x`.
-        bias: likewise; `None` for none.
-        eps: added to the variance, which is taken in float32.
+        bias: `[hidden_size]`, the dtype of `x`, or `None`.
+        eps: number that is added to the variance, which is computed in float32.
 
     Returns:
         A new `[num_tokens, hidden_size]` tensor, the dtype of `x`.
@@ -124,11 +125,11 @@ def fused_add_layer_norm(
 
     Args:
         x: `[num_tokens, hidden_size]`, float16, bfloat16 or float32, contiguous; unchanged.
-        residual: the shape and dtype of `x`, contiguous; becomes `residual + x`, rounded to its
-            dtype before the norm is taken.
+        residual: the residual stream, the shape and dtype of `x`, contiguous. It becomes `residual
+            + x`, rounded to its dtype before the norm is computed.
         weight: `[hidden_size]`, the dtype of `x`.
-        bias: likewise; `None` for none.
-        eps: as for `layer_norm`.
+        bias: `[hidden_size]`, the dtype of `x`, or `None`.
+        eps: number that is added to the variance, which is computed in float32.
 
     Returns:
         A new `[num_tokens, hidden_size]` tensor, the dtype of `x`.

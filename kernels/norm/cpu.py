@@ -1,4 +1,4 @@
-"""RMS and layer normalisation through the C++ library; float16 goes to the reference."""
+"""RMS norm and layer norm in the C++ library; float16 uses the reference."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ _layer_norm = library().hr_layer_norm
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
-    """Return the norm of each row; see `kernels.norm.rms_norm`."""
+    """Return the RMS norm of each row; see `kernels.norm.rms_norm`."""
     return _run(x, None, weight, eps, zero_centered)
 
 
@@ -51,7 +51,7 @@ def _run(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Return the norm of each row; see `kernels.norm.layer_norm`."""
+    """Return the layer norm of each row; see `kernels.norm.layer_norm`."""
     return _run_layer_norm(x, None, weight, bias, eps)
 
 

@@ -1,4 +1,4 @@
-"""RMS normalisation in plain torch."""
+"""RMS norm and layer norm in plain torch."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
-    """Return the norm of each row; see `kernels.norm.rms_norm`."""
+    """Return the RMS norm of each row; see `kernels.norm.rms_norm`."""
     wide = x.float()
     normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if zero_centered:
@@ -23,7 +23,7 @@ def fused_add_rms_norm(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Return the norm of each row; see `kernels.norm.layer_norm`."""
+    """Return the layer norm of each row; see `kernels.norm.layer_norm`."""
     return functional.layer_norm(x, weight.shape, weight, bias, eps)
 
 

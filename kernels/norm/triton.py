@@ -1,4 +1,4 @@
-"""Normalization in Triton: one program per row, the row in registers."""
+"""RMS norm and layer norm in Triton: one program per row, which keeps the row in registers."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: PLR0913 a kernel's parameters
@@ -17,7 +17,7 @@ def times_weight(unit, weight, ZERO_CENTERED: tl.constexpr):
     if ZERO_CENTERED:
         product = unit * (1.0 + weight.to(tl.float32))
     else:
-        # Also rounded before the product, as two separate ops would.
+        # Also rounded before the multiplication, as two separate ops would round.
         product = unit.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
     return product
 
@@ -44,7 +44,7 @@ def _rms_norm_kernel(
     x = tl.load(x_ptr + row + columns, mask=inside, other=0.0)
     if HAS_RESIDUAL:
         old = tl.load(residual_ptr + row + columns, mask=inside, other=0.0)
-        # Rounded before the norm: the norm must apply to the values that the next layer reads.
+        # Rounded before the norm, which must apply to the values that later layers read.
         x = (x.to(tl.float32) + old.to(tl.float32)).to(old.dtype)
         tl.store(residual_ptr + row + columns, x, mask=inside)
     wide = x.to(tl.float32)
@@ -88,7 +88,7 @@ def _layer_norm_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
-    """Return the norm of each row; see `kernels.norm.rms_norm`."""
+    """Return the RMS norm of each row; see `kernels.norm.rms_norm`."""
     return _run(x, None, weight, eps, zero_centered)
 
 
@@ -100,7 +100,7 @@ def fused_add_rms_norm(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Return the norm of each row; see `kernels.norm.layer_norm`."""
+    """Return the layer norm of each row; see `kernels.norm.layer_norm`."""
     return _run_layer_norm(x, None, weight, bias, eps)
 
 
@@ -155,7 +155,7 @@ def _run_layer_norm(
 
 
 def _prepare(x: Tensor, residual: Tensor | None, weight: Tensor) -> tuple[Tensor, int, int]:
-    """The output tensor, the number of rows, and the columns per program."""
+    """Return the output tensor, the number of rows, and the columns that a program loads."""
     assert x.is_contiguous()
     assert weight.dtype == x.dtype
     assert residual is None or (residual.is_contiguous() and residual.dtype == x.dtype)

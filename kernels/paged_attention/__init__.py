@@ -1,4 +1,4 @@
-"""Causal attention of a step's queries over the paged key and value caches."""
+"""Causal attention of a step's queries over the keys and values in pages of the KV cache."""
 
 from functools import cache
 from typing import Protocol
@@ -11,7 +11,7 @@ __all__ = ["PAGED_ATTENTION", "PagedAttentionKernels", "paged_attention"]
 
 
 class PagedAttentionKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def paged_attention(  # noqa: PLR0913 the op needs all of these
         self,
@@ -28,7 +28,7 @@ class PagedAttentionKernels(Protocol):
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `kernels.paged_attention.paged_attention`."""
+        """Attend over pages; see `kernels.paged_attention.paged_attention`."""
 
 
 PAGED_ATTENTION: Table[PagedAttentionKernels] = Table(
@@ -70,33 +70,35 @@ def paged_attention(  # noqa: PLR0913 the op needs all of these
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend from each query to the cached keys of its sequence up to its own position, or beyond.
+    """Attend from each query to its sequence's keys in the KV cache, up to its own position.
 
-    The queries of a sequence are its last `qo_indptr[i + 1] - qo_indptr[i]` tokens, whose keys and
-    values are already in the cache. Decode rows (one query) and prefill chunks (many, with or
-    without a cached prefix) may be mixed.
+    With `key_ends` a query may also see later keys. The queries of a sequence are its last
+    `qo_indptr[i + 1] - qo_indptr[i]` tokens, whose keys and values are already in the cache. Decode
+    rows (one query) and prefill chunks (many queries, with or without a cached prefix) may be
+    mixed.
 
     Args:
-        q: `[num_tokens, num_heads, head_dim]`, usually a view into `qkv`: heads and elements
-            contiguous, rows at any stride; float16, bfloat16 or float32.
-        k_cache: `[num_pages, num_kv_heads, page_size, row_elements]`, contiguous, the dtype of `q`
-            or on a CPU another of `kernels.kv_forms`; `num_kv_heads` divides `num_heads`. Slots
-            outside the sequences are never used.
-        v_cache: likewise.
-        page_table: `[num_seqs, max_pages]` int32, the pages of each sequence in order.
-        seq_lens: `[num_seqs]` int32, key length including this step's tokens.
-        qo_indptr: `[num_seqs + 1]` int32, where each sequence's queries start in `q`.
-        scale: factor on the scores, usually `head_dim ** -0.5`.
-        window_left: -1, or how many keys before its own position a query sees.
-        out: `[num_tokens, num_heads * head_dim]` to write into, contiguous, or None for a new
-            tensor.
-        key_ends: `[num_tokens]` int32, how many of its sequence's keys each query may see,
-            including its own; it never decreases within a sequence. None: up to its own position.
-            It lets the tokens of an image see one another in both directions. A sequence's only
-            query sees all keys.
-        softcap: if not 0, scaled scores become `softcap * tanh(score / softcap)`.
-        sinks: `[num_heads]` float32, contiguous, or None: a score of each head that takes its part
-            of the softmax and has no value.
+        q: `[num_tokens, num_heads, head_dim]`, float16, bfloat16 or float32, usually a view of
+            `qkv`. The heads and elements of a token are contiguous; tokens may have any stride.
+        k_cache: `[num_pages, num_kv_heads, page_size, row_elements]`, contiguous. It has the dtype
+            of `q`, or on a CPU another form of `kernels.kv_forms`. `num_kv_heads` divides
+            `num_heads`. Slots outside the sequences are never used.
+        v_cache: the values, with the shape and dtype of `k_cache`.
+        page_table: `[num_seqs, max_pages]` int32, the block table: the pages of each sequence in
+            order.
+        seq_lens: `[num_seqs]` int32, number of keys, including this step's tokens.
+        qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's queries in `q`.
+        scale: factor of the scores, usually `head_dim ** -0.5`.
+        window_left: most keys before its own position that a query sees; -1 for all.
+        out: `[num_tokens, num_heads * head_dim]`, contiguous, to which the result is written;
+            `None` for a new tensor.
+        key_ends: `[num_tokens]` int32: for each query, the number of its sequence's first keys that
+            it sees. It never decreases within a sequence. With it, the tokens of an image see one
+            another in both directions. With `None`, a query sees the keys up to its own. A sequence
+            with one query ignores it: the query sees all keys.
+        softcap: if not 0, each scaled score becomes `softcap * tanh(score / softcap)`.
+        sinks: `[num_heads]` float32, contiguous, or `None`: for each head one more score in the
+            softmax, which has no value.
 
     Returns:
         `out`: `[num_tokens, num_heads * head_dim]`, the dtype of `q`.

@@ -1,6 +1,6 @@
-"""Paged attention through the C++ library.
+"""Paged attention in the C++ library.
 
-float16, and head sizes that are not a multiple of 16, go to the reference.
+float16, and head sizes that are not a multiple of 16, use the reference.
 """
 
 import torch
@@ -14,7 +14,7 @@ _MAX_HEAD_DIM = 576
 
 
 def supports(dtype: torch.dtype, head_dim: int) -> bool:
-    """Return whether the library supports such heads; others go to the reference."""
+    """Return whether the library supports this dtype and head size; others use the reference."""
     return dtype in DTYPES and head_dim % 16 == 0 and head_dim <= _MAX_HEAD_DIM
 
 

@@ -1,4 +1,4 @@
-"""Paged attention in plain torch: gather a sequence's pages, then the textbook formula."""
+"""Paged attention in plain torch: gathers a sequence's pages, then applies the textbook formula."""
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ def paged_attention(  # noqa: PLR0913 the op's signature
         start, stop = bounds[i], bounds[i + 1]
         if start == stop:
             continue
-        # With a window, pages that are out of every query's window may have been freed.
+        # With a window, pages that are outside every query's window may have been freed.
         first = 0 if window_left < 0 else max(0, kv_len - (stop - start) - window_left)
         first_page = first // page_size
         pages = page_table[i, first_page : -(-kv_len // page_size)].long()

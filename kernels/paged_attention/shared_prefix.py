@@ -1,9 +1,9 @@
-"""The groups of decode rows with the same first keys, laid out for the kernel that shares them.
+"""The groups of decode rows with the same first keys, in the layout of the kernel that shares them.
 
-The groups change when a request starts or ends, so the host computes them and sends them then;
-graphs read them from fixed addresses.
+The groups change when a request starts or ends. The host computes them then and sends them to the
+device; CUDA graphs read them from fixed addresses.
 
-Source: attention over a shared prefix as matrix products of many queries, merged by log-sum-exp
+Source: attention over a shared prefix as matrix products of many queries, combined by log-sum-exp
 with each query's own part: Hydragen (Juravsky et al., 2024), FlashInfer's cascade (Ye et al.,
 2024).
 """
@@ -21,41 +21,43 @@ from kernels.paged_attention.prefix_group import MAX_GROUPS, PrefixGroup
 if TYPE_CHECKING:
     from kernels.paged_attention.triton_plan import AttentionWorkspace
 
-# int32 fields of an item, padded so that one item is one 32-byte sector.
+# int32 fields of a work item, padded so that one item is one 32-byte sector.
 ITEM_FIELDS = 8
-# Rows of a block of queries: the heads that share a key head, for several members of a group.
+# Rows of a block of queries. A block has the heads that share a key head, for several members of a
+# group.
 BLOCK_ROWS = 64
-# Keys per block; shared lengths and the chunks that they are split into are multiples of it.
+# Keys per block. Shared lengths, and the chunks into which they are split, are multiples of it.
 KEY_GRAIN = 64
 # The desired number of programs in flight on each multiprocessor.
 PROGRAMS = 2
-# Chunks of a prefix: adding their results for each member has a cost too.
+# Most chunks of a prefix, because adding their results for each member has a cost too.
 _MAX_PARTS = 32
 _MIN_CHUNK = 256
 
 
 class SharedPrefixes:
-    """Device memory of a decode step's groups, and of the results of chunks of keys.
+    """Device memory for the groups of a decode step, and for the results of chunks of shared keys.
 
     Attributes:
         max_seqs: most sequences of a step.
         block_rows: rows of a block of queries.
         members_a_block: most sequences per block.
-        max_items: most programs in a launch for a step of `max_seqs`, see `items_for`.
-        lens: `[max_seqs]` int32, keys of each sequence that its group's programs process.
-        parts: `[max_seqs]` int32, into how many chunks they are split.
-        members: `[max_seqs]` int32, the groups' members, one group after the other.
-        items: `[max_items, 8]` int32: a member, first key, end of keys, first entry of `members`
-            and how many, the chunk's number.
-        num_items: `[8]` int32, the first is the number of items.
-        first_slots: `[max_seqs]` int32, where each sequence's chunk results begin, shared ones
-            first.
-        partials: `[slots, num_heads, head_dim rounded up]` float32, outputs of single chunks.
-        partial_lse: `[slots, num_heads]` float32, their base-2 log-sum-exp.
+        max_items: most programs in a launch for a step of `max_seqs`; see `items_for`.
+        lens: `[max_seqs]` int32, for each sequence the number of keys that its group's programs
+            process.
+        parts: `[max_seqs]` int32, number of chunks into which these keys are split.
+        members: `[max_seqs]` int32, the members of all groups, one group after the other.
+        items: `[max_items, 8]` int32. An item has: a member of the group, first key, end of keys,
+            first entry of `members`, number of entries, and number of the chunk.
+        num_items: `[8]` int32; the first entry is the number of items.
+        first_slots: `[max_seqs]` int32, the slot of each sequence's first chunk result; results of
+            shared chunks come first.
+        partials: `[slots, num_heads, head_dim rounded up]` float32, results of single chunks.
+        partial_lse: `[slots, num_heads]` float32, base-2 log-sum-exp of single chunks.
     """
 
     def __init__(self, workspace: "AttentionWorkspace") -> None:
-        """Allocate for the steps and layers of `workspace`, without any group."""
+        """Allocate for the steps and layers of `workspace`. There are no groups yet."""
         self.max_seqs = workspace.max_seqs
         device, num_heads = workspace.totals.device, workspace.num_heads
         group_rows = triton.next_power_of_2(num_heads // workspace.num_kv_heads)
@@ -64,7 +66,7 @@ class SharedPrefixes:
         programs = workspace.multiprocessors * PROGRAMS
         self._wanted_items = max(1, programs // workspace.num_kv_heads)
         self.max_items = self.items_for(self.max_seqs)
-        # The host's numbers, in one buffer so that one copy sends all of them.
+        # All numbers from the host are in one buffer, so that one copy sends them.
         padded = -(-self.max_seqs // ITEM_FIELDS) * ITEM_FIELDS
         ends = np.cumsum([ITEM_FIELDS, *[padded] * 3, self.max_items * ITEM_FIELDS]).tolist()
         self._bounds = list(zip([0, *ends], ends, strict=False))
@@ -82,14 +84,14 @@ class SharedPrefixes:
         """Return the most items of a step of `num_seqs` sequences."""
         return self._wanted_items + -(-num_seqs // self.members_a_block) + MAX_GROUPS
 
-    # Buffers created in inference mode can only be written in inference mode.
+    # Buffers that are created in inference mode can only be written in inference mode.
     @torch.inference_mode()
     def put(self, groups: Sequence[PrefixGroup]) -> None:
-        """Send the groups for the following steps; in stream order, never blocks.
+        """Send the groups for the following steps, in stream order, without blocking.
 
         Args:
-            groups: at most `MAX_GROUPS`; a sequence is in at most one. Lengths are rounded down to
-                `KEY_GRAIN`.
+            groups: at most `MAX_GROUPS`; a sequence is in at most one group. Lengths are rounded
+                down to multiples of `KEY_GRAIN`.
         """
         assert len(groups) <= MAX_GROUPS
         pinned = torch.zeros(
@@ -102,7 +104,7 @@ class SharedPrefixes:
     def _fill(
         self, numbers: NDArray[np.int32], groups: list[tuple[NDArray[np.int64], int]]
     ) -> None:
-        """Write the lists; lengths are in blocks of keys here."""
+        """Write the lists of `SharedPrefixes` to `numbers`; lengths are in blocks of keys."""
         count, lens, parts, order, flat = (numbers[start:end] for start, end in self._bounds)
         items = flat.reshape(-1, ITEM_FIELDS)
         blocks = [-(-len(members) // self.members_a_block) for members, _ in groups]

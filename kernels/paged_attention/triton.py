@@ -1,19 +1,17 @@
-"""Paged attention in Triton: decode rows by split keys, chunks of queries by blocks of rows.
+"""Paged attention in Triton: keys are split for decode rows, queries are split for prefill chunks.
 
-The runtime's back end holds an `AttentionWorkspace`, calls `plan_attention` once a step and
-`run_attention` once a layer. `paged_attention`, the table's op, does both at once.
+The runtime's attention back end holds an `AttentionWorkspace`, calls `plan_attention` once a step
+and `run_attention` once a layer. `paged_attention`, the op of the kernel table, does both at once.
 
 Microseconds of a layer on an H200, in bfloat16, with 32/8 heads of 128 and pages of 16
 (`benchmarks/results/h200/attention_cuts.json`):
 
-    decode, 64 x 1024 tokens          70
-    decode, 256 x 768 tokens         193
-    decode, 1 x 4096 tokens           16
-    prefill, 4096 tokens, no prefix  372 (369 TFLOP/s)
+    decode, 64 x 1024 tokens          70 decode, 256 x 768 tokens         193 decode, 1 x 4096
+    tokens           16 prefill, 4096 tokens, no prefix  372 (369 TFLOP/s)
 
-torch's cuDNN attention on plain keys computes that prefill in 258 microseconds
-(`prompt_attention.json` there). A step of prompts without a cached prefix, whose keys are still in
-`qkv`, should use cuDNN; here keys come only from pages.
+torch's cuDNN attention computes that prefill in 258 microseconds, if keys are in a plain tensor
+(`prompt_attention.json` in the same folder). This module reads keys only from pages. A step of
+prompts without a cached prefix, whose keys are still in `qkv`, should use cuDNN.
 """
 
 # ruff: noqa: PLR0913 the op's signature
@@ -60,22 +58,24 @@ def run_attention(
     sinks: Tensor | None = None,
     tiles: tuple[Tile | None, Tile | None] = (None, None),
 ) -> None:
-    """Attend in one layer of a planned step; allocates nothing, never blocks.
+    """Compute attention in one layer of a planned step; allocates nothing and never blocks.
 
     Args:
         plan: the plan for this step and this layer's `window_left`.
-        q: `[num_tokens, num_heads, head_dim]`, heads and elements contiguous, rows at any stride.
+        q: `[num_tokens, num_heads, head_dim]`. The heads and elements of a token are contiguous;
+            tokens may have any stride.
         k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous, the dtype of `q` or
             an 8-bit float.
-        v_cache: likewise.
-        page_table: `[num_seqs, max_pages]` int32, rows contiguous.
-        scale: factor on the scores.
-        out: `[num_tokens, num_heads * head_dim]`, contiguous. Rows outside the plan's sequences
-            (padding after `qo_indptr[-1]`) are unchanged.
-        key_ends: see `kernels.paged_attention.paged_attention`.
-        softcap: likewise.
-        sinks: likewise.
-        tiles: the tiles of decode and extend, for tuning; None for the measured choice.
+        v_cache: the values, with the shape and dtype of `k_cache`.
+        page_table: `[num_seqs, max_pages]` int32, the block table, rows contiguous.
+        scale: factor of the scores.
+        out: `[num_tokens, num_heads * head_dim]`, contiguous, overwritten. Rows outside the plan's
+            sequences (padding after `qo_indptr[-1]`) are unchanged.
+        key_ends: number of keys that each query sees; see
+            `kernels.paged_attention.paged_attention`.
+        softcap: cap of the scores; see there.
+        sinks: one more score of each head; see there.
+        tiles: the tiles of decode and extend, for tuning; `None` for the measured choice.
     """
     workspace = plan.workspace
     _, num_heads, head_dim = q.shape
@@ -215,7 +215,7 @@ def paged_attention(
 ) -> Tensor:
     """Plan and run one layer; see `kernels.paged_attention.paged_attention`.
 
-    Allocates a workspace on each call; the runtime's back end keeps one instead.
+    Each call allocates a workspace; the runtime's attention back end keeps one instead.
     """
     num_tokens, num_heads, head_dim = q.shape
     if out is None:

@@ -2,10 +2,10 @@
 
 The heads that share a key head are the rows of the matrix products, so keys and values are read
 once. Each program attends to one chunk of one sequence's keys. If a sequence has several chunks,
-the program that finishes last adds the parts, which saves a launch per layer.
+the program that finishes last adds their results, which saves a launch per layer.
 
-Source: flash-decoding (Dao, Haziza, Massa, Sizov, 2023); the last-arrival reduction is that of
-stream-K (Osama et al., 2023).
+Source: flash-decoding (Dao, Haziza, Massa, Sizov, 2023); the reduction by the last program is that
+of stream-K (Osama et al., 2023).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -53,7 +53,8 @@ def _add_parts(
         best = new_best
     safe = tl.where(best == float("-inf"), 0.0, best)
     acc = tl.zeros([GROUP_ROWS, BLOCK_D], tl.float32)
-    # The weights are known here, so the loads of the parts are independent.
+    # The weights of the chunks are known at this point, so the loads of their results are
+    # independent.
     for first in tl.range(0, num_parts, PARTS, num_stages=3):
         part = first + tl.arange(0, PARTS)
         row = ((first_item + part) * NUM_KV_HEADS + kv_head)[:, None] * GROUP + head[None, :]
@@ -113,7 +114,8 @@ def decode_kernel(
 ):
     """Attend from one sequence's query, for one key head, to one chunk of keys.
 
-    With `SHARED` the results of the group's shared chunks are already stored.
+    With `SHARED`, the results of the chunks that the sequence shares with its group are already
+    stored.
     """
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
@@ -165,7 +167,7 @@ def decode_kernel(
         acc = tl.dot(weight.to(v.dtype), v, acc=acc * rescale[:, None], input_precision=PRECISION)
         best = new_best
 
-    # The sink of a split sequence is added once, with its parts.
+    # If a sequence is split, its sink is added once, when the chunks are combined.
     if SINKS and num_parts == 1:
         total = with_sink(total, best, sinks_ptr, kv_head * GROUP + head, head < GROUP)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]

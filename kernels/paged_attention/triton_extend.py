@@ -1,7 +1,8 @@
-"""Paged extend attention: many queries per sequence, over its cached prefix and themselves.
+"""Paged extend attention: many queries per sequence, over its cached prefix and one another.
 
-The heads that share a key head are packed into the rows of one block (row = token * group +
-head), so a key is read once for all of them and short chunks still fill the tensor cores' rows.
+The heads that share a key head are packed into the rows of one block (row = token * group + head).
+A key is therefore read once for all of them, and short chunks still fill the rows of the tensor
+cores.
 
 Source: FlashAttention-2 (Dao, 2023).
 """
@@ -149,7 +150,7 @@ def extend_kernel(
     first_query = kv_len - num_queries + first_token
     key_end = kv_len - num_queries + last_token + 1
     if SPANS:
-        # The visible keys never decrease from one token to the next.
+        # The number of visible keys never decreases from one token to the next.
         last_key = tl.load(key_ends_ptr + q_row, mask=token < num_queries, other=0) - 1
         key_end = tl.load(key_ends_ptr + q_start + last_token)
     if WINDOWED:

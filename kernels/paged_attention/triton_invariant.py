@@ -1,9 +1,9 @@
-"""Batch-invariant paged attention in Triton: a step's plan, which its layers share, and launches.
+"""Batch-invariant paged attention in Triton: the plan of a step, and the launches of its layers.
 
-The device writes the assignment of rows and key parts, as in `triton_plan`, so that a CUDA graph
-may be replayed with other lengths. If a sequence has one query in the step, the parts of its keys
-are spread over several programs, as far as the workspace has room for their partial sums. The
-kernel adds these in a fixed order, so the spread does not change the result.
+The device writes the work list of rows and parts of keys, as in `triton_plan`, so that a CUDA graph
+may be replayed with other lengths. If a sequence has one query in the step, several programs share
+its keys, as far as the workspace has room for their partial sums. The kernel adds these sums in a
+fixed order, so the split does not change the result.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -32,19 +32,19 @@ __all__ = [
     "run_attention",
 ]
 
-# One block of rows for every step: its height determines the matrix instruction.
+# One height of blocks for every step, because it determines the matrix instruction.
 BLOCK_ROWS = 64
 # Keys of a part; a multiple of every block of keys.
 PART = 256
 _ITEM_FIELDS = 8
-# Parts of keys whose sums the workspace holds: enough to fill a device with few sequences. Programs
-# past the end of a step's list exit immediately, but a thousand of them cost a microsecond.
+# Parts of keys whose sums the workspace holds, enough to fill a device with few sequences. Programs
+# past the end of a step's list exit immediately, but a thousand of them take a microsecond.
 _MAX_SLOTS = 1024
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How the kernel is tiled: keys per block, warps per program, loads in flight."""
+    """The sizes of the kernel's tile: keys per block, warps per program, loads in flight."""
 
     block_n: int
     num_warps: int
@@ -52,11 +52,11 @@ class Tile:
 
 
 def tile_of(dtype: torch.dtype, block_dim: int, room: int) -> Tile:
-    """Return the kernel's tile; it depends on the model and the device, never on the step.
+    """Return the kernel's tile. It depends on the model and the device, never on the step.
 
     Args:
-        dtype: type of keys.
-        block_dim: their head size, rounded up to a power of two.
+        dtype: dtype of keys.
+        block_dim: head size of keys, rounded up to a power of two.
         room: bytes of shared memory available to a program.
     """
     if dtype is torch.float32:
@@ -81,7 +81,10 @@ def _plan_kernel(
     BLOCK_SEQS: tl.constexpr,
     BLOCK_ITEMS: tl.constexpr,
 ):
-    """Write the items of one sequence; every program sums all lengths itself."""
+    """Write the work items of one sequence.
+
+    Every program sums the lengths of all sequences itself.
+    """
     mine = tl.program_id(0)
     seq = tl.arange(0, BLOCK_SEQS)
     valid = seq < num_seqs
@@ -125,17 +128,18 @@ def _plan_kernel(
 class InvariantWorkspace:
     """Device memory of the batch-invariant attention kernel.
 
-    Create one per stream that runs attention and per distinct `window_left` in a model, before any
-    graph is captured. `plan_attention` and every layer's run write it. A plan is valid until the
-    next one with the same workspace.
+    Create one workspace per stream that runs attention and per distinct `window_left` in a model,
+    before any graph is captured. `plan_attention` and the run of every layer write it. A plan is
+    valid until the next plan with the same workspace.
 
     Attributes:
-        num_slots: capacity for sums of key parts.
-        items: int32 work list, see `_plan_kernel`.
+        num_slots: number of parts of keys whose sums can be stored.
+        items: int32 work list; see `_plan_kernel`.
         totals: `[1]` int32, the length of the list.
         partials: `[num_slots, num_heads, head_dim rounded up]` float32, sums of single parts.
-        states: `[num_slots, num_heads, 2]` float32, their largest scores and weights' sums.
-        arrived: `[max_seqs * num_kv_heads]` int32, finished parts; 0 between runs.
+        states: `[num_slots, num_heads, 2]` float32, for each part the largest score and the sum of
+            weights.
+        arrived: `[max_seqs * num_kv_heads]` int32, number of finished parts; 0 between runs.
     """
 
     def __init__(
@@ -171,10 +175,10 @@ class InvariantWorkspace:
 
 @dataclass(frozen=True)
 class InvariantPlan:
-    """The plan of a step, which all of its layers share.
+    """The plan of a step, which all layers with the same `window_left` share.
 
     Attributes:
-        workspace: holds the work list.
+        workspace: the memory with the work list.
         window_left: `window_left` of the layers that use this plan.
         max_items: most programs in a launch.
     """
@@ -192,19 +196,19 @@ def plan_attention(
     max_keys: int,
     window_left: int = -1,
 ) -> InvariantPlan:
-    """Write a step's work list; one small launch, no synchronisation.
+    """Write a step's work list: one small launch, without synchronisation.
 
-    The tensors are read when the launch runs on the device: a captured graph that holds this
-    call and the layers' runs may be replayed with other lengths in the same tensors.
+    The tensors are read when the launch runs on the device. A captured graph that holds this call
+    and the layers' runs may therefore be replayed with other lengths in the same tensors.
 
     Args:
-        workspace: large enough for the step.
-        seq_lens: `[num_seqs]` int32, key length including this step's tokens; 0 is allowed for
-            padding rows of a graph, whose output is 0.
-        qo_indptr: `[num_seqs + 1]` int32.
+        workspace: memory that is large enough for the step.
+        seq_lens: `[num_seqs]` int32, number of keys, including this step's tokens. 0 is allowed for
+            padding rows of a graph, whose result is 0.
+        qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's queries.
         num_tokens: rows of `q`, `qo_indptr[-1]` or more.
-        max_keys: no sequence is longer, including in later replays of a graph.
-        window_left: -1, or how many keys before its own position a query sees.
+        max_keys: most keys of a sequence, including later replays of a graph.
+        window_left: most keys before its own position that a query sees; -1 for all.
     """
     num_seqs = seq_lens.shape[0]
     assert num_seqs <= workspace.max_seqs
@@ -249,22 +253,24 @@ def run_attention(
     sinks: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
-    """Attend in one layer of a planned step; allocates nothing, never blocks.
+    """Compute attention in one layer of a planned step; allocates nothing and never blocks.
 
     Args:
         plan: the plan for this step and this layer's `window_left`.
-        q: `[num_tokens, num_heads, head_dim]`, heads and elements contiguous, rows at any stride.
+        q: `[num_tokens, num_heads, head_dim]`. The heads and elements of a token are contiguous;
+            tokens may have any stride.
         k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous, the dtype of `q` or
             an 8-bit float.
-        v_cache: likewise.
-        page_table: `[num_seqs, max_pages]` int32, rows contiguous.
-        scale: factor on the scores.
-        out: `[num_tokens, num_heads * head_dim]`, contiguous. Rows outside the plan's sequences
-            (padding after `qo_indptr[-1]`) are unchanged.
-        key_ends: see `kernels.paged_attention.paged_attention`.
-        softcap: likewise.
-        sinks: likewise.
-        tile: the tile, for tuning; None for the usual tile. Another `block_n` changes the bits.
+        v_cache: the values, with the shape and dtype of `k_cache`.
+        page_table: `[num_seqs, max_pages]` int32, the block table, rows contiguous.
+        scale: factor of the scores.
+        out: `[num_tokens, num_heads * head_dim]`, contiguous, overwritten. Rows outside the plan's
+            sequences (padding after `qo_indptr[-1]`) are unchanged.
+        key_ends: number of keys that each query sees; see
+            `kernels.paged_attention.paged_attention`.
+        softcap: cap of the scores; see there.
+        sinks: one more score of each head; see there.
+        tile: the tile, for tuning; `None` for the usual tile. Another `block_n` changes the bits.
     """
     workspace = plan.workspace
     _, num_heads, head_dim = q.shape
@@ -321,7 +327,7 @@ def run_attention(
         BLOCK_D=block_dim,
         STAGES=tile.num_stages,
         num_warps=tile.num_warps,
-        # Two places in the kernel add parts: the compiler must not fuse a product and a sum in only
+        # Two places in the kernel add parts. The compiler must not fuse a product and a sum in only
         # one of them.
         enable_fp_fusion=False,
         **launch_options(q.device),
@@ -344,7 +350,7 @@ def paged_attention(
 ) -> Tensor:
     """Plan and run one layer; see `kernels.paged_attention.paged_attention`.
 
-    Allocates a workspace on each call; the runtime's back end keeps one instead.
+    Each call allocates a workspace; the runtime's attention back end keeps one instead.
     """
     num_tokens, num_heads, head_dim = q.shape
     if out is None:

@@ -1,15 +1,16 @@
 """Paged attention whose rows get the same bits in every step: one kernel for decode and extend.
 
-Every query, alone or in a chunk, uses one block shape and so the same matrix instructions. Its keys
-are processed in blocks that start at fixed positions, and the blocks in parts that do too. Each
-part has a separate softmax, and the parts are added in order. Either one program processes all
-parts of its rows, or each part has a program and the last one adds them. The sums are the same, so
-the split does not affect the bits.
+Every query, alone or in a chunk, uses the same block shape and so the same matrix instructions. Its
+keys are processed in blocks that start at fixed positions, and blocks form parts that also start at
+fixed positions. Each part has a softmax of its own, and the parts are added in order. Either one
+program processes all parts of its rows, or each part has a program and the last one adds them. The
+sums are the same, so the split does not affect the bits.
 
 The heads that share a key head are packed into the rows of a block (row = token * group + head).
 
-Sources: FlashAttention-2 (Dao, 2023), flash-decoding (Dao, Haziza, Massa, Sizov, 2023); splits of
-fixed size instead of a fixed number: "Defeating Nondeterminism in LLM Inference" (He, 2025).
+Sources: FlashAttention-2 (Dao, 2023), flash-decoding (Dao, Haziza, Massa, Sizov, 2023); parts of
+fixed size instead of a fixed number of parts: "Defeating Nondeterminism in LLM Inference" (He,
+2025).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -205,7 +206,7 @@ def attention_kernel(
     q_start = tl.load(item_ptr + 2)
     num_queries = tl.load(item_ptr + 3)
     kv_len = tl.load(item_ptr + 4)
-    # -1 for all parts.
+    # The only part of keys to process; -1 for all parts.
     only_part = tl.load(item_ptr + 5)
     num_parts = tl.load(item_ptr + 6)
     first_slot = tl.load(item_ptr + 7)
@@ -284,7 +285,8 @@ def attention_kernel(
         out_at = (q_row * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + column[None, :]
         tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=held)
     else:
-        # Only a sequence's single query is split: its rows are the first ones.
+        # Only sequences with a single query are split, so its heads are the first rows of the
+        # block.
         in_group = tl.arange(0, BLOCK_M)
         stored = (slot * NUM_KV_HEADS + kv_head) * GROUP + in_group
         tl.store(state_ptr + stored * 2, part_best, mask=in_group < GROUP)

@@ -1,13 +1,13 @@
 """The work lists of the Triton attention kernels, built on the device.
 
-A step's decode rows are split into chunks of keys, so that a few long sequences fill the device as
-well as many short ones; a step's chunks of queries are split into blocks of rows. Both lists depend
-on lengths that only the device knows, so a small kernel writes them, once per step, and the
-attention kernels of all layers read them. The grids of those kernels are upper bounds that the host
-computes from shapes; programs past the end of a list exit immediately. The host never waits for the
-device, and all of it may be captured in a CUDA graph.
+The keys of a step's decode rows are split into chunks, so that a few long sequences fill the device
+as well as many short ones. The step's prefill chunks are split into blocks of query rows. Both work
+lists depend on lengths that only the device knows, so a small kernel writes them once per step, and
+the attention kernels of all layers read them. The host computes upper bounds of the lists' lengths
+from shapes and launches this many programs; programs past the end of a list exit immediately. The
+host never waits for the device, and a CUDA graph may capture all of it.
 
-Source: the plan/run split is FlashInfer's (Ye et al., 2025), which plans on the host.
+Source: FlashInfer (Ye et al., 2025) separates plan and run in this way, but plans on the host.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -29,11 +29,12 @@ from kernels.paged_attention.triton_tiles import (
 )
 from kernels.triton_support.device import multiprocessors, shared_memory
 
-# Chunks of keys are multiples of this, and thus of the decode kernel's block.
+# Chunks of keys are multiples of this number, and thus of the decode kernel's block.
 CHUNK_GRAIN = 64
 # The desired number of decode programs in flight on each multiprocessor.
 _DECODE_PROGRAMS = 2
-# Chunks of one sequence, unless they would be longer than _LONG_CHUNK: adding them has a cost too.
+# Most chunks of one sequence, unless these would be longer than _LONG_CHUNK: adding their results
+# has a cost too.
 _MAX_PARTS = 32
 _LONG_CHUNK = 512
 
@@ -61,24 +62,27 @@ def _plan_kernel(
     BLOCK_SEQS: tl.constexpr,
     BLOCK_ITEMS: tl.constexpr,
 ):
-    """Write the items of one sequence; every program sums all lengths itself."""
+    """Write the work items of one sequence.
+
+    Every program sums the lengths of all sequences itself.
+    """
     mine = tl.program_id(0)
     seq = tl.arange(0, BLOCK_SEQS)
     valid = seq < num_seqs
     kv_len = tl.load(seq_lens_ptr + seq, mask=valid, other=0)
     q_start = tl.load(qo_indptr_ptr + seq, mask=valid, other=0)
     num_queries = tl.load(qo_indptr_ptr + seq + 1, mask=valid, other=0) - q_start
-    # Without a count from the caller, every sequence with one query decodes.
+    # If the caller does not know `num_decodes`, every sequence with one query decodes.
     decodes = (seq < num_decodes) | ((num_decodes < 0) & (num_queries == 1))
     keys = tl.where(window_left < 0, kv_len, tl.minimum(kv_len, window_left + 1))
     keys = tl.where(decodes, keys, 0)
     shared_parts = seq * 0
     if SHARED:
-        # The group's programs process these; the newest key is never among them.
+        # The programs of a group process the shared keys. The newest key is never among them.
         keys = tl.maximum(keys - tl.load(shared_lens_ptr + seq, mask=valid, other=0), 0)
         shared_parts = tl.load(shared_parts_ptr + seq, mask=valid, other=0)
     chunk = tl.cdiv(tl.maximum(tl.cdiv(tl.sum(keys), wanted_items), 1), GRAIN) * GRAIN
-    # A sequence without keys also gets an item: its output must be written.
+    # A sequence without keys also gets an item, because its output must be written.
     parts = tl.minimum(tl.cdiv(keys, chunk), tl.maximum(max_parts, keys // LONG_CHUNK))
     decode_count = tl.where(decodes & valid, tl.maximum(parts, 1), 0)
     extend_count = tl.where(decodes, 0, tl.cdiv(num_queries * GROUP, BLOCK_ROWS))
@@ -94,8 +98,8 @@ def _plan_kernel(
 
     count = tl.sum(tl.where(is_mine, decode_count, 0))
     begin = tl.sum(tl.where(seq < mine, decode_count, 0))
-    # Equal shares: a sequence slightly longer than a chunk is not split into a long and a short
-    # one.
+    # Chunks of equal size, so that a sequence slightly longer than a chunk is not split into a long
+    # and a short one.
     share = tl.cdiv(tl.cdiv(my_keys, tl.maximum(count, 1)), GRAIN) * GRAIN
     my_shared = tl.sum(tl.where(is_mine, shared_parts, 0))
     slot = begin + tl.sum(tl.where(seq < mine, shared_parts, 0))
@@ -131,21 +135,21 @@ def _plan_kernel(
 class AttentionWorkspace:
     """Device memory of the Triton attention kernels.
 
-    Create one per stream that runs attention and per distinct `window_left` in a model, before any
-    graph is captured. `plan_attention` and every layer's run write it. A plan is valid until the
-    next one with the same workspace.
+    Create one workspace per stream that runs attention and per distinct `window_left` in a model,
+    before any graph is captured. `plan_attention` and the run of every layer write it. A plan is
+    valid until the next plan with the same workspace.
 
     Attributes:
         multiprocessors: number of the device's multiprocessors.
         room: bytes of shared memory available to a program.
-        wanted_items: rough maximum of the chunks that a step's keys are split into.
+        wanted_items: about the most chunks into which a step's keys are split.
         max_parts: most chunks of a sequence of ordinary length.
-        decode_items: int32 work list of decode chunks, see `_plan_kernel`.
-        extend_items: int32 work list of query blocks.
+        decode_items: int32 work list of chunks of keys; see `_plan_kernel`.
+        extend_items: int32 work list of blocks of query rows.
         totals: `[2]` int32, the lengths of both lists.
-        partials: `[items, num_heads, head_dim rounded up]` float32, outputs of single chunks.
+        partials: `[items, num_heads, head_dim rounded up]` float32, results of single chunks.
         partial_lse: `[items, num_heads]` float32, base-2 log-sum-exp of single chunks.
-        arrived: `[max_seqs * num_kv_heads]` int32, finished chunks; 0 between runs.
+        arrived: `[max_seqs * num_kv_heads]` int32, number of finished chunks; 0 between runs.
     """
 
     def __init__(
@@ -184,18 +188,19 @@ class AttentionWorkspace:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """The plan of a step, which all of its layers share.
+    """The plan of a step, which all layers with the same `window_left` share.
 
     Attributes:
         workspace: the memory with the work lists.
         window_left: `window_left` of the layers that use this plan.
-        max_decode_items: most programs in a decode launch, 0 for no launch.
-        max_extend_items: most programs in an extend launch, 0 for no launch.
-        block_rows: query rows (tokens times heads of a group) of an extend item.
-        decode_load: decoding sequences times key heads, per multiprocessor; 0 if most of their keys
-            are shared.
-        short_prompts: whether chunks of queries see only themselves.
-        prefixes: the step's groups of sequences with shared first keys, if any are possible.
+        max_decode_items: most programs in a decode launch; 0 for no launch.
+        max_extend_items: most programs in an extend launch; 0 for no launch.
+        block_rows: query rows (tokens times the heads that share a key head) of an extend item.
+        decode_load: number of decoding sequences times key heads, per multiprocessor; 0 if most of
+            their keys are shared.
+        short_prompts: whether prefill chunks have no cached prefix.
+        prefixes: the step's groups of sequences with shared first keys; `None` if there cannot be
+            any.
     """
 
     workspace: AttentionWorkspace
@@ -220,24 +225,24 @@ def plan_attention(
     short_prompts: bool = False,
     block_rows: int | None = None,
 ) -> AttentionPlan:
-    """Write a step's work lists; one small launch, no synchronisation.
+    """Write a step's work lists: one small launch, without synchronisation.
 
-    The tensors are read when the launch runs on the device: a captured graph that holds this
-    call and the layers' runs may be replayed with other lengths in the same tensors.
+    The tensors are read when the launch runs on the device. A captured graph that holds this call
+    and the layers' runs may therefore be replayed with other lengths in the same tensors.
 
     Args:
-        workspace: large enough for the step.
-        seq_lens: `[num_seqs]` int32, key length including this step's tokens; 0 is allowed for
-            padding rows of a graph, whose output is 0.
-        qo_indptr: `[num_seqs + 1]` int32.
+        workspace: memory that is large enough for the step.
+        seq_lens: `[num_seqs]` int32, number of keys, including this step's tokens. 0 is allowed for
+            padding rows of a graph, whose result is 0.
+        qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's queries.
         num_tokens: rows of `q`, `qo_indptr[-1]` or more.
-        num_decodes: how many sequences, the first ones, have exactly one query; None if the host
-            does not know, which costs a launch per layer.
-        window_left: -1, or how many keys before its own position a query sees.
-        prefixes: which sequences share their first keys; only for decode steps without a window.
-        short_prompts: whether all sequences but the first `num_decodes` have only this step's keys,
-            usually few: they use another tile.
-        block_rows: query rows of an extend item; by default chosen from the step's load.
+        num_decodes: number of sequences with exactly one query at the start of the batch. `None` if
+            the host does not know it, which costs a launch per layer.
+        window_left: most keys before its own position that a query sees; -1 for all.
+        prefixes: the sequences that share their first keys; only for decode steps without a window.
+        short_prompts: whether all sequences after the first `num_decodes` have only this step's
+            keys, which are usually few. They use another tile.
+        block_rows: query rows of an extend item; `None` to choose them by the step's load.
     """
     num_seqs = seq_lens.shape[0]
     assert num_seqs <= workspace.max_seqs
@@ -249,7 +254,7 @@ def plan_attention(
     extend_seqs = num_seqs if num_decodes is None else num_seqs - num_decodes
     extend_tokens = num_tokens if num_decodes is None else num_tokens - num_decodes
     extend_rows = extend_tokens * group if extend_seqs else 0
-    # Without a count, extend sequences are assumed to be few among decoding ones.
+    # If `num_decodes` is not known, most sequences are assumed to decode.
     num_chunks = 1 if num_decodes is None else max(1, extend_seqs)
     extend_load = extend_rows * workspace.num_kv_heads / workspace.multiprocessors
     if block_rows is None:

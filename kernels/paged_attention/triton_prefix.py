@@ -1,8 +1,9 @@
-"""Paged decode attention to a prefix that several sequences share: their queries are one matrix.
+"""Paged decode attention over a prefix that several sequences share; their queries are one matrix.
 
-Each program attends from the queries of several members of a group, for the heads that share a key
-head, to one chunk of the group's keys, which it reads once for all of them. It stores its result
-for `kernels.paged_attention.triton_decode`, which adds it to the result of a sequence's own keys.
+Each program takes the queries of several members of a group, for the heads that share a key head,
+and attends to one chunk of the group's shared keys, which it reads once for all of them. It stores
+its result for `kernels.paged_attention.triton_decode`, which adds it to the result of a sequence's
+own keys.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -74,7 +75,7 @@ def prefix_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     pages_ptr = page_table_ptr + leader.to(tl.int64) * max_pages
-    # Every key is older than every query, and chunks are whole blocks, so masks are not needed.
+    # Every key is earlier than every query, and chunks are whole blocks, so masks are not needed.
     for start in tl.range(key_begin, key_end, BLOCK_N, num_stages=STAGES):
         acc, best, total = attend_block(
             q, acc, best, total, start, row, row, key_end, -1,

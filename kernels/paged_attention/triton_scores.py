@@ -1,4 +1,4 @@
-"""Optional changes of scores and of their sum, for all Triton attention kernels."""
+"""Optional changes of attention's scores, for all Triton attention kernels: soft cap and sinks."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -21,12 +21,12 @@ def soft_capped(scores, cap_log2):
 
 @triton.jit
 def with_sink(total, best, sinks_ptr, head, held):
-    """Add the heads' sinks to `total`, a softmax's sum relative to `2 ** best`."""
+    """Return `total` plus the heads' sinks; `total` is a softmax's sum relative to `2 ** best`."""
     sink = tl.load(sinks_ptr + head, mask=held, other=0.0) * LOG2E
-    # Without any key, the sum is relative to nothing: the output is 0 for any sum.
+    # Without any key `best` is -inf and the values are 0, so any finite sum gives the result 0.
     return total + tl.exp2(sink - tl.where(best == float("-inf"), 0.0, best))
 
 
 def score_options(softcap: float, sinks: Tensor | None) -> dict[str, bool]:
-    """Return the compile-time parameters of a layer's scores."""
+    """Return the compile-time parameters that soft cap and sinks determine."""
     return {"CAPPED": softcap != 0.0, "SINKS": sinks is not None}

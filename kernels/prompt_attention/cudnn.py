@@ -1,19 +1,17 @@
-"""Prompt attention through cuDNN: on Hopper two thirds of the time of our paged kernel.
+"""Prompt attention in cuDNN, which on Hopper takes two thirds of the time of our paged kernel.
 
-cuDNN builds a plan for each new shape, which takes the host 41 milliseconds, during which streams
-do not get tokens. So lengths are rounded up, prompts of one length are batched only by ones, twos
-and fours, and `prepare` builds the plans of all remaining shapes (35 for steps of 8192 tokens).
-torch caches them for the thread that built them. Keys after a prompt's end do not affect its own
-tokens, because they come later.
+cuDNN builds a plan for each new shape. This takes the host 41 milliseconds, during which no stream
+gets tokens. Lengths are therefore rounded up, and prompts of one length are batched only by ones,
+twos and fours. `prepare` builds the plans of all remaining shapes (35 for steps of 8192 tokens).
+torch caches the plans for the thread that built them. Keys after a prompt's end do not affect its
+own tokens, because attention is causal.
 
 Microseconds on an H200 with 32/8 heads of 128 (`benchmarks/h200/prompt_attention.py`):
 
-    prompt       cuDNN  our paged kernel
-    2048 tokens     84               108
-    4096 tokens    258               376
+    prompt       cuDNN  our paged kernel 2048 tokens     84               108 4096 tokens    258 376
     8192 tokens    906              1410
 
-cuDNN's own ragged batches are not used: in torch 2.11 they build their plan at each call.
+cuDNN's batches of different lengths are not used: in torch 2.11 they build their plan at each call.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,13 +20,15 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-# From this length on, one prompt fills the device, and attention is a relevant share of the step.
+# From this length on, one prompt fills the device, and attention is a relevant part of the step's
+# time.
 MIN_LENGTH = 2048
-# Lengths are rounded up to multiples of the first. Above twice the second, they are rounded up to a
-# sixteenth of the power of two below them, so that a long context has few shapes too.
+# Lengths are rounded up to multiples of _GRAIN. Above twice _COARSE, they are rounded up to
+# multiples of a sixteenth of the power of two below them, so that a long context also has few
+# shapes.
 _GRAIN = 256
 _COARSE = 4096
-# Prompts per call; longer prompts fill the device alone.
+# Numbers of prompts per call. Prompts longer than _MAX_SHARING fill the device alone.
 _COUNTS = (4, 2, 1)
 _MAX_SHARING = 4096
 _MAX_HEAD_DIM = 128
@@ -46,7 +46,7 @@ def unavailable() -> str | None:
 
 
 def supports(q: Tensor) -> bool:
-    """Return whether cuDNN has a kernel for this type and head size."""
+    """Return whether cuDNN has a kernel for the dtype and head size of `q`."""
     head_dim = q.shape[2]
     return (
         q.dtype in (torch.bfloat16, torch.float16)
@@ -58,7 +58,7 @@ def supports(q: Tensor) -> bool:
 def prompt_attention(
     q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float
 ) -> Tensor:
-    """See `kernels.prompt_attention.PromptAttentionKernels.prompt_attention`."""
+    """Attend within each prompt; see `PromptAttentionKernels.prompt_attention`."""
     parts = []
     for start, count, length in runs(lengths):
         part = slice(start, start + count * length)
@@ -67,7 +67,7 @@ def prompt_attention(
 
 
 def prepare(q: Tensor, num_kv_heads: int, max_length: int, max_tokens: int, scale: float) -> None:
-    """See `kernels.prompt_attention.PromptAttentionKernels.prepare`."""
+    """Build the plans of all shapes; see `PromptAttentionKernels.prepare`."""
     shapes = shapes_of_steps(max_length, max_tokens)
     most = max((count * length for count, length in shapes), default=0)
     _, num_heads, head_dim = q.shape
@@ -79,7 +79,7 @@ def prepare(q: Tensor, num_kv_heads: int, max_length: int, max_tokens: int, scal
 
 
 def shapes_of_steps(max_length: int, max_tokens: int) -> list[tuple[int, int]]:
-    """Return the possible calls: number of prompts and their rounded length.
+    """Return the shapes of all possible calls: number of prompts and their rounded length.
 
     Args:
         max_length: most tokens of a prompt.
@@ -96,14 +96,17 @@ def shapes_of_steps(max_length: int, max_tokens: int) -> list[tuple[int, int]]:
 
 
 def rounded_up(length: int) -> int:
-    """Return the length that a prompt is padded to."""
+    """Return the length to which a prompt of `length` tokens is padded."""
     below = 1 << max(0, (length - 1).bit_length() - 1)
     grain = max(_GRAIN, below * _GRAIN // _COARSE)
     return -(-length // grain) * grain
 
 
 def runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield first token, number of prompts and length, batching neighbours of one round length."""
+    """Yield the calls for a step's prompts: first token, number of prompts, their length.
+
+    Adjacent prompts of equal length share a call if the length needs no padding.
+    """
     start = 0
     for length, same in groupby(lengths):
         left = len(list(same))
@@ -121,7 +124,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, count: int, length: int, scale: flo
     if padded != length:
         q, k, v = _with_padding(q, k, v, padded)
     query, key, value = (each.unflatten(0, (count, padded)).transpose(1, 2) for each in (q, k, v))
-    # `scaled_dot_product_attention` would choose a back end, which costs the host more than this.
+    # `scaled_dot_product_attention` would first choose a back end, which takes the host longer than
+    # this call.
     out: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
         query, key, value, None, False, 0.0, True, False, scale=scale
     )[0]
@@ -129,9 +133,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, count: int, length: int, scale: flo
 
 
 def _with_padding(q: Tensor, k: Tensor, v: Tensor, padded: int) -> tuple[Tensor, ...]:
-    """Return zero-padded copies, side by side like a projection's output.
+    """Return copies of `q`, `k` and `v` padded with zeros, in one tensor as `qkv` is.
 
-    For cuDNN, strides are a part of the shape, so this uses the plan of a round length.
+    cuDNN's plans depend on strides, so the layout must be that of an unpadded call.
     """
     sizes = [each.shape[1] for each in (q, k, v)]
     qkv = q.new_empty(padded, sum(sizes), q.shape[2])

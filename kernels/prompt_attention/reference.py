@@ -10,20 +10,20 @@ MIN_LENGTH = 1
 
 
 def supports(q: Tensor) -> bool:
-    """Return true: every dtype and head size is supported."""
+    """Return true: the reference supports every dtype and head size."""
     del q
     return True
 
 
 def prepare(q: Tensor, num_kv_heads: int, max_length: int, max_tokens: int, scale: float) -> None:
-    """Do nothing: there is no work for the first call."""
+    """Do nothing: the reference needs no work before the first call."""
     del q, num_kv_heads, max_length, max_tokens, scale
 
 
 def prompt_attention(
     q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float
 ) -> Tensor:
-    """See `kernels.prompt_attention.PromptAttentionKernels.prompt_attention`."""
+    """Attend within each prompt; see `PromptAttentionKernels.prompt_attention`."""
     parts = []
     start = 0
     for length in lengths:

@@ -1,22 +1,22 @@
-"""Matrix products with weights that stay as they are stored: blocks of 2 to 8 bits, or 16 bits.
+"""Matrix products with weights in their stored form: blocks of 2 to 8 bits, or 16-bit floats.
 
-A weight is one or several stored matrices of the same width, one below the other, each in a form
-of its own (`FORMS`, GGUF's types). So a fused query-key-value or gate-up product is one weight,
-whatever forms its parts have:
+A weight is one or several stored matrices of the same width, stacked along the rows, each in a form
+of its own (`FORMS`, GGUF's types). A fused query-key-value or gate-up product is therefore one
+weight, whatever forms its parts have:
 
     weight = pack([StoredMatrix("q4_k", q), StoredMatrix("q4_k", k), StoredMatrix("q6_k", v)], 896)
-    y = weight(x)                   # x: float32 or bfloat16 [num_tokens, 896]
-    rows = weight.rows(token_ids)   # an embedding; a tied head is the same object
+    y = weight(x)                   # x: float32 or bfloat16 [num_tokens, 896] rows =
+    weight.rows(token_ids)   # an embedding; a tied head is the same object
 
-`QuantizedLinear` is a `PackedLinear`: a linear layer takes either.
+`QuantizedLinear` is a `PackedLinear`, so a linear layer may use it.
 
-A product with blocks of 2 to 8 bits rounds each row of `x`. On CPUs with AMX it is rounded to
-bfloat16. Elsewhere it is rounded to 8 bits in blocks of 32 values: the scale is the block's largest
-magnitude / 127, values round to nearest, ties to even; products within a block are integers and so
-exact. Blocks are added in float32 in order. Forms of 16 and 32 bits multiply in float32 and round
-no row, with AMX too. A row therefore has the same bits in any batch and with any number of threads;
-without AMX, with any instruction set. A row's block that holds an infinity or a NaN leaves no
-finite result in the row.
+A product with blocks of 2 to 8 bits rounds each row of `x`. On CPUs with AMX the row is rounded to
+bfloat16. On other CPUs it is rounded to 8 bits in blocks of 32 values: the scale is the block's
+largest magnitude / 127, and values round to nearest, ties to even. Products within a block are then
+integers and so exact, and blocks are added in float32 in order. Forms of 16 and 32 bits multiply in
+float32 and round no row, with AMX too. A row therefore has the same bits in any batch and with any
+number of threads; without AMX, also with any instruction set. If a block of a row holds an infinity
+or a NaN, no result of the row is finite.
 """
 
 from abc import abstractmethod
@@ -47,12 +47,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """A matrix as it is stored.
+    """A matrix in its stored form.
 
     Attributes:
         form: name in `FORMS`.
-        data: `[out_features, row_bytes]` uint8, contiguous, on the CPU; `row_bytes` as
-            `StoredForm.row_bytes` says. It may be mapped from a file: it is read once, in order.
+        data: `[out_features, row_bytes]` uint8, contiguous, on the CPU; see `StoredForm.row_bytes`.
+            It may be mapped from a file, because it is read once, in order.
     """
 
     form: str
@@ -64,10 +64,10 @@ class StoredMatrix:
         return self.data.shape[0]
 
     def check(self, in_features: int) -> None:
-        """Check form, shape and dtype.
+        """Check form, shape and dtype of `data`.
 
         Raises:
-            ValueError: `data` is not a matrix of that form with `in_features` columns.
+            ValueError: `data` is not a matrix of this form with `in_features` columns.
         """
         want = find_form(self.form).row_bytes(in_features)
         data = self.data
@@ -79,15 +79,19 @@ class StoredMatrix:
 
 
 class QuantizedLinear(PackedLinear):
-    """Stacked stored matrices, in the layout of an implementation.
+    """Stored matrices stacked along the rows, in the layout of an implementation.
 
     Attributes:
-        forms: `(form, out_features)` of each matrix, from the first row down.
+        forms: `(form, out_features)` of each matrix, in the order of their rows.
         implementation: name in the `QUANTIZED_LINEAR` table.
     """
 
     def __init__(self, parts: Sequence[StoredMatrix], in_features: int) -> None:
-        """Check the parts; raise the errors of `pack`."""
+        """Check the parts.
+
+        Raises:
+            ValueError: there are no parts, or one of them does not have `in_features` columns.
+        """
         if not parts:
             raise ValueError("a weight has at least one stored matrix")
         for part in parts:
@@ -97,7 +101,7 @@ class QuantizedLinear(PackedLinear):
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
-        """Return `x @ weight.T + bias`; the module's head says how it is rounded.
+        """Return `x @ weight.T + bias`; the module's docstring says how it is rounded.
 
         Args:
             x: `[num_tokens, in_features]`, contiguous, float32 or bfloat16.
@@ -112,7 +116,7 @@ class QuantizedLinear(PackedLinear):
 
         Args:
             ids: `[num_ids]` int64, each in `[0, out_features)`.
-            dtype: type of the result, float32 or bfloat16; values are rounded to it once.
+            dtype: dtype of the result, float32 or bfloat16; values are rounded once.
 
         Returns:
             A new `[num_ids, in_features]` tensor.
@@ -123,7 +127,7 @@ class QuantizedLinear(PackedLinear):
 
     @abstractmethod
     def stored(self) -> list[StoredMatrix]:
-        """Return the parts as they were stored; bit for bit what was packed."""
+        """Return the parts in their stored form, bit for bit as they were packed."""
 
     @abstractmethod
     def repack_stored(self, parts: Sequence[StoredMatrix]) -> None:
@@ -134,7 +138,7 @@ class QuantizedLinear(PackedLinear):
         """
 
     def unpack(self) -> Tensor:
-        """Return the weight as float32 `[out_features, in_features]`, decoded from its blocks."""
+        """Return the decoded weight, float32 `[out_features, in_features]`."""
         return self.rows(torch.arange(self.out_features))
 
     def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:  # noqa: ARG002
@@ -149,7 +153,7 @@ class QuantizedLinear(PackedLinear):
         """Check that `parts` may replace the present matrices.
 
         Raises:
-            ValueError: forms or shapes differ.
+            ValueError: forms or shapes differ from those of the present matrices.
         """
         for part in parts:
             part.check(self.in_features)
@@ -159,12 +163,12 @@ class QuantizedLinear(PackedLinear):
 
 
 class QuantizedLinearKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def pack(
         self, parts: Sequence[StoredMatrix], in_features: int, bias: Tensor | None
     ) -> QuantizedLinear:
-        """See `kernels.quantized_linear.pack`."""
+        """Pack stored matrices; see `kernels.quantized_linear.pack`."""
 
 
 QUANTIZED_LINEAR: Table[QuantizedLinearKernels] = Table(
@@ -180,7 +184,7 @@ QUANTIZED_LINEAR: Table[QuantizedLinearKernels] = Table(
 
 
 def choose(device_type: str, wanted: str | None = None) -> Choice[QuantizedLinearKernels]:
-    """Pick the implementation for a device type; see `kernels.table.Table.choose`."""
+    """Return the implementation for a device type; see `kernels.table.Table.choose`."""
     return QUANTIZED_LINEAR.choose(device_type, wanted)
 
 
@@ -190,16 +194,16 @@ def pack(
     bias: Tensor | None = None,
     implementation: str | None = None,
 ) -> QuantizedLinear:
-    """Pack stored matrices for products, without widening them in memory.
+    """Pack stored matrices for products, without converting them to floats in memory.
 
     Packed matrices replace the stored ones: drop `parts` afterwards, or both stay in memory. Both
     take about the same memory (`QuantizedLinear.size_bytes`).
 
     Args:
-        parts: the matrices, one below the other.
-        in_features: columns of each.
-        bias: `[out_features]` of all parts together, or None; it is added in float32.
-        implementation: a name in `QUANTIZED_LINEAR`, or None to pick one for the CPU.
+        parts: the matrices, in the order of their rows.
+        in_features: columns of each matrix.
+        bias: `[out_features]` of all parts together, or `None`; it is added in float32.
+        implementation: a name in `QUANTIZED_LINEAR`; `None` for the fastest on the CPU.
 
     Raises:
         ValueError: a form or `implementation` is unknown, `in_features` is not a whole number of

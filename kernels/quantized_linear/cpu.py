@@ -1,8 +1,8 @@
-"""Products with stored forms through the C++ library: panels of 16 rows, bits in planes.
+"""Products with stored forms in the C++ library: panels of 16 rows, whose bits are in planes.
 
-One layout serves every number of tokens and every instruction set; see `kernels/cpu/stored.h` for
-the layout and `kernels/cpu/stored_linear.cpp` for the products. Packed bytes are as many as stored
-ones, and up to 6% more where the scales of GGUF's K forms are packed to 6 bits.
+One layout serves every number of tokens and every instruction set. `kernels/cpu/stored.h` describes
+the layout, and `kernels/cpu/stored_linear.cpp` the products. Packed matrices have as many bytes as
+stored ones, and up to 6% more where the scales of GGUF's K forms are packed to 6 bits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,20 +22,20 @@ _ALIGNMENT = 64
 
 
 def dots_name() -> str:
-    """Return the instructions that products of bytes use here, such as "AVX-512 VNNI"."""
+    """Return the CPU instructions that products of bytes use, such as "AVX-512 VNNI"."""
     name: bytes = _library.hr_dots_name()
     return name.decode()
 
 
 def _aligned(num_bytes: int) -> Tensor:
-    """Return bytes that begin with a cache line."""
+    """Return memory of `num_bytes` that begins at a cache line."""
     memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
     start = -memory.data_ptr() % _ALIGNMENT
     return memory[start : start + num_bytes]
 
 
 class StoredLinear(QuantizedLinear):
-    """Stored matrices in panels."""
+    """Stored matrices in panels of rows."""
 
     implementation = "cpu"
 
@@ -48,7 +48,7 @@ class StoredLinear(QuantizedLinear):
         for form, rows in self.forms:
             panel_bytes: int = _library.hr_stored_panel_bytes(_NUMBERS[form], in_features)
             self._panels.append(_aligned(-(-rows // _PANEL_ROWS) * panel_bytes))
-        # What the library reads: `Part` of stored_linear.cpp.
+        # The table that the library reads: one `Part` of stored_linear.cpp per matrix.
         self._table = torch.tensor(
             [
                 (_NUMBERS[form], panels.data_ptr(), rows, first)
@@ -155,5 +155,5 @@ class StoredLinear(QuantizedLinear):
 
 
 def pack(parts: Sequence[StoredMatrix], in_features: int, bias: Tensor | None) -> StoredLinear:
-    """Lay the parts out in panels; see `kernels.quantized_linear.pack`."""
+    """Pack the parts in panels; see `kernels.quantized_linear.pack`."""
     return StoredLinear(parts, in_features, bias)

@@ -1,6 +1,6 @@
-"""Decodes the bytes of each form to numbers, in plain torch.
+"""Decodes the bytes of each stored form to numbers, in plain torch.
 
-The layouts are GGML's (`ggml-common.h`); values are the float32 ones of `gguf.dequantize`.
+The layouts are GGML's (`ggml-common.h`). The numbers equal those of `gguf.dequantize` in float32.
 """
 
 from collections.abc import Callable
@@ -12,31 +12,32 @@ from kernels.quantized_linear.forms import find_form
 
 __all__ = ["IQ4_VALUES", "MXFP4_VALUES", "decode"]
 
-# The 16 values of a non-linear nibble. MXFP4's are twice its own, which halves the scale.
+# The 16 values of a 4-bit code. The values for MXFP4 are twice the actual ones, so its scale is
+# halved.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def _half(raw: Tensor) -> Tensor:
-    """Return two bytes of each block as float32 `[num_blocks, 1]`."""
+    """Return two bytes of each block, a float16, as float32 `[num_blocks, 1]`."""
     return raw.contiguous().view(torch.float16).float()
 
 
 def _nibbles(raw: Tensor, group: int) -> Tensor:
-    """The low halves of each `group` bytes, then their high halves: `[num_blocks, values]`."""
+    """Return 4-bit codes, `[num_blocks, values]`: of each `group` bytes first the low halves."""
     parts = raw.unflatten(-1, (-1, group))
     return torch.stack([parts & 15, parts >> 4], dim=-2).flatten(1)
 
 
 def _fields(raw: Tensor, group: int, bits: int) -> Tensor:
-    """The fields of `bits` bits of each `group` bytes, from the low bits of all of them on."""
+    """Return codes of `bits` bits: of each `group` bytes the lowest bits first, then the next."""
     parts = raw.unflatten(-1, (-1, group))
     mask = (1 << bits) - 1
     return torch.stack([(parts >> s) & mask for s in range(0, 8, bits)], dim=-2).flatten(1)
 
 
 def _scaled(quants: Tensor, scales: Tensor) -> Tensor:
-    """Multiply the values of `scales.shape[1]` equal groups, each by its scale."""
+    """Multiply values by scales; each scale belongs to one of `scales.shape[1]` equal groups."""
     return (quants.float().unflatten(-1, (scales.shape[1], -1)) * scales[..., None]).flatten(1)
 
 
@@ -49,7 +50,7 @@ def _q4_1(raw: Tensor) -> Tensor:
 
 
 def _fifth_bits(raw: Tensor) -> Tensor:
-    """32 bits of each block, as 16 or 0."""
+    """Return the fifth bits of a block's 32 codes, each as 16 or 0."""
     return torch.stack([(raw >> bit) & 1 for bit in range(8)], dim=-1).flatten(1) << 4
 
 
@@ -82,7 +83,7 @@ def _q3_k(raw: Tensor) -> Tensor:
 
 
 def _scales_of_k(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the 8 scales and 8 minima that have 6 bits each in 12 bytes."""
+    """Return the 8 scales and 8 minima that are stored in 12 bytes, 6 bits each."""
     first, second, rest = raw[:, :4], raw[:, 4:8], raw[:, 8:12]
     scales = torch.cat([first & 63, (rest & 15) | (first >> 2) & 48], dim=1)
     least = torch.cat([second & 63, (rest >> 4) | (second >> 2) & 48], dim=1)
@@ -126,7 +127,7 @@ def _iq4_xs(raw: Tensor) -> Tensor:
 
 def _mxfp4(raw: Tensor) -> Tensor:
     exponent = raw[:, :1].int()
-    # Half of 2 ** (exponent - 127); the two smallest have no exponent of their own in float32.
+    # Half of 2 ** (exponent - 127). The two smallest results are subnormal in float32.
     small = torch.tensor(0x00200000, dtype=torch.int32) << exponent.clamp(max=1)
     bits = torch.where(exponent < 2, small, (exponent - 1) << 23)
     return bits.view(torch.float32) * _looked_up(MXFP4_VALUES, _nibbles(raw[:, 1:], 16))
@@ -151,7 +152,7 @@ _FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 def decode(form: str, data: Tensor) -> Tensor:
-    """Return the float32 values of `[rows, row_bytes]` uint8 rows; shapes are not checked."""
+    """Return the float32 numbers of `[rows, row_bytes]` uint8 rows. Shapes are not checked."""
     if form in _FLOATS:
         return data.contiguous().view(_FLOATS[form]).float()
     blocks = data.reshape(-1, find_form(form).block_bytes)

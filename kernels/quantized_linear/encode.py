@@ -1,8 +1,8 @@
-"""Encodes floats in stored forms, for weights from a trainer and for folders in 16 bits.
+"""Encodes floats in stored forms, for weights from a trainer and for checkpoints in 16 bits.
 
-q8_0 has the same bits as GGML's own encoder, and q4_k can search its scales as llama.cpp does. All
-other scales follow from the largest number of a group. The layouts are GGML's (`ggml-common.h`)
-with codes packed as in `ggml-quants.c`.
+For q8_0 the result has the same bits as that of GGML's encoder. For q4_k the encoder can search for
+scales as llama.cpp does. All other scales follow from the largest number of a group. The layouts
+are GGML's (`ggml-common.h`), with codes packed as in `ggml-quants.c`.
 """
 
 from collections.abc import Callable
@@ -20,22 +20,22 @@ _PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # Magnitudes of the 4-bit float of MXFP4.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SEARCH_STEPS = 21
-# Values that are encoded at a time: the search for q4_k has a dozen tensors of them.
+# Numbers that are encoded at a time: the search for q4_k has a dozen tensors of this size.
 _AT_ONCE = 1 << 22
 
 
 def _away_from_zero(values: Tensor) -> Tensor:
-    """Round to nearest, and halves away from zero, as GGML does."""
+    """Round to nearest, ties away from zero, as GGML does."""
     return values.sign() * (values.abs() + 0.5).floor()
 
 
 def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Return the quotient, 0 if the denominator is 0."""
+    """Return the quotient, or 0 if the denominator is 0."""
     return torch.where(denominator == 0, 0.0, numerator / denominator)
 
 
 def _half(numbers: Tensor) -> Tensor:
-    """`[n, 1]` or `[n]` as two bytes each."""
+    """Return numbers, `[n, 1]` or `[n]`, as the two bytes of float16 each."""
     return numbers.reshape(-1, 1).to(torch.float16).view(torch.uint8)
 
 
@@ -52,18 +52,18 @@ def _bytes(codes: Tensor) -> Tensor:
 
 
 def _farthest(blocks: Tensor) -> Tensor:
-    """Return the number of the largest magnitude along the last dimension, with its sign."""
+    """Return the number with the largest magnitude along the last dimension, with its sign."""
     return blocks.gather(-1, blocks.abs().argmax(dim=-1, keepdim=True))
 
 
 def _halves(codes: Tensor) -> Tensor:
-    """Codes of 4 bits: the first half of a block low, the second high."""
+    """Pack 4-bit codes: the first half of a block goes to the low bits of bytes."""
     first, second = codes.chunk(2, dim=-1)
     return _bytes(first | second << 4)
 
 
 def _fifth(codes: Tensor) -> Tensor:
-    """The fifth bit of 32 codes, as four bytes."""
+    """Return the fifth bits of 32 codes, packed in four bytes."""
     bits = (codes >> 4 & 1).view(-1, 4, 8) << torch.arange(8)
     return _bytes(bits.sum(dim=-1))
 
@@ -108,8 +108,8 @@ def _q5_1(blocks: Tensor) -> Tensor:
 def _scales_and_minima(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Fit `scale * q + minimum`, q from 0 to `most`, to each group; the minimum is at most 0.
 
-    Of 21 spreads around the plain one, this takes the one with the least weighted square error, as
-    llama.cpp does.
+    The search tries 21 scales around that of the group's range and takes the one with the least
+    weighted square error, as llama.cpp does.
 
     Returns:
         Scale and negated minimum, `[num_groups, 1]` each.
@@ -122,7 +122,7 @@ def _scales_and_minima(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
     best = torch.full_like(low, torch.inf)
     best_scale, best_minimum = torch.zeros_like(low), low
     for step in range(_SEARCH_STEPS + 1):
-        # The first is the plain spread.
+        # The first attempt is the scale of the group's range.
         wanted = most if step == 0 else most - 1 + 0.1 * (step - 1)
         quants = (_over(torch.full_like(spread, wanted), spread) * (groups - low)).round()
         quants = quants.clamp(0, most)
@@ -146,13 +146,14 @@ def _scales_and_minima(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
 def _groups(
     blocks: Tensor, size: int, top: int, most: int, *, searches: bool = False
 ) -> tuple[Tensor, ...]:
-    """Scales and minima of a block's groups, themselves codes from 0 to `most`, and its codes.
+    """Return codes of a block's numbers, and codes of the scales and minima of its groups.
 
-    With `searches` they are those of `_scales_and_minima`, else the plain ones.
+    The codes of scales and minima are from 0 to `most`. With `searches`, scales and minima are
+    those of `_scales_and_minima`; otherwise they follow from a group's range.
 
     Returns:
-        The scale of scales and that of minima, `[n, 1]`; both codes, `[n, groups]`; the codes of
-        the numbers, `[n, groups * size]`.
+        The scale of the scales and that of the minima, `[n, 1]` each; the codes of the scales and
+        those of the minima, `[n, groups]` each; the codes of the numbers, `[n, groups * size]`.
     """
     parts = blocks.unflatten(-1, (-1, size))
     if searches:
@@ -171,7 +172,7 @@ def _groups(
 
 
 def _six_bits(scales: Tensor, minima: Tensor) -> Tensor:
-    """Eight scales and eight minima of 6 bits, in twelve bytes."""
+    """Pack eight scales and eight minima of 6 bits in twelve bytes."""
     low_scales, high_scales = scales.chunk(2, dim=-1)
     low_minima, high_minima = minima.chunk(2, dim=-1)
     return _bytes(
@@ -187,7 +188,7 @@ def _six_bits(scales: Tensor, minima: Tensor) -> Tensor:
 
 
 def _pairs(codes: Tensor) -> Tensor:
-    """Codes of 4 bits: of each 64 the first 32 low, the others high."""
+    """Pack 4-bit codes: of each 64 codes, the first 32 go to the low bits of bytes."""
     first, second = codes.unflatten(-1, (-1, 2, 32)).unbind(dim=-2)
     return _bytes(first | second << 4).flatten(1)
 
@@ -208,7 +209,7 @@ def _q5_k(blocks: Tensor) -> Tensor:
 
 
 def _quarters(codes: Tensor) -> Tensor:
-    """Codes of 2 bits: of each 128 four runs of 32, from the low bits on."""
+    """Pack 2-bit codes: of each 128, four runs of 32 share the same bytes, from the low bits up."""
     runs = codes.unflatten(-1, (-1, 4, 32))
     return _bytes((runs << (2 * torch.arange(4))[:, None]).sum(dim=-2)).flatten(1)
 
@@ -221,7 +222,7 @@ def _q2_k(blocks: Tensor) -> Tensor:
 
 
 def _signed(blocks: Tensor, size: int, top: int, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The scale of scales, the groups' signed codes, and the codes of the numbers from 0."""
+    """Return the scale of scales, the groups' signed codes, and the numbers' codes from 0."""
     parts = blocks.unflatten(-1, (-1, size))
     scales = _farthest(parts).squeeze(-1) / -top
     of_scales = (_farthest(scales) / -most).half().float()
@@ -251,7 +252,7 @@ def _q6_k(blocks: Tensor) -> Tensor:
 
 
 def _nearest(numbers: Tensor, values: Tensor) -> Tensor:
-    """Indices of the nearest of `values`, which are in order."""
+    """Return the indices of the nearest of `values`, which are in ascending order."""
     borders = (values[1:] + values[:-1]) / 2
     return torch.bucketize(numbers.contiguous(), borders).to(torch.int32)
 
@@ -279,7 +280,7 @@ def _iq4_xs(blocks: Tensor) -> Tensor:
 
 def _mxfp4(blocks: Tensor) -> Tensor:
     largest = blocks.abs().amax(dim=-1, keepdim=True)
-    # The power of two under which the largest number lies in the last octave, 4 to 6.
+    # With this exponent the largest number lies in the last octave, from 4 to 6.
     exponent = torch.where(largest > 0, largest.log2().floor() - 2, -127.0).clamp_(-127, 127)
     magnitudes = torch.tensor(_E2M1)
     codes = _nearest(blocks.abs() * torch.exp2(-exponent), magnitudes)
@@ -315,7 +316,7 @@ def encode(weight: Tensor, form: str, *, searches: bool = False) -> StoredMatrix
             long.
 
     Returns:
-        The matrix; its bytes are a view of `weight` if the form is the dtype of `weight`.
+        The matrix. Its bytes are a view of `weight` if the form is the dtype of `weight`.
 
     Raises:
         ValueError: the form is not in `ENCODED_FORMS`, or `in_features` is not a whole number of

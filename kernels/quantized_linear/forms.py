@@ -1,4 +1,4 @@
-"""The forms that weights are stored in: block sizes, under the names of GGUF's types."""
+"""The forms in which weights are stored, under the names of GGUF's types, and their block sizes."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ class StoredForm:
 
     Attributes:
         name: GGUF's name of the type, in lower case.
-        block_values: values of a block; a row holds whole blocks.
+        block_values: numbers of a block; a row holds whole blocks.
         block_bytes: bytes of a block.
     """
 
@@ -20,7 +20,7 @@ class StoredForm:
     block_bytes: int
 
     def row_bytes(self, in_features: int) -> int:
-        """Return the bytes of a row.
+        """Return the bytes of a row with `in_features` numbers.
 
         Raises:
             ValueError: `in_features` is not a whole number of blocks.
@@ -58,7 +58,7 @@ FORMS: dict[str, StoredForm] = {
 
 
 def find_form(name: str) -> StoredForm:
-    """Return the form of a name.
+    """Return the form called `name`.
 
     Raises:
         ValueError: the form is unknown; the message lists the names.

@@ -11,7 +11,7 @@ __all__ = ["ROPE", "RopeKernels", "kv_write", "rope_kv_write"]
 
 
 class RopeKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def rope_kv_write(  # noqa: PLR0913 one pass over qkv touches all of these
         self,

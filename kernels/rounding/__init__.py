@@ -117,7 +117,7 @@ def round_activations(x: Tensor, rounding: Rounding) -> Tensor:
 
 
 class RoundingKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def rms_norm_rounded(
         self,

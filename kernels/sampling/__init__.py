@@ -27,7 +27,7 @@ __all__ = [
 
 
 class SamplingKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         """See `kernels.sampling.sample`."""
