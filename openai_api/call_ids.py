@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-import secrets
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from runtime.requests.random_hex import random_bytes
 
 Message = dict[str, Any]
 
@@ -58,17 +59,21 @@ class NineAlphanumerics:
     def new(self, name: str, index: int) -> str:
         """See `IdForm`."""
         del name, index
-        return "".join(secrets.choice(_ALPHANUMERICS) for _ in range(9))
+        return _nine(int.from_bytes(random_bytes(16)))
 
     def mapped(self, call_id: str, name: str, index: int) -> str:
         """See `IdForm`."""
         named = call_id or f"{name}:{index}"
         number = int.from_bytes(hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest())
-        letters = []
-        for _ in range(9):
-            number, letter = divmod(number, len(_ALPHANUMERICS))
-            letters.append(_ALPHANUMERICS[letter])
-        return "".join(letters)
+        return _nine(number)
+
+
+def _nine(number: int) -> str:
+    letters = []
+    for _ in range(9):
+        number, letter = divmod(number, len(_ALPHANUMERICS))
+        letters.append(_ALPHANUMERICS[letter])
+    return "".join(letters)
 
 
 class NameAndIndex:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 import math
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import (
@@ -20,8 +21,10 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.ray.http_call import HttpCall, HttpHead, is_for_any_replica, prompt_of
+from headrace.ray.http_call import HttpCall, is_for_any_replica, prompt_of
+from headrace.ray.relay import OtherAnswer, Relay, refuse
 from headrace.ray.replica import Replica
+from runtime.config.options import SchedulingArgs
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +35,6 @@ _PREFIX_ROUTER = (
     "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router."
     "PrefixCacheAffinityRouter"
 )
-_MAX_TRIES = 3
 # Engines queue requests themselves, in the order of their policy; Ray should not.
 _MAX_ONGOING = 4096
 # The replicas have their own bound, --max-body-mb; this one bounds the ingress.
@@ -88,7 +90,8 @@ def build_app(
         ray_actor_options={"num_cpus": 0.1},
         logging_config=LoggingConfig(enable_access_log=False),
     )
-    return ingress.bind(replicas.bind(dict(engine)), num_replicas == 1)
+    max_resumes = engine.get("max_resumes", SchedulingArgs.max_resumes)
+    return ingress.bind(replicas.bind(dict(engine)), num_replicas == 1, int(max_resumes))
 
 
 def app(arguments: Mapping[str, str]) -> serve.Application:
@@ -143,52 +146,55 @@ def _newest(series: Mapping[Any, Any]) -> list[float]:
 class _Ingress:
     """The deployment that speaks HTTP for the replicas."""
 
-    def __init__(self, replicas: DeploymentHandle, has_one_replica: bool) -> None:
-        self._http = _Http(replicas.options(stream=True, method_name="answer"), has_one_replica)
+    def __init__(self, replicas: DeploymentHandle, has_one_replica: bool, max_resumes: int) -> None:
+        replicas = replicas.options(stream=True, method_name="answer")
+        self._http = Http(replicas, has_one_replica, max_resumes)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._http
 
 
-class _Http:
+class Http:
     """The ASGI application of the ingress; uvicorn takes no bound method for one."""
 
-    def __init__(self, replicas: DeploymentHandle, has_one_replica: bool) -> None:
+    def __init__(self, replicas: DeploymentHandle, has_one_replica: bool, max_resumes: int) -> None:
+        """Relay requests to replicas.
+
+        Args:
+            replicas: a handle of `Replica.answer`, streamed.
+            has_one_replica: whether there is never a second one.
+            max_resumes: deaths of its replica that a request survives.
+        """
         self._replicas = replicas
         self._has_one_replica = has_one_replica
+        self._max_resumes = max_resumes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
         call = await _read(scope, receive)
         if call is None:
-            await _refuse(send, 413, f"The body is larger than {_MAX_BODY_BYTES} bytes.")
+            await refuse(send, 413, f"The body is larger than {_MAX_BODY_BYTES} bytes.")
             return
         if not (self._has_one_replica or is_for_any_replica(call.method, call.path)):
-            await _refuse(send, 404, _ONE_OF_SEVERAL)
+            await refuse(send, 404, _ONE_OF_SEVERAL)
             return
-        for attempt in range(1, _MAX_TRIES + 1):
-            has_head = False
-            pieces = self._replicas.remote(call)
+        relay = Relay(call, send, may_resume=self._max_resumes > 0)
+        for num_deaths in itertools.count(1):
+            pieces = self._replicas.remote(relay.call)
             try:
-                async for piece in pieces:
-                    if isinstance(piece, HttpHead):
-                        has_head = True
-                        head = {"status": piece.status, "headers": piece.headers}
-                        await send({"type": "http.response.start", **head})
-                    else:
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await relay.run(pieces)
                 return
-            except RayError as error:
+            except (RayError, OtherAnswer) as error:
                 logger.warning("A replica ended beneath a request: %s", error)
-                if has_head:
-                    await _end_stream(send)
+                if num_deaths > self._max_resumes or not relay.may_try:
+                    await relay.fail(error)
                     return
-                if attempt == _MAX_TRIES:
-                    await _refuse(send, 503, _ENDED)
-                    return
+                if isinstance(error, OtherAnswer):
+                    # The replica may be without its worker for a moment.
+                    await asyncio.sleep(1)
             finally:
                 # The client has gone, if there is more.
                 pieces.cancel()
@@ -222,26 +228,7 @@ async def _read(scope: Scope, receive: Receive) -> HttpCall | None:
     )
 
 
-_ENDED = "The replica ended. Please send the request again."
 _ONE_OF_SEVERAL = (
     "This route changes or reads one replica, and there may be several. Use num_replicas=1, or "
     "deploy again with other options."
 )
-
-
-def _error(message: str) -> bytes:
-    return msgspec.json.encode({"error": {"message": message, "type": "server_error"}})
-
-
-async def _end_stream(send: Send) -> None:
-    """End an answer that had begun with an event that clients read as an error."""
-    body = b"data: " + _error(_ENDED) + b"\n\n"
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def _refuse(send: Send, status: int, message: str) -> None:
-    headers = [(b"content-type", b"application/json")]
-    if status == 503:
-        headers.append((b"retry-after", b"1"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": _error(message), "more_body": False})

@@ -17,6 +17,20 @@ MAX_PROMPT_CHARACTERS = 32_768
 
 
 @dataclass(frozen=True)
+class Resumption:
+    """What a replica needs to go on with an answer that another one began.
+
+    Attributes:
+        key, created: of the answer's `Identity`.
+        entries: of the `AnswerJournal`; empty until a part of the answer was sent.
+    """
+
+    key: bytes
+    created: int
+    entries: list[bytes]
+
+
+@dataclass(frozen=True)
 class HttpCall:
     """A complete HTTP request.
 
@@ -26,6 +40,7 @@ class HttpCall:
         body: the whole body.
         prompt: the beginning of the prompt's text, which Ray's prefix-aware router reads; never
             empty.
+        resumption: set if another replica may go on with the answer.
     """
 
     method: str
@@ -34,6 +49,7 @@ class HttpCall:
     headers: list[tuple[bytes, bytes]]
     body: bytes
     prompt: str
+    resumption: Resumption | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +63,19 @@ class HttpHead:
 
     status: int
     headers: list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True)
+class HttpPart:
+    """A part of an answer's body.
+
+    Attributes:
+        body: the bytes.
+        entries: of the `AnswerJournal`, what was added before these bytes were made.
+    """
+
+    body: bytes
+    entries: list[bytes]
 
 
 # Routes that leave nothing behind at the replica that answers, so any of several may.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import io
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
@@ -12,7 +13,8 @@ from typing import Any
 from starlette.types import Message, Scope
 
 from headrace.engine.engine_errors import translated
-from headrace.ray.http_call import HttpCall, HttpHead
+from headrace.ray.http_call import HttpCall, HttpHead, HttpPart
+from runtime.client.answer_journal import JOURNAL, AnswerJournal
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
 from runtime.eventloop.background import Background
@@ -20,6 +22,7 @@ from runtime.launch.assemble import assemble
 from runtime.launch.command_line import parse_args
 from runtime.launch.prepare import prepare_engine
 from runtime.processes.engine_processes import watch
+from runtime.requests.identity import IDENTITY, Identity
 from server.serving import make_application
 
 
@@ -61,8 +64,11 @@ class Replica:
         self._background.keep(partial(watch, self._host, timeout_s), "The watchdog")
         self._context.lifecycle.warmed_up = True
 
-    async def answer(self, call: HttpCall) -> AsyncIterator[HttpHead | bytes]:
-        """Answer a request: first its head, then the body, piece by piece as it is made."""
+    async def answer(self, call: HttpCall) -> AsyncIterator[HttpHead | HttpPart]:
+        """Answer a request: first its head, then the body, piece by piece as it is made.
+
+        An answer that another replica began is repeated, then continued.
+        """
         scope: Scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -80,14 +86,20 @@ class Replica:
         incoming: asyncio.Queue[Message] = asyncio.Queue()
         outgoing: asyncio.Queue[Message | None] = asyncio.Queue()
         incoming.put_nowait({"type": "http.request", "body": call.body, "more_body": False})
-        task = asyncio.create_task(self._app(scope, incoming.get, outgoing.put))
+        context, journal = contextvars.copy_context(), AnswerJournal()
+        if (resumption := call.resumption) is not None:
+            journal = AnswerJournal(resumption.entries)
+            context.run(JOURNAL.set, journal)
+            context.run(IDENTITY.set, Identity(resumption.key, resumption.created))
+        answering = self._app(scope, incoming.get, outgoing.put)
+        task = asyncio.create_task(answering, context=context)
         task.add_done_callback(lambda _: outgoing.put_nowait(None))
         try:
             while (message := await outgoing.get()) is not None:
                 if message["type"] == "http.response.start":
                     yield HttpHead(message["status"], list(message.get("headers", [])))
                 elif message.get("body"):
-                    yield message["body"]
+                    yield HttpPart(message["body"], journal.take_unsent())
             await task
         finally:
             # The reader has gone, or all is said.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +15,14 @@ from openai_api.request_body import read_body
 from openai_api.schemas.chat import DECODER
 from openai_api.schemas.common import ONLY_TIER
 from openai_api.usage import usage_of
+from runtime.requests.identity import created_now
 
 
 async def create_chat_completion(call: Call, context: OpenAIContext) -> Reply:
     """Answer `POST /v1/chat/completions`."""
     body = await read_body(call, DECODER)
     run = await open_chat(body, context)
-    head = {"id": run.id, "created": int(time.time()), "model": body.model or "default"}
+    head = {"id": run.id, "created": created_now(), "model": body.model or "default"}
     if body.service_tier is not None:
         head["service_tier"] = ONLY_TIER
     if body.stream:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +42,7 @@ from runtime.eventloop.json_pieces import list_of
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.messages import FinishReason
+from runtime.requests.identity import created_now
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import check_priority, nth_sample
 from runtime.service.adapter_names import named_adapter
@@ -184,7 +184,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
     ]
     return _Plan(
         id=answer_id,
-        created=int(time.time()),
+        created=created_now(),
         model=body.model or "default",
         inputs=inputs,
         wanted_logprobs=logprobs,

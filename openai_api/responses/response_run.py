@@ -26,6 +26,7 @@ from openai_api.responses.response_usage import usage_of_response
 from openai_api.schemas.responses import ResponseRequest
 from runtime.client.tenant import TENANT
 from runtime.errors import HeadraceError, TooLong
+from runtime.requests.identity import created_now
 from runtime.service.error_table import describe_error
 from runtime.service.generation import Indexed
 
@@ -221,7 +222,7 @@ def _new_object(
     return {
         "id": response_id,
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": created_now(),
         "completed_at": None,
         "status": "queued",
         "background": bool(request.background),

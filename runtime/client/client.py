@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from functools import partial
 
 import msgspec
 
 from runtime.client.adapter_record import AdapterRecord
 from runtime.client.admission import Admitted, EngineLimits, check_images, pack_token_ids
+from runtime.client.answer_journal import JOURNAL, AnswerJournal, Repeated
 from runtime.client.answer_size import check_answer_size
 from runtime.client.control_calls import ControlCalls
 from runtime.client.front_extras import check_extras, check_kind
@@ -160,11 +162,7 @@ class EngineClient:
         input_ids, data, max_new_tokens = self.admit(item.input_ids, spec)
         check_images(item.input_ids, spec, self.limits)
         num_pixel_bytes = spec.num_pixel_bytes
-        if (
-            self.max_pixel_bytes is not None
-            and self._pixel_bytes + num_pixel_bytes > self.max_pixel_bytes
-        ):
-            raise Overloaded("The images of other requests that run or wait take too much memory.")
+        self._check_pixels(num_pixel_bytes)
         if spec.extras:
             check_extras(spec.extras, len(input_ids))
             check_answer_size([item], self.limits)
@@ -173,6 +171,9 @@ class EngineClient:
         namespace = tenants_namespace(spec.cache_namespace)
         link = self._router.choose(data, namespace, spec.dp_rank, spec.images)
         arrival = time.monotonic()
+        # An answer that is not streamed is computed again from its prompt.
+        journal = JOURNAL.get() if spec.stream else None
+        is_held = journal is not None and journal.is_repeating
         request = GenerateRequest(
             request_id=next(self._ids),
             input_ids=data,
@@ -183,7 +184,7 @@ class EngineClient:
                     sampling=msgspec.structs.replace(
                         sampling,
                         max_new_tokens=max_new_tokens,
-                        seed=self._seed_source() if sampling.seed is None else sampling.seed,
+                        seed=self._new_seed() if sampling.seed is None else sampling.seed,
                         # The scheduler knows grammars by their keys.
                         grammar=None,
                     ),
@@ -196,7 +197,7 @@ class EngineClient:
         )
         trace = RequestTrace(request, name, len(input_ids))
         stream = StreamState(request, name, len(input_ids), arrival, link, trace, num_pixel_bytes)
-        if grammar is None:
+        if grammar is None and not is_held:
             self.outgoing.send(stream)
         # Only now: a request that could not be sent must not count as in flight forever.
         self._streams[request.request_id] = stream
@@ -205,14 +206,37 @@ class EngineClient:
         self._rids[name] = stream
         stream.join_link()
         self._pixel_bytes += num_pixel_bytes
-        if grammar is not None:
+        if is_held:
+            self.outgoing.hold(stream)
+        elif grammar is not None:
             self.outgoing.compile(stream, *grammar)
-        opened = GenerationStream(self, stream)
+        opened = self._open(stream, grammar, journal)
         if self.sinks and is_recorded:
             opened.recording = Recording(
                 item, stream.arrival, self.sinks, keeps_text=self.keeps_text
             )
         return opened
+
+    def _open(
+        self,
+        stream: StreamState,
+        grammar: tuple[bytes, asyncio.Future[bytes]] | None,
+        journal: AnswerJournal | None,
+    ) -> GenerationStream:
+        opened = GenerationStream(self, stream)
+        if journal is not None:
+            go_on = partial(self.outgoing.go_on, stream, grammar)
+            opened.journal = journal.open(Repeated(partial(self._repeat, stream), go_on))
+        return opened
+
+    def _check_pixels(self, num_bytes: int) -> None:
+        most = self.max_pixel_bytes
+        if most is not None and self._pixel_bytes + num_bytes > most:
+            raise Overloaded("The images of other requests that run or wait take too much memory.")
+
+    def _new_seed(self) -> int:
+        journal = JOURNAL.get()
+        return self._seed_source() if journal is None else journal.seed(self._seed_source)
 
     def admit(self, input_ids: list[int], spec: RequestSpec) -> Admitted:
         """Fit a request into the context and the pool.
@@ -395,6 +419,14 @@ class EngineClient:
         stream.finish_reason = delta.reason
         stream.num_retractions = delta.num_retractions
         stream.wake.set()
+
+    def _repeat(self, stream: StreamState, delta: TextDelta) -> bool:
+        """Hand a stream a chunk that another server gave; false if the stream has ended."""
+        if not stream.is_open or self._streams.get(stream.request_id) is not stream:
+            return False
+        stream.weight_version = self.loaded.version
+        self._extend(stream, delta)
+        return True
 
     def on_request_error(self, message: RequestError) -> None:
         """Fail these requests only."""

@@ -204,10 +204,12 @@ class GenerationStream:
     Attributes:
         turn: the request's turn in a session; tokens read here are added to it.
         recording: the record of the request's costs; `None` if the request is not recorded.
+        journal: what another server would need to go on; `None` if there is no other.
     """
 
     turn: Turn | None = None
     recording: StreamReader | None = None
+    journal: StreamReader | None = None
 
     def __init__(self, client: StreamOwner, stream: StreamState) -> None:
         """Only `EngineClient.generate` makes streams."""
@@ -279,6 +281,8 @@ class GenerationStream:
             raise refusal
         if self.recording is not None:
             self.recording.add(chunk)
+        if self.journal is not None:
+            self.journal.add(chunk)
         if reason is not None:
             self._end(reason.type)
         return chunk
@@ -295,6 +299,8 @@ class GenerationStream:
         self._client.forget(self._stream.request_id)
         if self.recording is not None:
             self.recording.end(outcome)
+        if self.journal is not None:
+            self.journal.end(outcome)
 
     def take_back(self) -> None:
         """Close the stream and remove the request from its session."""

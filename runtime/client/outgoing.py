@@ -60,8 +60,10 @@ class Outgoing:
         self._new_id = new_id
         self._max_resumes = max_resumes
         self._history = history
-        # Requests whose grammar is being compiled, and those that no replica takes.
+        # Requests whose grammar is being compiled, those whose journal is being repeated, and those
+        # that no replica takes.
         self._compiling: set[int] = set()
+        self._repeating: set[int] = set()
         self._waiting: dict[int, StreamState] = {}
         self.num_resumed = 0
         self.on_pause: Callable[[float], None] = _ignore
@@ -87,9 +89,34 @@ class Outgoing:
     @property
     def unsent(self) -> set[int]:
         """Ids of the requests that wait here."""
-        return self._compiling | self.gate.held() | self._waiting.keys()
+        return self._compiling | self._repeating | self.gate.held() | self._waiting.keys()
 
     # ---- on the way ----
+
+    def hold(self, stream: StreamState) -> None:
+        """Keep a request until `go_on`: its reader gets again what another server gave."""
+        self._repeating.add(stream.request_id)
+
+    def go_on(
+        self, stream: StreamState, grammar: tuple[bytes, asyncio.Future[bytes]] | None
+    ) -> None:
+        """Send a request that was held, to continue what its reader has.
+
+        Args:
+            stream: of the request, which may have ended.
+            grammar: as `compile` takes them; `None` for free text.
+        """
+        self._repeating.discard(stream.request_id)
+        if not stream.is_open or self.streams.get(stream.request_id) is not stream:
+            return
+        stream.is_resumed = True
+        stream.held_since = time.monotonic()
+        self.num_resumed += 1
+        if grammar is not None:
+            self.compile(stream, *grammar)
+        else:
+            self._waiting[stream.request_id] = stream
+            self.send_waiting()
 
     def compile(self, stream: StreamState, key: bytes, compiled: asyncio.Future[bytes]) -> None:
         """Send a request once its grammar is compiled."""
@@ -155,6 +182,7 @@ class Outgoing:
     def drop(self, request_id: int) -> None:
         """Forget a request that is over."""
         self._compiling.discard(request_id)
+        self._repeating.discard(request_id)
         self._waiting.pop(request_id, None)
         self.gate.drop(request_id)
 
@@ -181,7 +209,7 @@ class Outgoing:
             may_resume: whether a new process continues the outputs as the old one would have.
             counts: whether this is a death that a request may have caused.
         """
-        unsent = self._compiling | self.gate.held()
+        unsent = self._compiling | self._repeating | self.gate.held()
         mine = [each for each in self.streams.values() if each.link is link and each.is_open]
         for stream in mine:
             if stream.request_id in unsent and (may_resume or not stream.sent_ids):

@@ -11,6 +11,8 @@ import os
 from collections import deque
 from collections.abc import Callable
 
+from runtime.requests.identity import IDENTITY
+
 MAX_BYTES = 32
 _NUM_DRAWN = 128
 
@@ -19,8 +21,11 @@ _drawn: deque[bytes] = deque()
 
 
 def random_bytes(num_bytes: int) -> bytes:
-    """Return up to `MAX_BYTES` bytes of the kernel's randomness."""
+    """Return up to `MAX_BYTES` bytes of the kernel's randomness, or of the request's `IDENTITY`."""
     assert num_bytes <= MAX_BYTES, num_bytes
+    identity = IDENTITY.get()
+    if identity is not None:
+        return identity.random_bytes()[:num_bytes]
     while True:
         try:
             return _drawn.popleft()[:num_bytes]

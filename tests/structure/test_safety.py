@@ -34,15 +34,14 @@ def test_no_unsafe_decoding(folder: str) -> None:
 # The time of the day, which jumps, stands in answers, names of files and the log.
 DATED = {
     "openai_api/endpoints/batches.py",
-    "openai_api/endpoints/chat_completions.py",
     "openai_api/endpoints/classify.py",
-    "openai_api/endpoints/completions.py",
     "openai_api/openai_context.py",
     "openai_api/responses/compaction.py",
     "openai_api/responses/response_run.py",
     "openai_api/template_sandbox.py",
     "runtime/cache/kv_events.py",
     "runtime/executor/expert_recorder.py",
+    "runtime/requests/identity.py",
     "runtime/service/generation.py",
     "runtime/service/profiling.py",
     "server/adapter_metrics.py",

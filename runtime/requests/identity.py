@@ -1,0 +1,37 @@
+"""The names and the time in an answer, which stay the same when another server repeats it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from contextvars import ContextVar
+
+
+class Identity:
+    """What is random in one HTTP request's answer: the same again from the same key.
+
+    Attributes:
+        created: seconds since the epoch, when the request came.
+    """
+
+    def __init__(self, key: bytes, created: int) -> None:
+        """Draw names from `key`, 16 random bytes."""
+        self.created = created
+        self._key = key
+        self._counter = itertools.count()
+
+    def random_bytes(self) -> bytes:
+        """Return the next 32 bytes."""
+        number = next(self._counter).to_bytes(8)
+        return hashlib.blake2b(number, key=self._key, digest_size=32).digest()
+
+
+# Set for a request whose answer another server may have to repeat; else the kernel gives the names.
+IDENTITY: ContextVar[Identity | None] = ContextVar("identity", default=None)
+
+
+def created_now() -> int:
+    """Return the time that an answer gives for its creation, seconds since the epoch."""
+    identity = IDENTITY.get()
+    return int(time.time()) if identity is None else identity.created
