@@ -1,1 +1,1 @@
-"""Structured output: checks constraints, compiles them, and computes the allowed tokens."""
+"""Structured output: checks grammars, compiles them, and computes which tokens they allow next."""

@@ -1,7 +1,8 @@
-"""Bounds the number of blanks between two tokens of JSON; the grammar allows any number.
+"""Limits the number of blanks between two tokens of JSON.
 
-A confused model would print blanks until its token limit. The bound is not part of the grammar,
-where it would make every mask three times as expensive, even without blanks.
+Blanks are spaces, tabs and line breaks. JSON allows any number of them, and a confused model would
+write blanks until its token limit. The limit is applied to the mask of allowed tokens. If it were a
+part of the grammar, every mask would cost three times as much, even in outputs without blanks.
 """
 
 from __future__ import annotations
@@ -15,23 +16,24 @@ from runtime.grammar.grammar_backend import num_words
 
 MAX_BLANKS = 32
 _BLANKS = b" \t\r\n"
-# A JSON string cannot contain these characters, so if one is allowed, no string is open.
+# A JSON string cannot contain these characters. So if the grammar allows one of them, the output is
+# not inside a string.
 _BETWEEN = b"\t\r\n"
 
 MaskRow = NDArray[np.int32]
 
 
 class BlankTokens:
-    """The effect of a vocabulary's tokens on a run of blanks.
+    """The number of blanks at the beginning and at the end of each token of a vocabulary.
 
-    After a run of 0 blanks there is no bound: a single token may have any number of blanks.
+    A single token with more blanks than the limit is allowed if no blank precedes it.
 
     Attributes:
-        free_run: after a run of at most this length, any token is allowed.
+        free_run: if an output ends with at most this many blanks, no token can exceed the limit.
     """
 
     def __init__(self, vocab: Sequence[bytes]) -> None:
-        """Look at each token's bytes."""
+        """Count the blanks in each token; `vocab` has the bytes of each token."""
         begins_with = [len(token) - len(token.lstrip(_BLANKS)) for token in vocab]
         self._ends_with = [len(token) - len(token.rstrip(_BLANKS)) for token in vocab]
         self._all_blank = frozenset(
@@ -47,16 +49,24 @@ class BlankTokens:
         self._too_long: dict[int, MaskRow] = {}
 
     def run_after(self, run: int, token_id: int) -> int:
-        """Return how many blanks end an output when `run` blanks are followed by a token."""
+        """Return the number of blanks at the end of an output after one more token.
+
+        Args:
+            run: number of blanks at the end of the output before the token.
+            token_id: the token.
+        """
         blanks = self._ends_with[token_id]
         return run + blanks if blanks and token_id in self._all_blank else blanks
 
     def bound(self, mask: MaskRow, run: int) -> None:
-        """Remove tokens from a mask that would make a run longer than `MAX_BLANKS`.
+        """Remove the tokens from a mask with which blanks would exceed `MAX_BLANKS`.
+
+        Inside a JSON string nothing is removed.
 
         Args:
-            mask: `[num_words]`, the allowed tokens, changed in place; it never becomes empty.
-            run: number of blanks at the output's end.
+            mask: `[num_words]` int32, a bit for each allowed token. Changed in place, except if no
+                token would remain.
+            run: number of blanks at the end of the output.
         """
         if not (mask & self._between).any():
             return

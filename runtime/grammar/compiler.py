@@ -1,6 +1,6 @@
-"""The compiler process. It compiles every grammar in a separate fork, and kills slow forks.
+"""The compiler process: compiles every grammar in a separate fork, and kills slow forks.
 
-A library that crashes, hangs or fills memory on a hostile grammar ends only one fork.
+If a library crashes, hangs or fills the memory on a hostile grammar, only one fork ends.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 MAX_COMPILED_BYTES = 32 * 2**20
 MAX_MEMORY_BYTES = 2 * 2**30
-# Running streams have priority.
+# The process has a low priority, so that running requests are not delayed.
 NICENESS = 10
-# Seconds of wall time for a compilation that a busy machine hardly lets run.
+# Time after which a compilation is given up if a busy machine hardly lets it run, seconds.
 _PATIENCE_S = 20.0
 _LAST_MESSAGE_MS = 5000
 _MAX_REASON_CHARS = 300
@@ -65,7 +65,12 @@ class _Compiler:
 
 
 def reply_to(message: CompileGrammar, end: ForkEnd) -> GrammarReply:
-    """Return the reply to the front, made from the result of a fork that compiled a constraint."""
+    """Return the reply to the front process about a fork that compiled a grammar.
+
+    Args:
+        message: the front's request.
+        end: how the fork ended, and its answer.
+    """
     call_id, kind = message.call_id, message.grammar.kind
     if end.got_no_processor:
         error = f"The machine was too busy to compile the {kind}; please try again."
@@ -83,7 +88,7 @@ def reply_to(message: CompileGrammar, end: ForkEnd) -> GrammarReply:
 
 
 def main(payload: bytes) -> None:
-    """Run the compiler with an encoded `GrammarConfig`."""
+    """Run the compiler's process; `payload` is an encoded `GrammarConfig`."""
     config = msgspec.msgpack.decode(payload, type=GrammarConfig)
     configure_logging(config.log_level, "grammar", config.log_format)
     os.nice(NICENESS)
@@ -94,11 +99,11 @@ def main(payload: bytes) -> None:
     )
     front = Outbox(context, front_address(folder))
     try:
-        # Forks share this memory: the garbage collector must not write to it.
+        # Forks share this memory as long as it is not written, so the garbage collector is off.
         with uncollected():
             compiler = _Compiler(config)
         return_freed_memory()
-    # This catches everything that the libraries raise: their panics are not `Exception`s.
+    # All errors are caught, because panics of the libraries are not `Exception`s.
     except BaseException as error:
         reason = " ".join(str(error).split())[:_MAX_REASON_CHARS] or type(error).__name__
         front.send(GrammarsUnavailable(reason))
@@ -118,7 +123,7 @@ def _serve(compiler: _Compiler, inbox: Inbox[CompileGrammar], front: Outbox) -> 
     def take(message: CompileGrammar) -> None:
         def reply(end: ForkEnd) -> None:
             if end.answer == _NEEDS_MORE:
-                # Here and not in the fork, so that the next ones have it.
+                # The library is loaded in this process, so that later forks have it.
                 with uncollected():
                     compiler.libraries.load_all()
                 return_freed_memory()

@@ -1,4 +1,8 @@
-"""The interface of a grammar library: it compiles in one process and follows tokens in another."""
+"""The interface of a grammar library.
+
+A library compiles a grammar in one process. In another process, it computes the tokens that the
+grammar allows at each position of an output.
+"""
 
 from __future__ import annotations
 
@@ -16,65 +20,68 @@ BitmaskRows = NDArray[np.int32]
 
 
 class GrammarError(Exception):
-    """A constraint that cannot be compiled or followed; the message is for the client."""
+    """A grammar cannot be compiled or followed further; the message is for the client."""
 
 
 class Matcher(Protocol):
-    """Follows one output through its grammar."""
+    """The position of one output in its grammar."""
 
     def accept(self, token_id: int) -> bool:
-        """Advance by one token. Return false, without advancing, if the token is not allowed.
+        """Advance by one token of the output.
+
+        Returns:
+            False if the grammar does not allow the token; then the position is unchanged.
 
         Raises:
-            GrammarError: the token is allowed, but a limit of the library was reached after it.
+            GrammarError: the token is allowed, but the library reached one of its limits after it.
         """
 
     @property
     def is_terminated(self) -> bool:
-        """Whether the output is complete, so that no token may follow."""
+        """Whether the output is complete, so that no further token is allowed."""
 
 
 M = TypeVar("M", bound=Matcher)
 
 
 class GrammarBackend(Protocol[M]):
-    """The interface of a grammar library."""
+    """A grammar library that was set up for one tokenizer."""
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        """Compile a constraint into bytes that `load` reads, also in another process.
+        """Compile a grammar into bytes for `load`, which may run in another process.
 
         Raises:
-            GrammarError: the constraint is invalid or not supported.
+            GrammarError: the grammar is invalid or not supported.
         """
 
     def load(self, payload: bytes) -> Any:
-        """Load a grammar from the bytes that `compile` wrote.
+        """Load a grammar from the result of `compile`.
 
         Raises:
-            GrammarError: `compile` did not write these bytes.
+            GrammarError: the bytes do not come from `compile`.
         """
 
     def start(self, compiled: Any) -> M:
-        """Begin an output at the start of a loaded grammar."""
+        """Return a matcher at the beginning of a loaded grammar, for a new output."""
 
     def fill(self, matchers: Sequence[M], words: BitmaskRows) -> None:
-        """Write which tokens are allowed next in each output.
+        """Compute which tokens are allowed next in each output.
 
         Args:
-            matchers: the outputs' matchers, `[n]`, none of which has terminated; they are not
-                advanced.
-            words: `[n, ceil(vocab_size / 32)]` int32, overwritten; bit `i % 32` of word `i // 32`
-                stands for token `i`.
+            matchers: `[n]`, the positions of the outputs, none of which is complete. They do not
+                change.
+            words: `[n, ceil(vocab_size / 32)]` int32, overwritten. Bit `i % 32` of word `i // 32`
+                is set if token `i` is allowed.
         """
 
 
 class MakeBackend(Protocol):
-    """A function that builds a back end."""
+    """A function that sets up a grammar library."""
 
     def __call__(
         self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]
     ) -> GrammarBackend[Any]:
-        """Build the back end for a tokenizer; `vocab_size` is the logits' width."""
+        """Set up the library for a tokenizer; `vocab_size` is the width of the logits."""
         ...
 
 
@@ -90,10 +97,10 @@ BackendFactory = Callable[[], GrammarBackend[Any]]
 
 
 def num_words(vocab_size: int) -> int:
-    """Number of words of a bitmask row."""
+    """Return the number of 32-bit words with a bit for each of `vocab_size` tokens."""
     return -(-vocab_size // 32)
 
 
 def is_lark(text: str) -> bool:
-    """Whether an `ebnf` is written in llguidance's own language, which guidance sends."""
+    """Whether an `ebnf` is written in llguidance's dialect of Lark, as the guidance client does."""
     return text.lstrip().startswith("%llguidance")

@@ -1,6 +1,6 @@
-"""Both grammar libraries as one back end.
+"""Uses several grammar libraries as one.
 
-A constraint that one library cannot follow exactly goes to the other library.
+A grammar that the first library cannot follow exactly is compiled by another one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Make = Callable[[], GrammarBackend[Any]]
 
 
 class NotLoaded(Exception):
-    """A library is needed that is not loaded."""
+    """A grammar needs a library that is not loaded; the message is the library's name."""
 
 
 class _Loaded(NamedTuple):
@@ -42,18 +42,18 @@ class _Loaded(NamedTuple):
 
 
 class _Followed:
-    """See `runtime.grammar.grammar_backend.Matcher`.
+    """A matcher of one of the libraries.
 
     Attributes:
-        library: name of the library that follows the output.
+        library: name of the library.
         inner: the library's own matcher.
-        accept: the library's own method.
+        accept: the `accept` of `inner`.
     """
 
     def __init__(self, library: str, inner: Matcher) -> None:
         self.library = library
         self.inner = inner
-        # The method is stored so that a token costs no additional call.
+        # The method is stored, so that a token costs no additional call.
         self.accept = inner.accept
 
     @property
@@ -62,10 +62,10 @@ class _Followed:
 
 
 class GrammarLibraries:
-    """Several grammar libraries as one `runtime.grammar.grammar_backend.GrammarBackend`.
+    """Several grammar libraries that act as one `GrammarBackend`.
 
     Attributes:
-        names: names of the libraries; the first one is tried first.
+        names: names of the libraries, in the order in which they are tried.
     """
 
     def __init__(
@@ -73,19 +73,20 @@ class GrammarLibraries:
         libraries: Mapping[str, GrammarBackend[Any]],
         later: Mapping[str, Make] = MappingProxyType({}),
     ) -> None:
-        """Use at least one library; the first ones are tried first.
+        """Use at least one library.
 
         Args:
-            libraries: loaded libraries.
-            later: libraries that are loaded once the others cannot compile a constraint: one of the
-                libraries needs 240 MB for a vocabulary of 150,000 tokens.
+            libraries: loaded libraries, in the order in which they are tried.
+            later: functions that set up further libraries. They are called only if the loaded ones
+                cannot compile a grammar, because a library may need much memory: one needs 240 MB
+                for a vocabulary of 150,000 tokens.
         """
         self._libraries = dict(libraries)
         self._later = dict(later)
         self.names = (*self._libraries, *self._later)
 
     def load_all(self) -> None:
-        """Load the remaining libraries; omit libraries that cannot work."""
+        """Load the libraries that are not loaded yet; those that fail are removed."""
         for name in tuple(self._later):
             self._loaded(name)
 
@@ -96,7 +97,7 @@ class GrammarLibraries:
                 self._libraries[name] = make()
             except (KeyboardInterrupt, SystemExit):
                 raise
-            # This catches everything that the libraries raise: their panics are not `Exception`s.
+            # All errors are caught, because panics of the libraries are not `Exception`s.
             except BaseException as error:
                 _log_failure(name, error)
                 self.names = tuple(each for each in self.names if each != name)
@@ -105,16 +106,16 @@ class GrammarLibraries:
     def compile(
         self, spec: GrammarSpec, check: Check | None = None, *, may_load: bool = True
     ) -> bytes:
-        """Compile a constraint with the first library that can; the bytes name the library.
+        """Compile a grammar with the first library that can, and return its name and the result.
 
         Args:
-            spec: the constraint.
-            check: raises `GrammarError` for a compiled grammar that cannot be used.
-            may_load: whether a library may be loaded for it.
+            spec: the grammar.
+            check: raises `GrammarError` if a compiled grammar cannot be used.
+            may_load: whether further libraries may be loaded.
 
         Raises:
-            GrammarError: no library can compile it.
-            NotLoaded: no loaded library can compile it, and there are others.
+            GrammarError: no library can compile the grammar.
+            NotLoaded: no loaded library can compile the grammar, and `may_load` is false.
         """
         reasons: dict[str, str] = {}
         for name in self.names:
@@ -135,10 +136,10 @@ class GrammarLibraries:
         raise GrammarError(_reason(reasons))
 
     def load(self, payload: bytes) -> _Loaded:
-        """Load a grammar from the bytes that `compile` wrote; may load its library.
+        """Load a grammar from the result of `compile`; loads the library if needed.
 
         Raises:
-            GrammarError: `compile` did not write these bytes, or their library is not available.
+            GrammarError: the bytes do not come from `compile`, or their library is not available.
         """
         mark, content = content_of(payload)[:1], content_of(payload)[1:]
         for name in self.names:
@@ -149,13 +150,13 @@ class GrammarLibraries:
         raise GrammarError("not a grammar of an available library")
 
     def start(self, compiled: _Loaded) -> _Followed:
-        """Begin an output."""
+        """Return a matcher at the beginning of a loaded grammar, for a new output."""
         return _Followed(
             compiled.library, self._libraries[compiled.library].start(compiled.grammar)
         )
 
     def fill(self, matchers: Sequence[_Followed], words: BitmaskRows) -> None:
-        """Write which tokens are allowed next in each output."""
+        """Compute which tokens are allowed next in each output; see `GrammarBackend.fill`."""
         names = {each.library for each in matchers}
         if len(names) == 1:
             self._libraries[names.pop()].fill([each.inner for each in matchers], words)
@@ -170,18 +171,18 @@ class GrammarLibraries:
 def open_libraries(
     first: str, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]
 ) -> GrammarLibraries:
-    """Return all installed libraries that can work with a tokenizer, `first` in front.
+    """Set up the installed libraries that support a tokenizer; `first` is tried first.
 
-    The others are loaded when they are needed, or at once if `first` cannot work with it.
+    Only `first` is loaded now, unless it does not support the tokenizer.
 
     Args:
         first: name of the library that is tried first.
         tokenizer_folder: folder of the tokenizer.
-        vocab_size: the logits' width.
-        eos_token_ids: ids that end a text.
+        vocab_size: width of the logits.
+        eos_token_ids: token ids that end an output.
 
     Raises:
-        Exception: whatever `first` raised, if no library can work.
+        Exception: the error of `first`, if no library supports the tokenizer.
     """
 
     def make(name: str) -> GrammarBackend[Any]:
@@ -193,7 +194,7 @@ def open_libraries(
         return GrammarLibraries({first: make(first)}, later)
     except (KeyboardInterrupt, SystemExit):
         raise
-    # This catches everything that the libraries raise: their panics are not `Exception`s.
+    # All errors are caught, because panics of the libraries are not `Exception`s.
     except BaseException as error:
         _log_failure(first, error)
         found = GrammarLibraries({}, later)

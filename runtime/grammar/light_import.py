@@ -1,4 +1,4 @@
-"""Imports a library without large packages that it imports but that are unused here."""
+"""Imports a library without the large packages that it imports but that are not needed here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _AnyMember(type):
 
 
 class _Anything(metaclass=_AnyMember):
-    """Stands for any class of an absent package, and for the result of calling it; always false."""
+    """A placeholder for any class of a missing package, and for its instances; always false."""
 
     def __init__(self, *args: object, **named: object) -> None: ...
 
@@ -30,28 +30,29 @@ class _StandIn(ModuleType):
 
 
 def _any_member(name: str) -> type[_Anything]:
-    # The interpreter itself looks up names with underscores.
+    # Python itself looks up names that begin with two underscores.
     if name.startswith("__"):
         raise AttributeError(name)
     return _Anything
 
 
 def import_light(name: str, *without: str) -> Any:
-    """Import `name` with stand-ins for the packages of `without` that are not imported yet.
+    """Import `name` with placeholders instead of packages in `without` that are not imported yet.
 
-    Stand-ins work for annotations, base classes, constants and `isinstance`. If `name` needs more
-    of the packages, it is imported again with the real ones; modules that it imports keep their
-    stand-ins. Meanwhile, no other thread may import one of the packages.
+    Placeholders work in annotations, as base classes, as constants and in `isinstance`. If the
+    import needs more than this, `name` is imported again with the real packages. Modules that
+    `name` imports keep their placeholders. No other thread may import one of the packages at the
+    same time.
 
     Args:
         name: a library that is not imported yet.
-        *without: packages that it imports, but whose functions it does not call.
+        *without: packages that the library imports, but whose functions are not called.
 
     Returns:
-        The library's module.
+        The module of the library.
 
     Raises:
-        Exception: whatever the import with the packages raises.
+        Exception: the error of the import with the real packages.
     """
     try:
         with _standing_in([each for each in without if each not in sys.modules]):

@@ -1,4 +1,4 @@
-"""Checks a constraint before it is compiled. The checks are cheap and need no torch."""
+"""Checks a grammar of a request before it is compiled. The checks are cheap and need no torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MAX_TAG_NODES = 20_000
 
 
 def check_grammar(spec: GrammarSpec) -> None:
-    """Refuse a constraint that is obviously wrong or hostile.
+    """Refuse a grammar that is clearly invalid or too large.
 
     Raises:
-        InvalidRequest: the message names the constraint and the error.
+        InvalidRequest: the grammar is refused; the message names the field and the error.
     """
     match spec.kind:
         case "json_schema":

@@ -1,4 +1,4 @@
-"""The `llguidance` library. It precomputes nothing: masks are computed as the output grows."""
+"""The grammar library llguidance, which computes masks as the output grows, without preparation."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ from runtime.text.tokenizer import Tokenizer
 _MAX_MESSAGE_CHARS = 300
 _LOADED_PER_BYTE = 32
 _HIDES_SPECIAL, _SHOWS_SPECIAL = b"h", b"s"
-# In the library's own grammars `<think>` is a token, except in strings, expressions and comments.
+# In the library's own grammar language, `<think>` stands for a token. This does not hold inside
+# strings, regular expressions and comments, which this pattern also finds.
 _LARK_PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|<[^<>\s]+>|//[^\n]*|/(?:\\.|[^/\\\n])+/')
 
 
 def _limits() -> LLParserLimits:
-    # Limits: a state takes one or two kilobytes. Errors must not show the text of other requests.
+    # A lexer state takes one or two kilobytes. Short error messages do not show other requests'
+    # text.
     return LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 
 
 class _Vocabulary:
-    """A tokenizer in the library's form: added tokens are text, except special ones.
+    """A tokenizer in the form that the library needs. Added tokens are text, except special ones.
 
-    If the library read the tokenizer's file, tags such as `<tool_call>` would be special because of
-    their brackets. They would be masked where free text is allowed, and allowed where their text is
-    required.
+    If the library read the tokenizer's file itself, tags such as `<tool_call>` would count as
+    special because of their brackets. Then they would be forbidden in free text, and a token of
+    this name would be allowed where the grammar requires its text.
 
     Attributes:
         tokens: bytes of each token.
@@ -48,12 +50,12 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int]) -> None:
         self._backend = tokenizer.backend
-        # Special tokens never match the text that they are written with.
+        # The text of a special token is encoded as plain text, not as this token.
         self._backend.encode_special_tokens = True
         self._plain = LLTokenizer(self._backend.to_str(), n_vocab=vocab_size, slices=[])
         self.tokens = [self._plain.decode_bytes([token_id]) for token_id in range(vocab_size)]
         for token_id, data in enumerate(self.tokens):
-            # The library writes ids without a text in this way.
+            # This is how the library writes an id that has no text.
             if data == b"<[%d]>" % token_id:
                 self.tokens[token_id] = b""
         self.eos_token_id = eos_token_ids[0] if eos_token_ids else self._plain.eos_token
@@ -63,7 +65,7 @@ class _Vocabulary:
         self.special_token_ids = sorted(token_ids)
         self._texts = list(self.tokens)
         for token_id in self.special_token_ids:
-            # A tokenizer of whole pieces writes text with special ones, too.
+            # Such a tokenizer may encode text with special tokens, so these must have no text.
             self._texts[token_id] = b""
         self._ids_of_tags = {
             token.content: token_id
@@ -72,7 +74,10 @@ class _Vocabulary:
         }
 
     def showing_special(self, tokenizer: Tokenizer, eos_token_ids: list[int]) -> _Vocabulary:
-        """Return a vocabulary whose special tokens are their text; it uses `tokenizer`."""
+        """Return a copy in which special tokens are the text that they are written with.
+
+        The copy uses the object `tokenizer`.
+        """
         shown = copy.copy(self)
         shown._backend = tokenizer.backend
         shown._hide(set(eos_token_ids))
@@ -80,7 +85,7 @@ class _Vocabulary:
 
     def __call__(self, text: str) -> list[int]:
         wanted = text.encode()
-        # The text is encoded after a line break if the tokenizer would put a space before it.
+        # Some tokenizers put a space before the text. Then the text is encoded after a line break.
         for lead in ("", "\n"):
             ids: list[int] = self._backend.encode(lead + text, add_special_tokens=False).ids
             ends = list(accumulate(len(self._texts[token_id]) for token_id in reversed(ids)))
@@ -90,7 +95,10 @@ class _Vocabulary:
         return self._plain.greedy_tokenize(text)
 
     def by_number(self, lark: str) -> str:
-        """Replace names of added tokens in a grammar by numbers: only special tokens have names."""
+        """Replace the names of added tokens in a grammar by their numbers.
+
+        The library knows names of special tokens only.
+        """
 
         def numbered(found: re.Match[str]) -> str:
             token_id = self._ids_of_tags.get(found[0])
@@ -100,16 +108,16 @@ class _Vocabulary:
 
 
 class LLGuidanceMatcher:
-    """A `runtime.grammar.grammar_backend.Matcher` of llguidance."""
+    """The position of one output in a grammar of llguidance; a `Matcher`."""
 
     def __init__(self, inner: LLMatcher, eos_token_ids: frozenset[int]) -> None:
-        """Wrap the library's object."""
+        """Wrap a matcher of the library; `eos_token_ids` end an output."""
         self.inner = inner
         self._eos = eos_token_ids
         self._has_ended = False
 
     def accept(self, token_id: int) -> bool:
-        """Advance by one token.
+        """Advance by one token of the output; return false if the token is not allowed.
 
         Raises:
             GrammarError: the output exceeded a limit of the library.
@@ -117,7 +125,7 @@ class LLGuidanceMatcher:
         if self._has_ended:
             return False
         if token_id in self._eos:
-            # If nothing else may follow, the library has already stopped and accepts no token.
+            # If nothing else may follow, the library has stopped already and accepts no token.
             self._has_ended = self.inner.is_accepting()
             return self._has_ended
         if self.inner.try_consume_tokens([token_id]) == 1:
@@ -128,20 +136,20 @@ class LLGuidanceMatcher:
 
     @property
     def is_terminated(self) -> bool:
-        """Whether the output is complete, so that no token may follow."""
+        """Whether the output is complete, so that no further token is allowed."""
         return self._has_ended or (not self._eos and self.inner.is_stopped())
 
 
 class LLGuidanceBackend:
-    """llguidance as a `runtime.grammar.grammar_backend.GrammarBackend`."""
+    """The library llguidance as a `GrammarBackend`."""
 
     def __init__(self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]) -> None:
-        """Read the tokenizer's vocabulary."""
+        """Read the vocabulary of a tokenizer; `vocab_size` is the width of the logits."""
         self._eos = frozenset(eos_token_ids)
         self._vocabulary = _Vocabulary(
             Tokenizer.from_folder(tokenizer_folder), vocab_size, eos_token_ids
         )
-        # A separate tokenizer object, because the setting belongs to the object.
+        # This tokenizer is a separate object, because the setting for special tokens belongs to it.
         shown = self._vocabulary.showing_special(
             Tokenizer.from_folder(tokenizer_folder), eos_token_ids
         )
@@ -153,7 +161,7 @@ class LLGuidanceBackend:
         }
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        """Translate a constraint into the library's own form, and test it."""
+        """Translate a grammar into the library's own language, and check that it can be loaded."""
         try:
             grammar = self._translated(spec)
         except GrammarError:
@@ -162,7 +170,7 @@ class LLGuidanceBackend:
             raise GrammarError(_readable(str(error))) from None
         form = _SHOWS_SPECIAL if spec.shows_special else _HIDES_SPECIAL
         self._matcher(form, grammar)
-        # The masks are not precomputed, so this is a bound on the memory that they may take.
+        # Nothing is precomputed. The size is an upper limit of what the masks may need.
         return with_size(form + grammar.encode(), _LOADED_PER_BYTE * len(grammar))
 
     def _translated(self, spec: GrammarSpec) -> str:
@@ -180,7 +188,7 @@ class LLGuidanceBackend:
                 return tag_to_grammar(spec.text)
 
     def load(self, payload: bytes) -> LLMatcher:
-        """Read a translated constraint."""
+        """Load a grammar from the result of `compile`."""
         form, content = content_of(payload)[:1], content_of(payload)[1:]
         try:
             return self._matcher(form, content.decode())
@@ -188,11 +196,11 @@ class LLGuidanceBackend:
             raise GrammarError("not a grammar") from None
 
     def start(self, compiled: LLMatcher) -> LLGuidanceMatcher:
-        """Begin an output."""
+        """Return a matcher at the beginning of a loaded grammar, for a new output."""
         return LLGuidanceMatcher(compiled.deep_copy(), self._eos)
 
     def fill(self, matchers: Sequence[LLGuidanceMatcher], words: BitmaskRows) -> None:
-        """Write which tokens are allowed next in each output.
+        """Compute which tokens are allowed next in each output; see `GrammarBackend.fill`.
 
         Raises:
             GrammarError: an output exceeded a limit of the library.
@@ -211,7 +219,8 @@ class LLGuidanceBackend:
 
 
 def _readable(message: str) -> str:
-    # Below its message, the library shows the position in its own translation.
+    # After its message, the library shows a position in the translated grammar, which clients do
+    # not know.
     message = message.replace("<non-verbose/>", "").split("\n   1 |")[0]
     lines = [line.strip() for line in message.splitlines()]
     return " ".join(line for line in lines if line)[:_MAX_MESSAGE_CHARS].rstrip(".") or "not valid"

@@ -9,14 +9,16 @@ from runtime.grammar.grammar_backend import GrammarError
 from runtime.grammar.schema_rewrite import rewritten
 
 _OPTIONS = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{0,{MAX_BLANKS}}}"}
-# The library calculates in floating point.
+# The library computes with floating-point numbers, which are exact up to here.
 _MAX_INTEGER = 2**53
-# A number so little above an integer stands for an exclusive bound.
+# A bound that differs from an integer by this much stands for an exclusive bound.
 _BEHIND = 1e-9
 
 
 def as_llguidance_schema(schema: Any) -> dict[str, Any]:
-    """Return a checked schema in a form that the library follows exactly, with our options.
+    """Return a checked schema in a form that llguidance follows exactly.
+
+    The result also has options for llguidance, such as a limit on blanks.
 
     Raises:
         GrammarError: the schema has no such form; the message names the keyword and its position.
@@ -30,10 +32,10 @@ def as_llguidance_schema(schema: Any) -> dict[str, Any]:
 
 
 def _open_bounds(part: Any) -> None:
-    """Move exclusive integer bounds by a little, in place.
+    """Shift exclusive integer bounds by a small number, in place.
 
-    With an exclusive 2 and a 2.5 as bounds, the library would accept 2, because both bounds have
-    the same integer part.
+    With the exclusive minimum 2 and the maximum 2.5, for example, the library would accept 2,
+    because both bounds have the same integer part.
     """
     for each in part if isinstance(part, list) else ():
         _open_bounds(each)

@@ -1,7 +1,7 @@
-"""Structural tags in llguidance's dialect of Lark.
+"""Translates structural tags into llguidance's dialect of Lark.
 
-xgrammar defines the formats. Those that describe only text are translated, and the others are
-refused by name.
+A structural tag is a format, defined by xgrammar, in which free text is mixed with parts that
+follow a grammar. Only formats that describe text are translated; others are refused by name.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ _SLASH = re.compile(r"(\\.)|(/)|(\n)", re.DOTALL)
 
 
 def tag_to_grammar(text: str) -> str:
-    """Translate a checked structural tag, with `format` or with structures and triggers.
+    """Translate a checked structural tag.
+
+    It has either `format`, or `structures` and `triggers`.
 
     Raises:
-        GrammarError: a part of the tag has no counterpart here.
+        GrammarError: llguidance has no counterpart for a part of the tag.
     """
     tag = orjson.loads(text)
     if "structures" in tag:
@@ -52,17 +54,17 @@ def _rules(form: Any) -> str:
 
 
 class _Lark:
-    """Translates formats into expressions of Lark.
+    """Translates formats of structural tags into Lark expressions.
 
     Attributes:
-        rules: rules that the expressions name.
+        rules: additional Lark rules to which the expressions refer.
     """
 
     def __init__(self) -> None:
         self.rules: list[str] = []
 
     def of(self, form: Any) -> str:
-        """Return the expression of a format."""
+        """Return the Lark expression for a format."""
         if not isinstance(form, dict):
             raise GrammarError("a format must be an object with a type")
         match form.get("type"):
@@ -94,8 +96,7 @@ class _Lark:
                 )
 
     def _separated(self, form: dict[str, Any]) -> str:
-        # The schema is a rule, because writing a large schema twice would double the grammar's
-        # size.
+        # The tags become a rule, because the expression needs them twice and they may be large.
         name = f"part_{len(self.rules)}"
         self.rules.append("")
         place = len(self.rules) - 1
@@ -106,7 +107,11 @@ class _Lark:
         return f"( {all_of_them} )" + ("" if form.get("at_least_one") else "?")
 
     def _dispatched_once(self, form: dict[str, Any]) -> str:
-        """Return an expression for text to its end, or to a rule's text and format."""
+        """Return an expression for `dispatch` without a loop.
+
+        The output is free text to its end, or free text up to a rule's text, then the rule's
+        format.
+        """
         if form.get("loop") is not False or form.get("excludes"):
             raise GrammarError(
                 "within other formats llguidance's backend knows no loop of dispatch"
@@ -159,7 +164,7 @@ def _triggered(form: dict[str, Any]) -> str:
 
 
 def _dispatched(form: dict[str, Any]) -> str:
-    """Return an expression for text in which each rule's text is followed by its format."""
+    """Return a grammar for `dispatch`: free text in which each rule's text precedes its format."""
     if form.get("loop") is False or form.get("excludes"):
         raise GrammarError("loop and excludes are not known to llguidance's backend")
     tags = [{"begin": text, "content": inner, "end": ""} for text, inner in _pairs(form)]

@@ -1,4 +1,4 @@
-"""Tries a new grammar for some steps, to find one that is slow or allows no output."""
+"""Tries a compiled grammar for some steps, to find one that is slow or that allows no output."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from numpy.typing import NDArray
 
 from runtime.grammar.grammar_backend import GrammarBackend, GrammarError, num_words
 
-# Steps that repeat the last token if it is allowed: runs of blanks, endless strings.
+# Number of steps that repeat the last token if possible, for example in runs of blanks or in
+# strings without an end.
 _NUM_REPEATING = 192
-# Steps that take any token if few are allowed. They pass the structure and reach strings, whose
-# masks differ.
+# Number of steps that choose a random token where few are allowed. They pass through the structure
+# and reach strings, in which other tokens are allowed.
 _NUM_HURRYING = 64
-# If at least this share of the vocabulary is allowed, the position is free text.
+# A position is free text if at least this share of the vocabulary is allowed.
 _FREE_SHARE = 0.125
-# An ordinary schema takes up to 3 ms, and twice that beside a busy neighbour on the same core.
+# Most CPU time of a step. An ordinary schema takes up to 3 ms, and up to twice as long while
+# another process uses the same core.
 _STEP_LIMIT_S = 0.008
 _NUM_SLOW_STEPS = 8
-# Busier neighbours slow a walk further, but rarely each of three. The same walk is repeated, unless
-# its steps exceed the limit by more than a neighbour explains.
+# Other processes may slow down a walk still more, but rarely three walks in a row. So a slow walk
+# is repeated, unless its steps are too slow for this explanation.
 _NUM_WALKS = 3
 _SURELY_SLOW_S = 4 * _STEP_LIMIT_S
 _TOO_SLOW = "it is too ambiguous to be followed at the speed of the model"
@@ -30,17 +32,17 @@ _TOO_SLOW = "it is too ambiguous to be followed at the speed of the model"
 def probe(
     backend: GrammarBackend[Any], payload: bytes, vocab_size: int, eos_token_ids: list[int]
 ) -> None:
-    """Walk through a compiled grammar along allowed tokens, twice, but not to its end.
+    """Follow a compiled grammar along allowed tokens, in two different ways.
 
     Args:
-        backend: the back end that compiled it.
+        backend: the library that compiled the grammar.
         payload: the compiled grammar.
-        vocab_size: the logits' width.
-        eos_token_ids: ids that end a text; the walk avoids them if another token is allowed.
+        vocab_size: width of the logits.
+        eos_token_ids: token ids that end an output. They are avoided if another token is allowed.
 
     Raises:
         GrammarError: the grammar allows no output or exceeds a limit of the library, the library
-            offers a token that it does not accept, or a step takes so long that it would delay
+            offers a token that it does not accept, or steps take so long that they would delay
             other requests.
     """
     compiled = backend.load(payload)
@@ -63,14 +65,14 @@ def probe(
 def _walk(
     backend: GrammarBackend[Any], matcher: Any, num_steps: int, choice: _Choice
 ) -> float | None:
-    """Return the processor time, in seconds, of the fastest of `_NUM_SLOW_STEPS` slow steps.
+    """Return the CPU time of the fastest of `_NUM_SLOW_STEPS` slow steps, in seconds.
 
     `None` if fewer steps are slow.
     """
     words = np.zeros((1, num_words(choice.vocab_size)), dtype=np.int32)
     slow_steps_s: list[float] = []
     for step in range(num_steps):
-        # Only this process's time counts: other load of the machine must not cause a refusal.
+        # CPU time is measured, so that other processes cause no refusal.
         started = time.process_time()
         backend.fill([matcher], words)
         token_id = choice.next(words[0])
@@ -91,7 +93,7 @@ def _walk(
 
 
 class _Choice:
-    """Chooses a token from each mask: the previous one if it is allowed, else any."""
+    """Chooses a token from each mask: the previous token if it is allowed, else a random one."""
 
     def __init__(self, vocab_size: int, eos: NDArray[np.int64], free_size: int) -> None:
         """Choose the previous token only if at least `free_size` tokens are allowed."""
@@ -102,7 +104,7 @@ class _Choice:
         self._last = -1
 
     def next(self, mask: NDArray[np.int32]) -> int | None:
-        """Return a token of `mask`, `[num_words]`; `None` if the mask is empty."""
+        """Return a token that `mask`, `[num_words]` int32, allows; `None` if it allows none."""
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.vocab_size]
         allowed = np.flatnonzero(bits)
         if not len(allowed):

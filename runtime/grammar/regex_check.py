@@ -1,7 +1,7 @@
-"""Checks a regular expression before a library reads it: size, depth, repeats that explode.
+"""Checks a regular expression before a library compiles it: its size, its depth, its repeats.
 
-This is not a full parser. It reads groups, classes, escapes and quantifiers, which determine how
-expensive an expression is. The compiler finds other errors.
+This is not a full parser. It reads groups, classes, escapes and quantifiers, from which the cost of
+an expression follows. Other errors are found when the expression is compiled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from runtime.errors import InvalidRequest
 
 MAX_REGEX_CHARS = 16 * 1024
 MAX_REGEX_DEPTH = 64
-# `((a{1,100}){1,100})` counts as 10,000, the copies that a compiler makes.
+# Most copies that nested counted repeats may make. `((a{1,100}){1,100})` makes 10,000 copies of
+# `a`.
 MAX_REPEATS = 4096
 
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d*)(,?)(\d*)\})[?+]?")
@@ -22,16 +23,17 @@ _LOOKAROUND = re.compile(r"\(\?(?:<?[=!]|>)")
 
 @dataclass
 class _Group:
-    """An open group, or the whole expression.
+    """A group that is not closed yet, or the whole expression.
 
     Attributes:
-        repeats: most copies that a repeat inside makes of its item.
-        num_items: items of the current alternative.
-        is_repeating: whether the current alternative has an item that repeats without a bound.
-        is_fragile: whether an alternative consists only of such an item. If that is repeated
-            without a bound again, the same text can be split in exponentially many ways.
-        can_be_empty: whether the current alternative so far may match the empty text.
-        matches_empty: whether a finished alternative may match the empty text.
+        repeats: most copies that repeats inside the group make of an item.
+        num_items: number of items in the current alternative.
+        is_repeating: whether an item of the current alternative can repeat a varying number of
+            times.
+        is_fragile: whether an alternative consists of a single such item. If the group is repeated,
+            a text can be matched in exponentially many ways.
+        can_be_empty: whether the current alternative, as far as read, can match the empty text.
+        matches_empty: whether one of the earlier alternatives can match the empty text.
     """
 
     repeats: int = 1
@@ -76,10 +78,10 @@ def check_regex(pattern: str, name: str = "regex") -> None:
 
     Args:
         pattern: the expression.
-        name: name of the expression in the error.
+        name: name of the expression in the error message.
 
     Raises:
-        InvalidRequest: the expression is too long or too deep, or its repeats multiply.
+        InvalidRequest: the expression is too long or too deep, or its repeats multiply too much.
     """
     if len(pattern) > MAX_REGEX_CHARS:
         raise InvalidRequest(
@@ -128,7 +130,7 @@ def _quantified(pattern: str, index: int, item: _Item, group: _Group, name: str)
     if sign in "*+?":
         minimum, maximum = (1 if sign == "+" else 0), (1 if sign == "?" else None)
     else:
-        # Longer numbers exceed every limit anyway.
+        # Only nine digits are read: longer numbers exceed all limits anyway.
         low, high = (int(quantifier[n][:9] or 0) for n in (1, 3))
         minimum = low
         maximum = (high if quantifier[3] else None) if quantifier[2] else low

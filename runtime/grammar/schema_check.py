@@ -1,6 +1,6 @@
-"""Checks a JSON schema before a library reads it: size, depth, reference loops, keywords.
+"""Checks a JSON schema before a library compiles it: size, depth, reference loops, keywords.
 
-A keyword that the compiler would silently ignore is refused: an answer that violates its schema is
+A keyword that the libraries would ignore is refused, because an answer that violates its schema is
 worse than an error.
 """
 
@@ -23,22 +23,22 @@ MAX_ENUM_VALUES = 5_000
 MAX_COUNT = 1_000_000
 
 _TYPES = frozenset({"null", "boolean", "object", "array", "number", "integer", "string"})
-# Keywords that do not restrict a value.
+# Keywords that do not restrict values.
 _ANNOTATIONS = frozenset({"$comment", "title", "description", "default", "examples", "deprecated"})
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems")
-# Keywords whose schemas are checked if the schema is a constraint.
+# Keywords with inner schemas that are checked only if the schema is used as a grammar.
 _ALSO_SINGLE = ("propertyNames", "not", "then", "else")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
 
 def parse_json(text: str, name: str) -> Any:
-    """Read JSON of bounded size.
+    """Parse JSON whose size is limited.
 
     Raises:
-        InvalidRequest: the text is too long, too deep, or not JSON.
+        InvalidRequest: the text is too long, too deep, or not JSON. The message begins with `name`.
     """
     encoded = text.encode("utf-8", "surrogatepass")
     if len(encoded) > MAX_JSON_BYTES:
@@ -52,7 +52,7 @@ def parse_json(text: str, name: str) -> Any:
 
 
 class _WellFormed:
-    """A walk over a schema that checks the forms of keywords but not their meaning."""
+    """Checks that the keywords of a schema have the right form; ignores what they mean."""
 
     def __init__(self, root: Any, name: str, max_nodes: int = MAX_SCHEMA_NODES) -> None:
         self._root = root
@@ -123,7 +123,7 @@ class _WellFormed:
 
 
 class _Check(_WellFormed):
-    """A walk that also refuses schemas that the libraries would not follow exactly."""
+    """Also checks that the libraries follow a schema exactly, and that references exist."""
 
     def __init__(self, root: Any, name: str) -> None:
         super().__init__(root, name)
@@ -134,7 +134,7 @@ class _Check(_WellFormed):
 
     def run(self) -> None:
         super().run()
-        # References may lead to schemas that no keyword contains.
+        # A reference may lead to a schema that is not inside any known keyword.
         for node in self._references:
             target = self._target(node["$ref"])
             if id(target) not in self._seen:
@@ -192,7 +192,7 @@ class _Check(_WellFormed):
             except InvalidRequest as error:
                 self._fail(path, error.message.rstrip("."))
 
-    # A schema that refers directly to itself allows no text at all.
+    # A schema that refers directly to itself allows no value at all.
     def _check_loops(self) -> None:
         done: set[int] = set()
         for start in self._references:
@@ -221,14 +221,14 @@ class _Check(_WellFormed):
 
 
 def resolve_reference(root: Any, reference: Any) -> Any:
-    """Return the schema that a `$ref` refers to.
+    """Return the schema to which a `$ref` refers.
 
     Args:
         root: the whole schema.
-        reference: `#` and a pointer.
+        reference: the value of `$ref`: `#` and a JSON pointer.
 
     Raises:
-        ValueError: the schema does not exist, or is in another document.
+        ValueError: there is no such schema, or it is in another document.
     """
     shown = f"the $ref {str(reference)[:80]!r}"
     if not isinstance(reference, str) or not reference.startswith("#"):
@@ -247,7 +247,10 @@ def resolve_reference(root: Any, reference: Any) -> Any:
 
 
 def unsupported_keyword(schema: dict[str, Any]) -> str:
-    """Return the first keyword of a schema that no library follows in the form used there."""
+    """Return the first keyword of a schema that no library follows exactly; empty if there is none.
+
+    A keyword may be supported in some forms only.
+    """
     for key in ("$dynamicRef", "$recursiveRef"):
         if key in schema:
             return key
@@ -271,7 +274,7 @@ def _can_be_denied(denied: Any, beside: dict[str, Any]) -> bool:
     if keywords == {"type"}:
         types = denied["type"]
         listed = types if isinstance(types, list) else [types]
-        # No keyword describes the numbers that are not integers.
+        # There is no keyword for "numbers that are not integers".
         return "integer" not in listed or "number" in listed
     return not keywords or (
         keywords <= {"enum", "const"} and bool({"enum", "const"} & beside.keys())
@@ -279,13 +282,13 @@ def _can_be_denied(denied: Any, beside: dict[str, Any]) -> bool:
 
 
 def check_well_formed(schemas: Iterable[tuple[Any, str]]) -> None:
-    """Refuse invalid JSON schemas that are not used as constraints.
+    """Refuse invalid JSON schemas. This is for schemas that are not used as grammars.
 
     Args:
-        schemas: schemas with their names for errors; their sizes are added up.
+        schemas: each schema with its name in error messages. The total size is limited.
 
     Raises:
-        InvalidRequest: a schema is refused; the message names the place in the schema.
+        InvalidRequest: a schema is refused; the message names the position in the schema.
     """
     left = MAX_SCHEMA_NODES
     for schema, name in schemas:
@@ -295,9 +298,9 @@ def check_well_formed(schemas: Iterable[tuple[Any, str]]) -> None:
 
 
 def check_schema(schema: Any, name: str = "json_schema") -> None:
-    """Refuse a schema that is invalid, too large, or would not be followed exactly.
+    """Refuse a schema that is invalid, too large, or not followed exactly by the libraries.
 
     Raises:
-        InvalidRequest: a schema is refused; the message names the place in the schema.
+        InvalidRequest: the schema is refused; the message names the position in the schema.
     """
     _Check(schema, name).run()

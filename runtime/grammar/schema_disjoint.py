@@ -1,24 +1,24 @@
-"""Shows, for `oneOf`, that two JSON schemas have no common value."""
+"""Proves that two JSON schemas have no common value, which `oneOf` needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# JSON's types, but integers and other numbers are separate kinds.
+# The kinds of values: JSON's types, but with integers and other numbers ("fraction") apart.
 KINDS = frozenset({"null", "boolean", "object", "array", "string", "integer", "fraction"})
 _MAX_DEPTH = 6
 
 
 def kinds_of_types(types: Any) -> frozenset[str]:
-    """Return the kinds of values that the keyword `type` allows."""
+    """Return the kinds of values that a value of the keyword `type` allows."""
     listed = [types] if isinstance(types, str) else types
     kinds = {"integer", "fraction"} if "number" in listed else set()
     return frozenset(kinds | {each for each in listed if each != "number"})
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind of a value."""
+    """Return the kind of a JSON value, one of `KINDS`."""
     match value:
         case None:
             return "null"
@@ -36,7 +36,7 @@ def kind_of(value: Any) -> str:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two values of JSON are equal: 1 equals 1.0, but neither equals true."""
+    """Whether two JSON values are equal: 1 equals 1.0, but neither equals true."""
     if kind_of(left) != kind_of(right):
         return False
     if isinstance(left, list):
@@ -47,7 +47,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def listed_values(schema: dict[str, Any]) -> list[Any] | None:
-    """Return the values that `enum` and `const` allow; `None` if no schema has these keywords."""
+    """Return the values that `enum` and `const` allow; `None` if the schema has neither."""
     values = schema.get("enum")
     if "const" in schema:
         const = schema["const"]
@@ -58,18 +58,18 @@ def listed_values(schema: dict[str, Any]) -> list[Any] | None:
 
 
 class Disjoint:
-    """Compares schemas of one document.
+    """Compares the schemas of one document.
 
-    If this cannot show that schemas are disjoint, they count as overlapping. It does not compare
-    patterns, multiples and items.
+    If it cannot prove that two schemas are disjoint, they count as overlapping. It does not compare
+    `pattern`, `multipleOf` and the items of arrays.
     """
 
     def __init__(self, resolve: Callable[[Any], Any]) -> None:
-        """Follow each `$ref` with `resolve`."""
+        """Use `resolve` to find the schema of a `$ref`."""
         self._resolve = resolve
 
     def parts(self, schema: Any) -> list[dict[str, Any]]:
-        """Return all schemas that a value must follow: the schema, its references, its `allOf`."""
+        """Return all schemas that a value must satisfy: the schema, its references, its `allOf`."""
         found: list[dict[str, Any]] = []
         stack, seen = [schema], set[int]()
         while stack:
@@ -101,7 +101,14 @@ class Disjoint:
         return kinds
 
     def apart(self, left: Any, right: Any, within: frozenset[str] = KINDS, depth: int = 0) -> bool:
-        """Whether no value of a kind in `within` follows both schemas."""
+        """Whether it is proven that no value satisfies both schemas.
+
+        Args:
+            left: a schema.
+            right: the other schema.
+            within: the kinds of values to consider.
+            depth: depth of the recursion, which is limited.
+        """
         if depth > _MAX_DEPTH:
             return False
         kinds = self.kinds(left) & self.kinds(right) & within
@@ -144,7 +151,7 @@ class Disjoint:
 
 
 def required_names(parts: list[dict[str, Any]]) -> list[str]:
-    """Return the names of properties that parts of a schema require."""
+    """Return the names of the properties that the parts of a schema require."""
     return [name for part in parts for name in part.get("required", ())]
 
 
@@ -163,7 +170,7 @@ def _values(parts: list[dict[str, Any]]) -> list[Any] | None:
 
 
 def _of_property(parts: list[dict[str, Any]], name: str) -> list[Any]:
-    """Return the schemas of the property `name`, or a schema that allows everything."""
+    """Return the schemas that apply to the property `name`; `[True]` if none does."""
     found = [part["properties"][name] for part in parts if name in part.get("properties", ())]
     found += [
         part["additionalProperties"]
@@ -176,7 +183,7 @@ def _of_property(parts: list[dict[str, Any]], name: str) -> list[Any]:
 
 
 def _above(upper: list[dict[str, Any]], lower: list[dict[str, Any]]) -> bool:
-    """Whether each number of `upper` is greater than each of `lower`."""
+    """Whether each number that `upper` allows is greater than each that `lower` allows."""
     for low, low_is_in in _bounds(upper, "minimum", "exclusiveMinimum"):
         for high, high_is_in in _bounds(lower, "maximum", "exclusiveMaximum"):
             if low > high or (low == high and not (low_is_in and high_is_in)):

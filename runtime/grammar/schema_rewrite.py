@@ -1,8 +1,8 @@
-"""Rewrites a JSON schema in fewer keywords with the same meaning, for both libraries.
+"""Rewrites a JSON schema with fewer keywords and the same meaning, for all grammar libraries.
 
-In the result, references lead only to `$defs`. Remarks are removed, and so are keywords that do not
-restrict values of the `type`. A keyword that the remaining keywords cannot express is refused by
-name.
+In the result, references lead only to `$defs`. Annotations are removed, and so are keywords that do
+not restrict values of the schema's `type`. If a keyword's meaning cannot be expressed, the schema
+is refused, and the message names the keyword.
 """
 
 from __future__ import annotations
@@ -61,25 +61,26 @@ _KEYWORDS = frozenset(
     {"$ref", "type", "enum", "const", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"}
     | {key for keys, _ in _OF_KIND for key in keys}
 )
-# Keywords that apply further schemas to a value: `unevaluatedProperties` depends on the properties
-# that those schemas evaluate.
+# Keywords that apply further schemas to the same value. What `unevaluatedProperties` means depends
+# on the properties that those schemas name.
 _APPLICATORS = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"})
-# For larger numbers the libraries calculate in floating point.
+# Larger integers lose precision, because the libraries compute with floating-point numbers.
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**63 - 1
 
 
 def rewritten(schema: Any) -> Any:
-    """Return the same schema in fewer keywords.
+    """Return an equivalent schema with fewer keywords.
 
     Args:
-        schema: a schema that `check_schema` accepted.
+        schema: a schema that `check_schema` has accepted.
 
     Returns:
-        A boolean, or an object whose references are all of the form `#/$defs/name`. Besides `$ref`,
-        it and its inner schemas have only `type`, `enum`, `allOf`, `anyOf`, the bounds of numbers,
-        `multipleOf`, `pattern`, lengths, a `format` that both libraries know, `prefixItems`,
-        `items`, `properties`, `required`, `additionalProperties`, `patternProperties`, and the
-        numbers of items and properties.
+        A boolean or an object. All references have the form `#/$defs/name`. The schema and its
+        inner schemas have no other keywords than `$ref`, `type`, `enum`, `allOf`, `anyOf`,
+        `minimum`, `maximum`, `exclusiveMinimum`, `exclusiveMaximum`, `multipleOf`, `pattern`,
+        `minLength`, `maxLength`, a `format` that all libraries know, `prefixItems`, `items`,
+        `minItems`, `maxItems`, `properties`, `required`, `additionalProperties`,
+        `patternProperties`, `minProperties` and `maxProperties`.
 
     Raises:
         GrammarError: a keyword's meaning cannot be expressed; the message names the keyword and its
@@ -98,7 +99,7 @@ class _Rewriter:
     def run(self) -> Any:
         schema = self._schema(self._root, "#")
         definitions: dict[str, Any] = {}
-        # References are followed in a loop, because a chain of them may be longer than the stack.
+        # References are followed in a loop: a long chain of them would exceed the recursion limit.
         while self._waiting:
             name, target, path = self._waiting.pop()
             definitions[name] = self._schema(target, path)
@@ -145,7 +146,7 @@ class _Rewriter:
         return self._inner(copy, path)
 
     def _inner(self, copy: dict[str, Any], path: str) -> Any:
-        """Rewrite the inner schemas."""
+        """Rewrite the schemas inside a schema."""
         if "$ref" in copy:
             copy["$ref"] = f"#/$defs/{self._name_of(copy['$ref'])}"
         for key in ("properties", "patternProperties"):
@@ -166,7 +167,7 @@ class _Rewriter:
         return _simplified(copy)
 
     def _names_of_properties(self, copy: dict[str, Any], path: str) -> None:
-        """Replace `propertyNames` by the properties that it allows."""
+        """Replace `propertyNames` by keywords about the properties."""
         names = copy.pop("propertyNames", True)
         if isinstance(names, dict) and "$ref" in names and len(_of_strings(names)) == 1:
             names = self._resolve(names["$ref"])
@@ -217,11 +218,11 @@ class _Rewriter:
     def _one_of(self, copy: dict[str, Any], kinds: frozenset[str], path: str) -> bool:
         """Replace `oneOf` by an `anyOf` of schemas that have no common values.
 
-        If one schema of objects requires a property that the other does not mention, the other is
-        made to forbid the property.
+        Two object schemas may overlap if one requires a property that the other does not name. Then
+        the other schema is changed to forbid this property.
 
         Returns:
-            Whether at least one branch can be followed, or there are no branches.
+            False if no schema of the `oneOf` can be satisfied.
         """
         if "oneOf" not in copy:
             return True
@@ -244,7 +245,11 @@ class _Rewriter:
         return bool(branches)
 
     def _only_in(self, asks: Any, other: Any, kinds: frozenset[str], path: str) -> str:
-        """Return a property that one schema requires and the other does not mention."""
+        """Return a property that `asks` requires and that `other` does not name.
+
+        Raises:
+            GrammarError: there is no such property.
+        """
         names: list[str] = []
         if self._disjoint.kinds(asks) & self._disjoint.kinds(other) & kinds == {"object"}:
             mentioned = {
@@ -265,7 +270,7 @@ def _fail(path: str, what: str) -> NoReturn:
 
 
 def _simplified(copy: dict[str, Any]) -> Any:
-    """Remove schemas that allow everything, or nothing, from `allOf` and `anyOf`."""
+    """Remove schemas that allow everything or nothing from `allOf` and `anyOf`."""
     if "allOf" in copy:
         if False in copy["allOf"]:
             return False
@@ -282,14 +287,17 @@ def _simplified(copy: dict[str, Any]) -> Any:
 
 
 def _without(schema: Any, name: str) -> Any:
-    """Return the schema, changed to forbid a property that it does not mention."""
+    """Return a schema with the additional rule that the property `name` is forbidden."""
     if isinstance(schema, dict):
         return schema | {"properties": {**schema.get("properties", {}), name: False}}
     return {"properties": {name: False}}
 
 
 def _trivial_conditions(copy: dict[str, Any], kinds: frozenset[str]) -> bool | None:
-    """Remove `if` and `not` if they depend on no value, or only on a type."""
+    """Remove `if` with a constant condition; replace `not` about types or listed values.
+
+    Return false if no value is allowed.
+    """
     condition = copy.pop("if", None)
     ways = {True: copy.pop("then", True), False: copy.pop("else", True)}
     if isinstance(condition, bool):
@@ -313,7 +321,10 @@ def _trivial_conditions(copy: dict[str, Any], kinds: frozenset[str]) -> bool | N
 
 
 def _values(copy: dict[str, Any], _: frozenset[str]) -> bool | None:
-    """Combine `enum` and `const` into one list of values that the `type` allows."""
+    """Combine `enum` and `const` into one list of values of the right type.
+
+    Return false if no value is allowed.
+    """
     values = listed_values(copy)
     if values is None:
         return bool(copy.get("type", True)) and None
@@ -330,7 +341,7 @@ def _values(copy: dict[str, Any], _: frozenset[str]) -> bool | None:
 
 
 def _numbers(copy: dict[str, Any], kinds: frozenset[str]) -> None:
-    """Make bounds of integers inclusive integers."""
+    """If only integers are allowed, replace all bounds by inclusive integer bounds."""
     if "fraction" in kinds or "integer" not in kinds:
         return
     low, high = copy.pop("minimum", None), copy.pop("maximum", None)
@@ -354,7 +365,7 @@ def _numbers(copy: dict[str, Any], kinds: frozenset[str]) -> None:
 
 
 def _strings(copy: dict[str, Any], _: frozenset[str]) -> None:
-    """Replace formats by patterns, and remove bounds on length that every such text meets."""
+    """Replace formats by patterns; remove length limits that every text of the format meets."""
     name = copy.get("format")
     known = FORMATS.get(name) if isinstance(name, str) else None
     if known is None:
@@ -378,7 +389,7 @@ def _strings(copy: dict[str, Any], _: frozenset[str]) -> None:
 
 
 def _arrays(copy: dict[str, Any], _: frozenset[str]) -> None:
-    """Remove bounds that have no effect."""
+    """Remove keywords about arrays that have no effect."""
     for key in ("uniqueItems", "contains", "minContains", "maxContains"):
         copy.pop(key, None)
     if "maxItems" in copy and len(copy.get("prefixItems", ())) > copy["maxItems"]:
@@ -390,7 +401,7 @@ def _arrays(copy: dict[str, Any], _: frozenset[str]) -> None:
 
 
 def _objects(copy: dict[str, Any], _: frozenset[str]) -> None:
-    """Replace a property's dependency by a choice: no such property, or the requirement."""
+    """Replace the dependencies of a property by alternatives: no such property, or the rule."""
     choices: list[Any] = [
         {"anyOf": [{"properties": {name: False}}, {"required": [name, *names]}]}
         for key in ("dependentRequired", "dependencies")
@@ -423,7 +434,7 @@ _RULES: tuple[Callable[[dict[str, Any], frozenset[str]], bool | None], ...] = (
 
 
 def _of_strings(names: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a schema of names that restricts texts."""
+    """Return the keywords of a schema for property names, without those that always hold."""
     types = names.get("type", "string")
     return {
         key: value

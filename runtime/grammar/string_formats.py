@@ -1,7 +1,7 @@
-"""The supported `format`s of strings. Other formats are ignored, as JSON Schema allows.
+"""The supported values of `format` in JSON schemas. Others are ignored, as JSON Schema allows.
 
-Most are defined here by patterns, so that both libraries agree. Both libraries define the others
-themselves.
+Most are defined by patterns here, so that all grammar libraries agree. The others are defined by
+the libraries themselves.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 
 class StringFormat(NamedTuple):
-    """The definition of a format.
+    """The definition of a string format.
 
     Attributes:
-        pattern: a pattern that matches every text of the format as a whole; empty if the libraries
-            define it.
-        shortest: length of the format's shortest text, characters.
-        longest: length of its longest text; `None` for no bound.
+        pattern: a regular expression that matches each whole text of the format; empty if the
+            libraries define the format.
+        shortest: length of the shortest text, in characters.
+        longest: length of the longest text; `None` for no limit.
     """
 
     pattern: str
@@ -24,7 +24,7 @@ class StringFormat(NamedTuple):
     longest: int | None
 
 
-# The year 0000 is excluded, because parsers of dates refuse it.
+# The year 0000 is excluded, because common parsers of dates refuse it.
 _YEAR = r"(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP = r"(?:(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26]))|(?:(?:0[48]|[2468][048]|[13579][26])00))"
 _DATE = (
@@ -40,8 +40,7 @@ _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9\-]{0,61}[a-zA-Z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL})*"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+/=?\^_`{|}~\-]+"
 _BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-# Quotes and backslashes are excluded, because one of the libraries does not support them in
-# patterns.
+# Quotes and backslashes are excluded, because one library does not support them in patterns.
 _POINTER = "(?:/(?:[ !#-.0-\\[\\]-}\u0080-\ud7fb\ue000-\U0010ffff]|~[01])*)*"
 
 FORMATS = {

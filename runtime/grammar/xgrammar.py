@@ -1,6 +1,6 @@
-"""The `xgrammar` library.
+"""The grammar library xgrammar.
 
-The library is large, so only the compiler process and the worker import this module.
+Importing the library is expensive, so only the compiler process and the worker import this module.
 """
 
 from __future__ import annotations
@@ -25,53 +25,54 @@ from runtime.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import xgrammar
 else:
-    # The library's functions for tensors and for tokenizers of `transformers` are unused here. The
-    # packages they need would cost the compiler's process a second and 200 MB. See decision 0049.
+    # Only the library's functions for tensors and for tokenizers of `transformers` need these
+    # packages, and they are not used here. The packages would cost the compiler process a second
+    # and 200 MB. See decision 0049.
     xgrammar = import_light("xgrammar", "torch", "transformers")
 
-# The position in the library's own sources at which it found the error.
+# The place in the library's source code that an error message begins with.
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 _CHECK = re.compile(r"Check failed: .*?is false: ")
 _MAX_MESSAGE_CHARS = 300
 _AS_WRITTEN, _AS_COMPILED, _AS_COMPILED_JSON, _AS_COMPILED_SHOWN = b"w", b"c", b"j", b"s"
-# A constraint that compiles within this processor time is sent as text, and the worker compiles it
-# again. The compiling thread does not block the scheduler's thread.
+# A grammar that compiles within this CPU time is sent as text, and the worker compiles it again.
+# The worker does so on a thread that does not block the scheduler's thread.
 _COMPILE_AGAIN_S = 0.25
 
 
 class XGrammarMatcher:
-    """A `runtime.grammar.grammar_backend.Matcher` of xgrammar.
+    """The position of one output in a grammar of xgrammar; a `Matcher`.
 
     Attributes:
-        blanks: number of blanks at the end of the output, if it is bounded.
+        blanks: number of blanks at the end of the output, if their number is limited; else 0.
     """
 
     blanks = 0
 
     def __init__(self, inner: xgrammar.GrammarMatcher) -> None:
-        """Wrap the library's object."""
+        """Wrap a matcher of the library."""
         self.inner = inner
 
     def accept(self, token_id: int) -> bool:
-        """Move on by one token."""
+        """Advance by one token of the output; return false if the token is not allowed."""
         return self.inner.accept_token(token_id)
 
     @property
     def is_terminated(self) -> bool:
-        """Whether the output is complete, so that no token may follow."""
+        """Whether the output is complete, so that no further token is allowed."""
         return bool(self.inner.is_terminated())
 
 
 class JsonMatcher(XGrammarMatcher):
-    """Follows JSON, and counts its blanks."""
+    """A matcher for JSON, which also counts the blanks at the end of the output."""
 
     def __init__(self, inner: xgrammar.GrammarMatcher, tokens: BlankTokens) -> None:
-        """Wrap the library's object."""
+        """Wrap a matcher of the library; `tokens` counts the blanks of each token."""
         super().__init__(inner)
         self._run_after = tokens.run_after
 
     def accept(self, token_id: int) -> bool:
-        """Move on by one token."""
+        """Advance by one token of the output; return false if the token is not allowed."""
         if not self.inner.accept_token(token_id):
             return False
         self.blanks = self._run_after(self.blanks, token_id)
@@ -84,7 +85,7 @@ class _Loaded(NamedTuple):
 
 
 class XGrammarBackend:
-    """xgrammar as a `runtime.grammar.grammar_backend.GrammarBackend`."""
+    """The library xgrammar as a `GrammarBackend`."""
 
     def __init__(
         self,
@@ -93,7 +94,14 @@ class XGrammarBackend:
         eos_token_ids: list[int],
         compile_again_s: float = _COMPILE_AGAIN_S,
     ) -> None:
-        """Read the tokenizer's vocabulary; see `_COMPILE_AGAIN_S`."""
+        """Read the vocabulary of a tokenizer.
+
+        Args:
+            tokenizer_folder: folder of the tokenizer.
+            vocab_size: width of the logits.
+            eos_token_ids: token ids that end an output.
+            compile_again_s: see `_COMPILE_AGAIN_S`.
+        """
         self._compile_again_s = compile_again_s
         backend = Tokenizer.from_folder(tokenizer_folder).backend
         found = xgrammar.TokenizerInfo._detect_metadata_from_hf(backend.to_str())
@@ -101,8 +109,8 @@ class XGrammarBackend:
         for text, token_id in backend.get_vocab(with_added_tokens=True).items():
             if token_id < vocab_size:
                 vocab[token_id] = text
-        # A token without characters is never text. Special tokens are hidden in most outputs, so
-        # they must not match the characters that they are written with.
+        # The library never matches a token without characters. Special tokens are hidden in most
+        # outputs, so there they must not match the characters that they are written with.
         shown, hidden = list(vocab), list(vocab)
         for token_id, token in backend.get_added_tokens_decoder().items():
             if token.special and token_id < vocab_size:
@@ -124,10 +132,10 @@ class XGrammarBackend:
         self._blank_tokens = BlankTokens(self._hidden.decoded_vocab)
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        """Compile a constraint; call this in a process that may be killed.
+        """Compile a grammar, in a process that may be killed if this takes too long.
 
-        A constraint that compiles quickly is sent as its text: the serialized masks of a large
-        vocabulary take many megabytes, and seconds.
+        If it is quick, the result is the text of the grammar. The compiled form has many megabytes
+        for a large vocabulary, and takes seconds to write.
         """
         if spec.kind == "ebnf" and is_lark(spec.text):
             raise GrammarError("%llguidance begins a grammar for --grammar-backend llguidance")
@@ -165,7 +173,7 @@ class XGrammarBackend:
                 return compiler.compile_structural_tag(*_structural_tag(spec.text))
 
     def load(self, payload: bytes) -> _Loaded:
-        """Load a compiled grammar, or compile one that is known to be quick."""
+        """Load a compiled grammar, or compile one whose compilation is known to be quick."""
         form, content = content_of(payload)[:1], content_of(payload)[1:]
         if form == _AS_WRITTEN:
             try:
@@ -181,7 +189,7 @@ class XGrammarBackend:
         return _Loaded(grammar, form == _AS_COMPILED_JSON)
 
     def start(self, compiled: _Loaded) -> XGrammarMatcher:
-        """Begin an output."""
+        """Return a matcher at the beginning of a loaded grammar, for a new output."""
         matcher = xgrammar.GrammarMatcher(
             compiled.grammar, terminate_without_stop_token=self._ends_by_itself
         )
@@ -190,7 +198,7 @@ class XGrammarBackend:
         return XGrammarMatcher(matcher)
 
     def fill(self, matchers: Sequence[XGrammarMatcher], words: BitmaskRows) -> None:
-        """Write which tokens are allowed next in each output."""
+        """Compute which tokens are allowed next in each output; see `GrammarBackend.fill`."""
         self._batch.batch_fill_next_token_bitmask([each.inner for each in matchers], words)
         tokens = self._blank_tokens
         for place, matcher in enumerate(matchers):
@@ -199,7 +207,10 @@ class XGrammarBackend:
 
 
 def _structural_tag(text: str) -> tuple[Any, ...]:
-    """Return the library's arguments for a tag with a `format`, or with structures and triggers."""
+    """Return the library's arguments for a structural tag.
+
+    The tag has either `format`, or `structures` and `triggers`.
+    """
     tag = _with_schemas(orjson.loads(text))
     if "structures" not in tag:
         return (orjson.dumps(tag).decode(),)
@@ -224,8 +235,8 @@ def _with_schemas(part: Any) -> Any:
         for key, value in part.items()
     }
     if copy.get("type") == "json_schema":
-        # Here the grammar itself has the bound, because blanks of the surrounding free text must
-        # not be counted.
+        # Here the limit on blanks is a part of the grammar, because blanks in the free text around
+        # the JSON must not be counted.
         copy.setdefault("max_whitespace_cnt", MAX_BLANKS)
     return copy
 

@@ -1,7 +1,7 @@
 """Converts JSON schemas for xgrammar, and refuses schemas that xgrammar would misread.
 
-xgrammar ignores keywords that it does not know, and some that it knows. So a schema goes to the
-other library unless xgrammar is known to follow it exactly.
+xgrammar ignores some keywords. So a schema is refused here, and goes to another library, unless
+xgrammar is known to follow it exactly.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from runtime.grammar.grammar_backend import GrammarError
 from runtime.grammar.schema_rewrite import rewritten
 from runtime.grammar.string_formats import FORMATS
 
-# Longer strings take seconds to compile, with any vocabulary.
+# Longest string whose length may be limited. Longer ones take seconds to compile.
 MAX_COUNTED_CHARS = 4096
-# A maximum length from here on does not matter for formats without a bound; an answer might reach a
-# smaller one. Clients send 2,083 with every URL.
+# A format without a longest text may have a `maxLength` from here on, which is then ignored: an
+# answer hardly reaches it. Clients send a limit of 2,083 with every URL.
 _FAR = 2048
 _MAX_INTEGER = 2**63 - 1
 # Number of digits after the decimal point that the library writes.
 _MAX_DECIMALS = 6
 
-# One character of a string, as JSON writes it. The library applies a pattern to the text between
-# the quotes. Negated classes would allow bytes that are not UTF-8 and, in counted repeats, control
-# characters and quotes. They would also take seconds to compile.
+# A regular expression for one character of a string, as JSON writes it. The library applies
+# patterns to the text between the quotes. Negated classes would be shorter, but would allow bytes
+# that are not UTF-8 and, in counted repeats, control characters and quotes. They would also take
+# seconds to compile.
 _CHAR = r"(?:[ !#-\[\]-~" + "\u0080-\ud7fb\ue000-\U0010ffff" + r']|\\"|\\\\|\\[/bfnrt])'
-# One character of a string that is written without escapes, in tags.
+# One character of a string that is written without escapes, as in some structural tags.
 _BARE_CHAR = r"[\s\S]"
-# Parts of an expression that the library reads as JSON Schema does, and that match no characters
-# that JSON escapes. It accepts too much for `(a+|b){2,}`.
+# Matches regular expressions that the library reads as JSON Schema does, and that match no
+# characters that JSON escapes. `(a+|b){2,}` is excluded, because the library accepts too much for
+# it.
 _PLAIN = re.compile(
     r"""(?:
       \\[dw]
@@ -49,12 +51,12 @@ _OBJECT_COUNTS = ("minProperties", "maxProperties")
 
 
 def as_xgrammar_schema(schema: Any, style: str = "json") -> Any:
-    """Return a checked schema in a form that the library follows exactly.
+    """Return a checked schema in a form that xgrammar follows exactly.
 
     Args:
-        schema: a schema that `check_schema` accepted.
-        style: how the values of properties are written; in all styles but `json`, strings have no
-            quotes.
+        schema: a schema that `check_schema` has accepted.
+        style: how the values of properties are written. In all styles but `json`, strings are
+            written without quotes.
 
     Raises:
         GrammarError: the schema has no such form; the message names the keyword and its position.
@@ -72,12 +74,13 @@ def _fail(path: str, what: str) -> NoReturn:
 
 
 def _node(schema: Any, path: str, char: str = _CHAR) -> Any:
-    """Translate a schema.
+    """Translate a schema and its inner schemas.
 
     Args:
         schema: a rewritten schema.
-        path: position of the schema.
-        char: an expression for one character of a string; at the root, of a property's value.
+        path: position of the schema, for error messages.
+        char: a regular expression for one character of a string, or of a property's value at the
+            root.
     """
     if schema is False:
         _fail(path, "a schema that allows no value")
@@ -147,7 +150,13 @@ def _string(schema: dict[str, Any], path: str, char: str) -> dict[str, Any]:
 
 
 def _whole(pattern: str, path: str, char: str) -> str:
-    """Turn an expression that is searched in a text into one that matches the whole text."""
+    """Return a pattern for the whole text that is equivalent to a search for `pattern` in it.
+
+    Args:
+        pattern: the value of the keyword `pattern`.
+        path: position of the schema, for error messages.
+        char: a regular expression for one character of a string.
+    """
     is_start = pattern.startswith("^")
     body = pattern[is_start:]
     before = body[:-1]
@@ -156,7 +165,7 @@ def _whole(pattern: str, path: str, char: str) -> str:
         body = before
     if not _PLAIN.fullmatch(body):
         _fail(path, "a 'pattern' that is more than plain characters")
-    # In a pattern the library reads `(ab+)?` as `a?b*`.
+    # The library reads `(ab+)?` in a pattern as `a?b*`.
     body = "".join("{0,1}" if part == "?" and last == ")" else part for last, part in _pairs(body))
     if _has_ways(body):
         if is_start or is_end:
@@ -166,7 +175,7 @@ def _whole(pattern: str, path: str, char: str) -> str:
 
 
 def _pairs(pattern: str) -> Iterator[tuple[str, str]]:
-    """Yield each part of an expression together with the part before it."""
+    """Yield each part of a regular expression together with the previous part."""
     return pairwise(["", *_PARTS.findall(pattern)])
 
 
@@ -187,7 +196,7 @@ def _array(schema: dict[str, Any], path: str, _: str) -> dict[str, Any]:
             for index, each in enumerate(schema["prefixItems"])
         ]
     items = schema.get("items", True)
-    # Without it nothing more would be allowed.
+    # Without this keyword, the library would allow no further items.
     made["items"] = False if items is False else _node(items, f"{path}/items") or True
     return made
 
@@ -220,7 +229,7 @@ def _object(schema: dict[str, Any], path: str, char: str) -> dict[str, Any]:
         made["properties"] = properties
     if "required" in schema:
         made["required"] = list(dict.fromkeys(schema["required"]))
-    # Without it nothing more would be allowed.
+    # Without this keyword, the library would allow no further properties.
     made["additionalProperties"] = True if other == {} else other
     return made
 
