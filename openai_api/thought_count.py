@@ -1,4 +1,4 @@
-"""Counts the tokens of thoughts in an output, for models whose thoughts only the text shows."""
+"""Counts the tokens of thoughts in an output, for models whose thoughts are marked by text only."""
 
 from __future__ import annotations
 
@@ -10,24 +10,29 @@ from runtime.text.thoughts import ThoughtScan
 
 
 class ThoughtCount:
-    """Counts the tokens that begin in thoughts, including the tokens that end the thoughts.
+    """Counts the tokens that begin inside thoughts, with the tokens that end the thoughts.
 
-    Text may come later than its tokens. A token is counted once its text shows whether it is a
-    thought.
+    The text of a token may arrive later than the token. A token is counted once its text shows
+    whether it belongs to a thought.
     """
 
     def __init__(self, scan: ThoughtScan, decoder: TextDecoder) -> None:
-        """Start with no output; `decoder` gives each token's part of the text."""
+        """Begin without output.
+
+        Args:
+            scan: finds thoughts in the text.
+            decoder: returns each token's part of the text.
+        """
         self._scan = scan
         self._decoder = decoder
         self._waiting: deque[int] = deque()
-        # The position in the text of the first waiting token, and the position up to which text was
-        # read.
+        # Position in the text where the first waiting token begins, and position up to which the
+        # text was scanned.
         self._begin = 0
         self._num_read = 0
 
     def add(self, chunk: GenerationChunk) -> int:
-        """Take a chunk; return how many more tokens are now known to be thoughts."""
+        """Add a chunk; return how many further tokens are now known to be thoughts."""
         if self._scan.is_over and not self._waiting:
             return 0
         self._waiting += chunk.token_ids
@@ -38,7 +43,7 @@ class ThoughtCount:
         for part in parts:
             self._num_read += len(part.text)
             if part.is_answer and self._scan.is_over:
-                # The text after this point has no thoughts.
+                # The rest of the output has no thoughts.
                 self._waiting.clear()
             while self._waiting and self._begin < self._num_read:
                 count += part.kind == "thought"

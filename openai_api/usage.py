@@ -14,16 +14,18 @@ from runtime.service.cache_break import CacheBreak
 
 @dataclass(slots=True)
 class TokenCount:
-    """Counts of one choice, kept while it grows.
+    """Token counts of one choice, updated while it grows.
 
     Attributes:
-        thinking: the tokens that mark reasoning; `None` if tokens do not show reasoning.
-        by_text: counts reasoning that no single token ends; `None` if one token ends it, or without
-            reasoning.
-        reasoning: tokens of reasoning so far, including the token that ends it.
+        thinking: the tokens that mark reasoning; `None` if single tokens do not mark it.
+        by_text: counts reasoning whose end is marked by text; `None` if a token marks its end, or
+            if reasoning is not split off.
+        images: number of placeholder tokens of the prompt's images.
+        prompt, cached: number of the prompt's tokens, and of those that were cached.
+        completion: number of output tokens so far.
+        reasoning: number of reasoning tokens so far, including the token that ends reasoning.
         has_reasoned: whether there was any reasoning; otherwise `reasoning` is not reported.
-        images: placeholder tokens of the prompt's images.
-        cache_break: where the prompt diverged from the cache, if requested.
+        cache_break: where the prompt diverged from the prefix cache, if the request asks for it.
     """
 
     thinking: ThinkingTokens | None = None
@@ -39,11 +41,11 @@ class TokenCount:
     _last: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Begin inside reasoning, unless `reopen_ids` also begin the first reasoning."""
+        """Begin inside reasoning, unless the output must write `reopen_ids` to begin it."""
         self._is_inside = self.thinking is None or not self.thinking.reopen_ids
 
     def add(self, chunk: GenerationChunk) -> None:
-        """Count a chunk."""
+        """Count a chunk's tokens."""
         self.prompt, self.cached = chunk.prompt_tokens, chunk.cached_tokens
         self.completion += len(chunk.token_ids)
         if self.by_text is not None:
@@ -65,19 +67,19 @@ class TokenCount:
 
 
 def break_of(count: TokenCount) -> dict[str, CacheBreak]:
-    """The cache break as a key of the usage, if it was requested."""
+    """Return the cache break as a key of `usage`, if the request asks for it."""
     return {} if count.cache_break is None else {"cache_break": count.cache_break}
 
 
 def usage_of(
     counts: Iterable[TokenCount], *, report_cache: bool, samples_per_prompt: int = 1
 ) -> dict[str, Any]:
-    """Sum up choices; a prompt that several choices share is counted once.
+    """Return `usage`, the sum over all choices; a prompt of several choices counts once.
 
     Args:
-        counts: one per choice; the counts of one prompt are next to each other.
+        counts: the choices' counts; those of one prompt are next to each other.
         report_cache: whether to report cached prompt tokens.
-        samples_per_prompt: choices of each prompt.
+        samples_per_prompt: number of choices for each prompt.
     """
     choices = list(counts)
     firsts = choices[::samples_per_prompt]

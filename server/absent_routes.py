@@ -1,4 +1,4 @@
-"""Hints for the routes of other APIs that this server does not have."""
+"""Hints for routes of other servers' APIs that this server does not have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INSTEAD = {
 
 
 def instead_of(path: str) -> str | None:
-    """A hint for an unknown path; None if there is none."""
+    """Return a hint for an unknown path; None if there is none."""
     for begin, hint in _INSTEAD.items():
         if path == begin or path.startswith(f"{begin}/"):
             return hint

@@ -1,4 +1,4 @@
-"""Content negotiation: whether a request asks for a page rather than for JSON."""
+"""Finds out whether a request prefers an HTML page to JSON, by its header `Accept`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ _HTML, _JSON = "text/html", "application/json"
 
 
 def prefers_html(scope: Scope) -> bool:
-    """Whether `Accept` names HTML and ranks it above JSON, as browsers' navigations do.
+    """Whether `Accept` names HTML and ranks it above JSON, as a browser does for a visited page.
 
-    A request with `*/*`, equal ranks or no such header gets JSON, because programs send these.
+    Otherwise the answer is JSON, also for `*/*`, for equal ranks and without the header: programs
+    send such requests.
     """
     ranks: dict[str, float] = {}
     for name, value in scope["headers"]:

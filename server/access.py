@@ -1,4 +1,4 @@
-"""Which credential a route needs; every router declares it when its routes are registered."""
+"""The access levels of routes: which credential a client must present."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from server.dialect import Dialect
 
 
 class Access(Enum):
-    """The credential that a client must present.
+    """The credential that a route requires.
 
     Attributes:
-        OPEN: no credential. For probes and scrapers; such a route answers only GET and HEAD.
+        OPEN: none. It is for probes and scrapers; such a route answers only GET and HEAD.
         KEY: the API key, if one is set.
-        ADMIN: the admin key if one is set, else the API key. For routes that change the server
-            or other clients' requests.
+        ADMIN: the admin key if one is set, else the API key. It is for routes that change the
+            server or other clients' requests.
     """
 
     OPEN = "open"
@@ -25,7 +25,7 @@ class Access(Enum):
 
 
 class AccessRouter(APIRouter):
-    """Routes of one access level. The server refuses a router that does not set one."""
+    """A router whose routes all have one access level."""
 
     def __init__(
         self,
@@ -36,16 +36,16 @@ class AccessRouter(APIRouter):
         dialect: Dialect = Dialect.NATIVE,
         serves_tenants: bool = False,
     ) -> None:
-        """Create an empty router.
+        """Create a router without routes.
 
         Args:
-            access: the credential that its routes need.
-            tags: used in the OpenAPI document.
+            access: the credential that its routes require.
+            tags: groups of its routes in the OpenAPI document.
             include_in_schema: whether its routes are in that document.
-            dialect: the API whose error format is used. Paths of a native router under `/v1/` use
+            dialect: the API whose error format is used. Routes of a native router below `/v1/` use
                 OpenAI's.
-            serves_tenants: keys of `--api-keys-file` may call admin routes too; the handlers let
-                them act on their own requests only.
+            serves_tenants: whether keys of `--api-keys-file` may call its routes even if these
+                require the admin key. The handlers then restrict them to the tenant's own requests.
         """
         super().__init__(tags=tags, include_in_schema=include_in_schema)
         self.access = access

@@ -1,4 +1,4 @@
-"""Metrics of adapters (LoRA); label values are the names of adapters that are registered now."""
+"""Metrics of adapters (LoRA). Labels have only the names of adapters that are registered now."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from runtime.service.context import ServiceContext
 
 
 class AdapterCollector(Collector):
-    """Requests of each adapter, and the slots of the device."""
+    """Counts the requests of each adapter, and the device's slots for adapters."""
 
     def __init__(self, context: ServiceContext, labels: dict[str, str]) -> None:
-        """Read from `context` at each scrape."""
+        """Read the numbers from `context` at each scrape; `labels` are on every sample."""
         self._context = context
         self._labels = labels
 
     def collect(self) -> Iterable[Metric]:
-        """Read the numbers."""
+        """Yield the metrics with their current values."""
         names, values = list(self._labels), list(self._labels.values())
         requests = CounterMetricFamily(
             "sglang:lora_requests_total", "Requests of an adapter.", labels=[*names, "lora_name"]
@@ -52,7 +52,10 @@ class AdapterCollector(Collector):
 
 
 def vllm_requests_info(context: ServiceContext) -> GaugeMetricFamily:
-    """Return the gauge by which vLLM tells routers the adapters in use; the value is the time."""
+    """Return vLLM's gauge of the adapters in use, for routers.
+
+    The names are in the labels; the value is the current Unix time, as in vLLM.
+    """
     client = context.client
     running, waiting = [], []
     for adapter in client.adapters.all():

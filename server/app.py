@@ -1,4 +1,4 @@
-"""The application's parts: every route of all APIs, the metrics, the OpenAPI document."""
+"""Builds the application: the routes of all APIs, the metrics and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _METRICS = operation(
 
 
 def create_app(openai: OpenAIContext) -> Application:
-    """Build the application from `openai` and the service in it."""
+    """Build the application for the service in `openai`."""
     context = openai.service
     http = context.config.http
     api = Description(context.version, http)
@@ -93,11 +93,12 @@ def create_app(openai: OpenAIContext) -> Application:
     if not http.disable_docs:
         routers.append(docs_page.create_router())
     routers.append(page.create_router(http))
-    # Last: its path comes from the environment and must not replace another route.
+    # This router comes last, because the environment sets one of its paths, which must not replace
+    # another route.
     routers.append(cloud.create_router(context))
     table = RouteTable(http.fastapi_root_path)
     for route in api.routes:
-        # The document that describes the routes.
+        # These routes serve the OpenAPI document.
         table.add(route, Access.KEY)
     for router in routers:
         _include(api, table, router)
@@ -107,9 +108,9 @@ def create_app(openai: OpenAIContext) -> Application:
 
 
 def _include(api: Description, table: RouteTable, router: AccessRouter) -> None:
-    """Document the routes of `router` and make them callable.
+    """Add the routes of `router` to the OpenAPI document and to the table of callable routes.
 
-    Only its routes are used; anything else in a router, such as lifespan events, is ignored.
+    Other parts of the router, such as lifespan events, are ignored.
     """
     for route in router.routes:
         match = table.add(

@@ -1,4 +1,4 @@
-"""Writes the few useful lines that the terminal shows while the server starts."""
+"""Writes the banner, the few lines that the terminal shows once the server is ready."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 _GIB = 2**30
 
-# Scripts wait for exactly this line.
+# Scripts wait for exactly this line in the log.
 READY_LINE = "The server is fired up and ready to roll!"
 _EXAMPLE_IDS = '{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8}}'
 _EXAMPLE_INPUT = '{"input": "Paris is the capital of France."}'
@@ -23,7 +23,7 @@ _EXAMPLE_BODY = '{"messages": [{"role": "user", "content": "What is the capital 
 
 
 def warn_if_open(http: HttpArgs) -> None:
-    """Warn when anyone on the network, or every client, may change this server."""
+    """Warn if everyone on the network, or every client with a key, may change this server."""
     if not is_loopback(http.host) and http.api_key is None and http.admin_api_key is None:
         logger.warning(
             "OPEN TO THE NETWORK: anyone who reaches %s may use and control this server; "
@@ -38,12 +38,12 @@ def warn_if_open(http: HttpArgs) -> None:
 
 
 def banner(context: ServiceContext, port: int, speed: float | None, resident: int) -> str:
-    """Return the lines: model, device, KV pool, address, expected speed, and a request to paste.
+    """Return the banner: model, device, KV pool, address, expected speed, and an example request.
 
     Args:
         context: the service context of a server that is ready.
         port: the port on which the server listens.
-        speed: tokens per second of a single answer, measured by the warm-up.
+        speed: tokens per second of a single answer, measured by the warm-up; None if not measured.
         resident: resident memory of all processes now, bytes.
     """
     config, worker = context.config, context.status.worker
@@ -87,7 +87,7 @@ def _pool(worker: WorkerReady) -> str:
 
 
 def expected(worker: WorkerReady, speed: float | None, resident: int) -> list[str]:
-    """Tell in at most one line how quick an answer is on a CPU, and the server's memory."""
+    """Return a line with the speed of an answer and the server's memory; only on a CPU."""
     if speed is None or worker.device != "cpu":
         return []
     digits = 0 if speed >= 10 else 1

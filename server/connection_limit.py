@@ -1,4 +1,4 @@
-"""The limit on connections, which reserves descriptors for probes and for the server itself."""
+"""Limits the number of connections, and reserves file descriptors for probes and the server."""
 
 from __future__ import annotations
 
@@ -6,37 +6,40 @@ import resource
 from collections import OrderedDict
 from typing import Protocol
 
-# A shell's soft limit is often 1,024; the hard limit is the machine's.
+# The most file descriptors to ask for. The soft limit is often only 1,024, and the hard limit may
+# be much higher than needed.
 _MAX_DESCRIPTORS = 65_536
-# For files, pipes, sockets to the children, and the connections over the limit.
+# Descriptors for files, pipes and the sockets between the processes.
 _RESERVED = 256
-# Connections over the limit, on which probes are answered.
+# Number of connections over the limit that stay open, so that probes are answered on them.
 NUM_SPARE = 64
 
 
 class Connection(Protocol):
-    """A connection that may be cut off."""
+    """A connection that can be aborted."""
 
     def cut_off(self) -> None:
         """Abort the connection immediately."""
 
 
 class ConnectionLimit:
-    """Separates normal connections from spare ones. Only probes are answered on spare connections.
+    """Separates connections within the limit from spare ones, on which only probes are answered.
 
-    Spare connections are few. A new spare connection replaces the oldest, so a client cannot keep
+    The number of spare connections is fixed. A new one replaces the oldest, so a client cannot keep
     probes out by holding all of them.
     """
 
     def __init__(self, most: int) -> None:
-        """Serve `most` connections at a time."""
+        """Allow `most` connections besides the spare ones."""
         self.most = most
         self._spare: OrderedDict[Connection, None] = OrderedDict()
 
     def add(self, connection: Connection, num_open: int) -> bool:
-        """Return whether `connection` exceeds the limit, where `num_open` connections are open.
+        """Register a connection; return whether it is over the limit and thus a spare one.
 
-        If it does, it becomes a spare connection.
+        Args:
+            connection: the new connection.
+            num_open: number of open connections, including this one.
         """
         if num_open <= self.most:
             return False
@@ -52,7 +55,7 @@ class ConnectionLimit:
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the descriptor limit of this process and its children; return the new limit."""
+    """Raise this process's limit of file descriptors, which children inherit; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MAX_DESCRIPTORS
@@ -63,5 +66,5 @@ def raise_descriptor_limit() -> int:
 
 
 def connections_within(num_descriptors: int) -> int:
-    """The number of connections that `num_descriptors` allow."""
+    """Return how many connections `num_descriptors` descriptors allow, without the spare ones."""
     return max(1, num_descriptors - min(_RESERVED, num_descriptors // 2) - NUM_SPARE)

@@ -1,4 +1,4 @@
-"""The API dialect of a route, so that errors have the shape that its clients expect."""
+"""The APIs that routes belong to, which decide the format of errors."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ class Dialect(Enum):
 
     @classmethod
     def of_path(cls, path: str) -> Dialect:
-        """The dialect of a path whose router does not set one."""
+        """Return the API of a path whose router does not name one."""
         return cls.OPENAI if path.startswith("/v1/") else cls.NATIVE

@@ -1,9 +1,9 @@
-"""Converts errors to responses: the native family's table, and the choice of family by route.
+"""Turns exceptions into HTTP responses, in the format of the route's API.
 
-A native body is `{"error": {"message"}}` for a value that a route refuses, `{"error": "Forbidden"}`
-or similar for an insufficient key, and the flat `{"object": "error", ...}` for everything else.
-Routes under `/v1/` use OpenAI's or Anthropic's dialect; `openai_api` and `anthropic_api` hold those
-tables.
+The native API has three formats. A value that a route refuses gives `{"error": {"message"}}`. An
+insufficient key gives `{"error": "Forbidden"}` or `{"error": "Unauthorized"}`. Every other error
+gives the flat `{"object": "error", ...}`. The formats of OpenAI's and Anthropic's APIs are in
+`openai_api` and `anthropic_api`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from server.dialect import Dialect
 
 
 class ErrorBody(TypedDict):
-    """The flat body; `detail` is for an unknown path and a wrong method."""
+    """The flat body of a native error; `detail` is set for an unknown path or a wrong method."""
 
     object: Literal["error"]
     message: str
@@ -36,25 +36,25 @@ class ErrorBody(TypedDict):
 
 
 class Refused(TypedDict):
-    """The reason of a refusal."""
+    """Why a route refuses a value."""
 
     message: str
 
 
 class RefusedBody(TypedDict):
-    """The body for a value that a route refuses."""
+    """The body of a native error if a route refuses a value."""
 
     error: Refused
 
 
 class KeyRefusedBody(TypedDict):
-    """The body for an insufficient key."""
+    """The body of a native error if the key is insufficient."""
 
     error: Literal["Unauthorized", "Forbidden"]
 
 
 class StreamErrorDetail(TypedDict):
-    """What went wrong, and whether to retry."""
+    """What went wrong in a native stream, and whether a retry may succeed."""
 
     message: str
     type: str
@@ -63,7 +63,7 @@ class StreamErrorDetail(TypedDict):
 
 
 class StreamErrorBody(TypedDict):
-    """The event that ends a native stream after it has begun."""
+    """The event that ends a native stream if it fails after it has begun."""
 
     error: StreamErrorDetail
 
@@ -75,13 +75,13 @@ class BodyTooLarge(HeadraceError):
 
 
 class UnsupportedEncoding(HeadraceError):
-    """The request's body is compressed; the server does not decompress bodies."""
+    """The request's body is compressed, which the server does not accept."""
 
     status_code = 415
 
 
 class UnsupportedMediaType(HeadraceError):
-    """The request's body is not declared as JSON."""
+    """The request's body is not declared to be JSON."""
 
     status_code = 415
 
@@ -89,7 +89,7 @@ class UnsupportedMediaType(HeadraceError):
 class SlowBody(HeadraceError):
     """The request's body did not arrive in time."""
 
-    # The status is not 408: routers would retry the request, with the same result.
+    # The status is not 408, because routers would then retry the request, with the same result.
     status_code = 400
 
 
@@ -97,7 +97,7 @@ class KeyRefused(HeadraceError):
     """The request's key does not open the route."""
 
     def __init__(self, *, is_known: bool) -> None:
-        """403 for a known key on a route that needs the admin key, else 401."""
+        """Set the status: 403 if the key is known but not the admin key, else 401."""
         if is_known:
             super().__init__("This route needs the admin key.")
             self.status_code = 403
@@ -112,7 +112,7 @@ class RouteNotFound(HeadraceError):
     status_code = 404
 
     def __init__(self, asked: str, instead: str | None = None) -> None:
-        """Name the `asked` method and path, and the alternative `instead`."""
+        """Write a message about the method and path `asked`, and the alternative `instead`."""
         hint = f" Note: {instead}." if instead else ""
         super().__init__(f"Not found: {asked}.{hint}")
 
@@ -123,28 +123,28 @@ class MethodNotAllowed(HeadraceError):
     status_code = 405
 
     def __init__(self, asked: str, allowed: str) -> None:
-        """Name the `asked` method and path, and the `allowed` methods."""
+        """Write a message about the method and path `asked`, and the `allowed` methods."""
         super().__init__(f"Method not allowed: {asked}; allowed are {allowed}.")
         self.allowed = allowed
 
 
 class HttpRefusal(HeadraceError):
-    """A refusal by the framework."""
+    """A request that the web framework refuses."""
 
     def __init__(self, message: str, status_code: int) -> None:
-        """Answer with `status_code`."""
+        """Set the message and the status of the response."""
         super().__init__(message)
         self.status_code = status_code
 
 
 class DecodeError(HeadraceError):
-    """Token ids that do not decode to text."""
+    """Token ids cannot be decoded to text."""
 
     status_code = 400
 
 
 def json_response(content: Any, status_code: int = 200, **headers: str) -> Response:
-    """A JSON response; `retry_after="1"` becomes the header `retry-after: 1`."""
+    """Return a JSON response; `retry_after="1"` becomes the header `retry-after: 1`."""
     return Response(
         orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS),
         status_code,
@@ -154,19 +154,19 @@ def json_response(content: Any, status_code: int = 200, **headers: str) -> Respo
 
 
 def openai_error(error: Exception) -> Response:
-    """The OpenAI wire's response for `error`."""
+    """Return the response for `error` in the format of OpenAI's API."""
     info = describe_error(error)
     return json_response(openai_errors.error_body(info), info.status, **_headers(info))
 
 
 def anthropic_error(error: Exception) -> Response:
-    """The Anthropic wire's response for `error`."""
+    """Return the response for `error` in the format of Anthropic's API."""
     info = describe_error(error)
     return json_response(anthropic_errors.error_body(info), info.status, **_headers(info))
 
 
 def native_error(error: Exception) -> Response:
-    """The native family's response for `error`."""
+    """Return the response for `error` in the format of the native API."""
     info = describe_error(error)
     headers = _headers(info)
     if isinstance(error, InvalidRequest) and not isinstance(error, InvalidBody):
@@ -177,13 +177,13 @@ def native_error(error: Exception) -> Response:
         return json_response(word, info.status, **headers)
     body = _flat(info.message, _type_name(error), info.status)
     if isinstance(error, RouteNotFound | MethodNotAllowed):
-        # Clients of the reference check this key.
+        # SGLang's clients check this key.
         body["detail"] = HTTPStatus(info.status).phrase
     return json_response(body, info.status, **headers)
 
 
 def ollama_error(error: Exception) -> Response:
-    """The Ollama wire's response for `error`."""
+    """Return the response for `error` in the format of Ollama's API."""
     info = describe_error(error)
     body: OllamaErrorBody = {"error": info.message[:MAX_MESSAGE_CHARS]}
     return json_response(body, info.status, **_headers(info))
@@ -198,7 +198,7 @@ _ANSWERS = {
 
 
 def error_response(error: Exception, dialect: Dialect) -> Response:
-    """The response for `error` in the route's dialect."""
+    """Return the response for `error` in the format of the API `dialect`."""
     response = _ANSWERS[dialect](error)
     if isinstance(error, MethodNotAllowed):
         response.headers["allow"] = error.allowed
@@ -208,7 +208,7 @@ def error_response(error: Exception, dialect: Dialect) -> Response:
 
 
 def stream_error(error: Exception) -> StreamErrorBody:
-    """The event that ends a native stream after it has begun, for `error`."""
+    """Return the last event of a native stream that fails after it has begun."""
     info = describe_error(error)
     return {
         "error": {

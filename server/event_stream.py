@@ -1,4 +1,4 @@
-"""Responses that are sent while they are generated; work ends when its client disconnects."""
+"""Sends responses while they are generated, and stops the work if the client disconnects."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from runtime.service.generation import DONE, Chunk
 
 T = TypeVar("T")
 
-# A client that reads nothing for this long loses its request; other requests are unaffected.
+# Seconds. If a client reads nothing for so long, its request is aborted.
 SEND_TIMEOUT_S = 60.0
 
 
 class ClientGone(HeadraceError):
-    """The client closed the connection before its answer was complete; this error is never sent."""
+    """The client closed the connection before its answer was complete; it is only logged."""
 
     status_code = 499
 
 
 def json_answer(content: Any) -> Response:
-    """A complete JSON response, in which lists may be `Pieces`."""
+    """Return a complete JSON response, in which lists may be `Pieces` (encoded while sending)."""
     data = encode(content)
     if isinstance(data, bytes):
         return Response(data, media_type="application/json")
@@ -37,12 +37,12 @@ def json_answer(content: Any) -> Response:
 
 
 class SlicedResponse(Response):
-    """A 200 response whose JSON is generated in slices while it is sent."""
+    """A response with status 200 whose JSON is encoded in slices while it is sent."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
-        """Send `pieces`."""
+        """Prepare to send `pieces`, the parts of the JSON text."""
         super().__init__(media_type="application/json")
-        # The length is unknown in advance.
+        # The length is not known in advance, so the header is removed.
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._pieces = pieces
 
@@ -50,7 +50,7 @@ class SlicedResponse(Response):
         async def one() -> AsyncGenerator[Chunk, None]:
             yield self._pieces
 
-        # The client is gone, so the error cannot be sent.
+        # If the client has left, an error cannot be sent.
         with contextlib.suppress(ClientGone, TimeoutError, OSError):
             await unless_disconnected(receive, _write(send, self.raw_headers, one()))
 
@@ -58,7 +58,7 @@ class SlicedResponse(Response):
 async def with_errors(
     events: AsyncGenerator[Chunk, None], as_event: Callable[[Exception], Chunk], end: bytes = DONE
 ) -> AsyncGenerator[Chunk, None]:
-    """Yield the same events; a failure becomes the last event, and the `end` marker follows."""
+    """Yield the events. If they fail, an error event is the last one. The bytes `end` follow."""
     async with contextlib.aclosing(events):
         try:
             async for chunk in events:
@@ -70,7 +70,7 @@ async def with_errors(
 
 
 class EventStream(Response):
-    """A 200 response that sends events until they end or the client disconnects."""
+    """A response with status 200 that sends events until they end or the client disconnects."""
 
     def __init__(
         self,
@@ -79,17 +79,21 @@ class EventStream(Response):
         timeout_s: float = SEND_TIMEOUT_S,
         media_type: str = "text/event-stream",
     ) -> None:
-        """Send `events`; `on_end` is called however the response ends.
+        """Prepare to send `events`.
 
-        A generator that was never started does not run its own clean-up, so `on_end` releases the
-        requests behind `events`. The client has `timeout_s` to read each event.
+        Args:
+            events: the encoded events.
+            on_end: called however the response ends. It releases the requests behind `events`,
+                because a generator that was never started does not run its own clean-up.
+            timeout_s: seconds that the client has to read each event.
+            media_type: the media type of the stream.
         """
         self.status_code = 200
         self.media_type = media_type
         self.background = None
         self.body = b""
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
-        # The length is unknown in advance.
+        # The length is not known in advance, so the header is removed.
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._events = events
         self._on_end = on_end
@@ -100,7 +104,7 @@ class EventStream(Response):
             work = _write(send, self.raw_headers, self._events, self._timeout_s)
             await unless_disconnected(receive, work)
         except (ClientGone, TimeoutError, OSError):
-            # The client is gone, so the error cannot be sent.
+            # The client has left, so the error cannot be sent.
             pass
         finally:
             self._on_end()
@@ -125,9 +129,9 @@ async def _write(
 
 
 class _SendInTime:
-    """A `send` that may take `limit_s` per call. A slower call ends the `with` block.
+    """Wraps an ASGI `send` so that a call that takes longer than `limit_s` ends the `with` block.
 
-    One timer watches all calls: a timer for each call took a fifth of the time of an event.
+    One timer watches all calls, because a timer for each call took a fifth of the time of an event.
 
     Raises:
         TimeoutError: raised from the block, when a call took too long.
@@ -146,7 +150,7 @@ class _SendInTime:
         self._since = since = self._loop.time()
         await self._send(message)
         self._since = None
-        # The loop's time stands still while nothing waits.
+        # The loop's time advances only when a task waits, so a call without waiting counts as 0.
         if self._loop.time() - since > BLOCKED_S and self._arrival is not None:
             self._arrival.blocked_s += self._loop.time() - since
 
@@ -168,12 +172,12 @@ class _SendInTime:
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, cancelling it if the client disconnects first.
+    """Await `work`, and cancel it if the client disconnects first.
 
     Raises:
         ClientGone: the client disconnected.
     """
-    # A timeout that expires when the client disconnects: `work` does not need its own task.
+    # The watcher makes this timeout expire, so `work` needs no task of its own.
     limit = asyncio.timeout(None)
     watcher = asyncio.create_task(_end_when_disconnected(receive, limit))
     try:
@@ -188,7 +192,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
 
 
 async def _end_when_disconnected(receive: Receive, limit: asyncio.Timeout) -> None:
-    # A failed connection counts as ended.
+    # A connection that fails counts as disconnected.
     with contextlib.suppress(Exception):
         while (await receive())["type"] != "http.disconnect":
             pass

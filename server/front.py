@@ -1,4 +1,4 @@
-"""The front process: does all cheap checks, then opens the port."""
+"""The front process: makes all quick checks, then serves HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from server.startup_faults import as_one_line
 
 logger = logging.getLogger(__name__)
 
-# A fifth of Python's default: the loop needs the GIL several times to answer one request.
+# Seconds, a fifth of Python's default. The event loop needs the GIL several times for each answer.
 _SWITCH_INTERVAL_S = 0.001
 
 
@@ -44,7 +44,7 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
     for notice in parsed.notices:
         logger.warning(notice)
     _warn_about_kernels_package()
-    # Threads that run Python code beside the event loop release the GIL this soon.
+    # A thread that runs Python code must give up the GIL after this time if the loop waits for it.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         if node_rank:
@@ -55,13 +55,13 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
             prepared = prepare(config)
         return uvloop.run(serve(prepared))
     except StartupError as error:
-        # A library's message may have several lines.
+        # A library's message may have several lines; they are joined to one.
         announce(f"headrace: {' '.join(error.message.splitlines())}")
         return 1
 
 
 def _quiet_libraries(config: ServerConfig) -> None:
-    # uvicorn warns about every malformed request; those are already counted and answered.
+    # uvicorn warns of every malformed request, which is counted and answered already.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     for name in ("asyncio", "httpx", "urllib3", "filelock"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,11 +1,11 @@
-"""Garbage collection in the front process."""
+"""Settings of garbage collection in the front process."""
 
 from __future__ import annotations
 
 import gc
 
-# New objects before a collection of the youngest generation, the number of those before one of the
-# middle generation, and the number of those before a full collection may run.
+# How many new objects trigger a collection of the youngest generation; after how many of those
+# collections the middle generation is collected; and after how many of the latter all objects are.
 _THRESHOLDS = (4000, 2, 1000)
 
 
@@ -13,9 +13,10 @@ def settle() -> None:
     """Exclude the current objects from collections, and make later collections rare.
 
     By default Python runs a full collection each time the number of objects has grown by a quarter.
-    When hundreds of streams arrive, full collections repeat and stop all streams. They free almost
-    nothing, because finished requests are freed immediately. `benchmarks.front_sockets` measures
-    the cost of `settle`, and with `--no-settle` the cost of Python's default.
+    When hundreds of streams arrive, that happens repeatedly and stops all streams each time. Full
+    collections free almost nothing, because the objects of an ended request are freed at once.
+    `benchmarks.front_sockets` measures the cost with these settings, and with `--no-settle` the
+    cost with Python's default.
     """
     gc.collect()
     gc.freeze()

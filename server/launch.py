@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
         from server.front import run
         from server.shutdown import leave
     status = run(sys.argv[1:] if argv is None else argv, prog)
-    # `sys.exit` would wait for threads, and one may hang in a library.
+    # `sys.exit` would wait for threads, and a thread may hang in a library.
     leave(status)
 
 

@@ -1,4 +1,4 @@
-"""The port, bound before anything slow starts, and the engine prepared for it."""
+"""Binds the port before anything slow starts, then prepares the engine."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from server.entry.keys import read_tenants
 from server.tls import Certificate
 from server.tracing import check_tracing
 
-# A trainer's rollout sends this many requests at once. More would wait in memory for minutes.
+# The default bound of waiting requests. A trainer's rollout sends so many at once. More of them
+# would wait for minutes.
 MAX_QUEUED_REQUESTS = 16_384
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared engine, the port that it will be served on, and the certificate for HTTPS."""
+    """A prepared engine, the bound port, and the certificate for HTTPS, if any."""
 
     engine: PreparedEngine
     listener: socket.socket
@@ -31,7 +32,7 @@ class Prepared:
 
     @property
     def port(self) -> int:
-        """The bound port; it differs from the option if the option is 0."""
+        """The bound port, also if the option is 0, which lets the system choose."""
         return int(self.listener.getsockname()[1])
 
 
@@ -39,7 +40,7 @@ def prepare(config: ServerConfig) -> Prepared:
     """Check options, certificate, port, model folder and weight headers, in this order.
 
     Raises:
-        StartupError: the first thing wrong; the message is one line.
+        StartupError: the first error found; its message has one line.
     """
     check_options(config)
     check_tracing(config.logging.otlp_traces_endpoint)
@@ -56,7 +57,7 @@ def prepare(config: ServerConfig) -> Prepared:
 
 
 def _with_bounded_queue(config: ServerConfig) -> ServerConfig:
-    # The offline engine has no such limit: its caller submits work of any size and holds all of it.
+    # Only the server has this bound. The offline engine's caller holds all its work itself.
     if config.scheduling.max_queued_requests is not None:
         return config
     bounded = dataclasses.replace(config.scheduling, max_queued_requests=MAX_QUEUED_REQUESTS)
@@ -78,15 +79,15 @@ def is_loopback(host: str) -> bool:
     """Whether only this machine can reach `host`, an address or a name."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
-    # Other names may resolve to other machines later.
+    # Any other name might resolve to another machine later.
     return host == "localhost"
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind the port without listening yet, so that clients do not wait for a server that may fail.
+    """Bind the port, but do not listen yet: clients would wait for a server that may fail to start.
 
     Raises:
-        StartupError: the address is in use, not permitted or not this machine's.
+        StartupError: the address is in use, not permitted, or not an address of this machine.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(
@@ -95,7 +96,8 @@ def bind(host: str, port: int) -> socket.socket:
     except socket.gaierror as error:
         raise StartupError(f"--host {host}: {error.strerror}.") from None
     listener = socket.socket(family, kind)
-    # The port of a server that just ended can be bound immediately; a port in use cannot.
+    # With this option, the port of a server that has just ended can be bound again at once. A port
+    # that is in use is refused all the same.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
@@ -106,7 +108,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def describe_bind_error(error: OSError, host: str, port: int) -> str:
-    """Why the address cannot be bound, and what to do."""
+    """Return why the address cannot be bound, and what to do about it."""
     if error.errno == errno.EADDRINUSE:
         return f"Port {port} is in use; stop what listens there or choose another with --port."
     if error.errno == errno.EACCES:

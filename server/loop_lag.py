@@ -1,4 +1,4 @@
-"""Measures the event loop's lag: how long a probe or a ready stream waits for the loop."""
+"""Measures the event loop's lag: how late it runs a task that is ready."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Callable
 
 INTERVAL_S = 0.1
-# After a stall of minutes, only the newest intervals are reported.
+# The most intervals that are reported after a stall; 600 are a minute.
 _MOST_MISSED = 600
 
 
 async def measure(observe: Callable[[float], object]) -> None:
-    """Report the loop's lag in seconds to `observe` every tenth of a second.
+    """Report the loop's lag, in seconds, to `observe` every tenth of a second.
 
-    A stall of a second is reported ten times, once for each interval that the stall delayed, so
-    that the counts show shares of time.
+    A stall of a second is reported ten times, once for each interval that it delayed. So the counts
+    of a histogram show shares of time.
     """
     loop = asyncio.get_running_loop()
     due = loop.time() + INTERVAL_S

@@ -1,4 +1,4 @@
-"""The engine's gauges under the names that routers for vLLM and AIBrix read."""
+"""The engine's metrics under the names that routers for vLLM and AIBrix read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VLLM_GAUGES: dict[str, tuple[str, Callable[[ReplicaStatus], float]]] = {
     "num_requests_running": ("Requests in the running batch.", _shared("num_running_reqs")),
     "num_requests_waiting": ("Requests that wait.", _shared("num_queue_reqs")),
     "kv_cache_usage_perc": (_KV_USAGE, _token_usage),
-    # vLLM's former name.
+    # The older name in vLLM.
     "gpu_cache_usage_perc": (_KV_USAGE, _token_usage),
 }
 _VLLM_COUNTERS = {
@@ -40,10 +40,10 @@ _VLLM_COUNTERS = {
 
 
 class VllmAliases(Collector):
-    """vLLM's names, with its labels: the model's name, and `engine` for the replica."""
+    """Metrics with vLLM's names and labels: the model's name, and the replica as `engine`."""
 
     def __init__(self, context: ServiceContext) -> None:
-        """Read the gauges of `context` at each scrape."""
+        """Read the values from `context` at each scrape."""
         self._context = context
         self._names = ["model_name", "engine"]
 
@@ -51,7 +51,7 @@ class VllmAliases(Collector):
         return [self._context.served_model_name, str(replica.rank)]
 
     def collect(self) -> Iterable[Metric]:
-        """One sample per replica."""
+        """Yield the metrics with their current values, one sample for each replica."""
         for name, (text, value_of) in _VLLM_GAUGES.items():
             gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=self._names)
             for replica in self._context.status.replicas:

@@ -1,7 +1,7 @@
-"""Prometheus metrics under the reference's names, in our own registry.
+"""Prometheus metrics under SGLang's names, in a registry of this server's own.
 
-Gauges are read from shared memory at the moment of the scrape; request counters are fed by the
-client's records, HTTP counters by the application.
+Gauges are read from memory that the processes share, at the moment of the scrape. Counters of
+requests are updated from the client's records, counters of HTTP by the application.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _QUEUE = (
     *(0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 4, 5, 10, 15, *range(20, 100, 10)),
     *(*range(100, 1000, 100), 1000, 1200, 1400, 1600, 1800, 2000, 2500, 3000),
 )
-# 1 ms to 20 minutes.
+# Buckets from 1 ms to 10 s.
 _LAG = (*(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),)
 _STAGE = tuple(0.001 * 1.62**power for power in range(30))
 _TOKENS = (
@@ -50,7 +50,8 @@ _TOKENS = (
 )
 _REFERENCE_PREFIX = "sglang:"
 _PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}_")
-# Prometheus' rules forbid a type in a name; under another prefix, these have vLLM's names.
+# Prometheus' rules forbid a metric's type in its name. Under another prefix than SGLang's, these
+# metrics have the names that vLLM gives them.
 _WITHOUT_TYPE = {
     "prompt_tokens_histogram": "request_prompt_tokens",
     "generation_tokens_histogram": "request_generation_tokens",
@@ -77,11 +78,11 @@ _SHARED_COUNTERS = {
 
 
 class Metrics:
-    """The server's registry and everything in it."""
+    """The server's metrics and their registry."""
 
     def __init__(self, context: ServiceContext) -> None:
         """Register all metrics, labelled with the served model's name."""
-        # Creation times, which dashboards do not read, would be a third of the page.
+        # Dashboards do not read creation times, which would be a third of the page.
         disable_created_metrics()
         self.registry = CollectorRegistry()
         self._labels = {
@@ -158,7 +159,7 @@ class Metrics:
         return histogram.labels(**self._labels)
 
     def on_record(self, record: RequestRecord) -> None:
-        """Count a finished request."""
+        """Count a request that has ended."""
         labels = self._labels
         self._requests.labels(**labels).inc()
         if record.sampling.grammar is not None:
@@ -178,7 +179,7 @@ class Metrics:
         if record.ttft_s is not None:
             self._ttft.observe(record.ttft_s)
         if record.is_streaming:
-            # Without a stream, all tokens are delivered at once, so their gaps are not meaningful.
+            # The tokens of an answer that is not streamed arrive together, so they have no gaps.
             for seconds, num_tokens in record.token_gaps:
                 for _ in range(num_tokens):
                     self._itl.observe(seconds / num_tokens)
@@ -186,7 +187,7 @@ class Metrics:
             self._time_per_token.observe(record.e2e_s / record.completion_tokens)
 
     async def measure_loop(self) -> None:
-        """Observe the running event loop; does not return."""
+        """Measure the lag of the running event loop until cancelled."""
         await measure(self._loop_lag.observe)
 
     def on_request(self) -> None:
@@ -196,7 +197,7 @@ class Metrics:
     def on_response(self, scope: Scope, status_code: int) -> None:
         """Count an HTTP request that has ended."""
         self._http_active.dec()
-        # Only known routes become label values: a scan of random paths must not fill memory.
+        # Only paths of routes become labels; else a scan of random paths would fill the memory.
         endpoint = scope["route"].path or "other"
         method = scope["method"] if scope["method"] in _METHODS else "other"
         labels = {**self._labels, "endpoint": endpoint, "method": method}
@@ -204,11 +205,11 @@ class Metrics:
         self._http_responses.labels(**labels, status_code=str(status_code)).inc()
 
     def render(self, prefix: str = "") -> bytes:
-        """Return the text exposition.
+        """Return the metrics in Prometheus' text format.
 
         Args:
-            prefix: replaces the reference's prefix, whose colon Prometheus reserves for recording
-                rules. Names of other routers stay as they are.
+            prefix: replaces the prefix `sglang:`, whose colon Prometheus reserves for recording
+                rules. Names for other routers (`vllm:`) stay as they are.
 
         Raises:
             InvalidRequest: names with this prefix would break Prometheus' rules.
@@ -225,7 +226,7 @@ class Metrics:
 
 
 class _Renamed(Collector):
-    """The metrics of a registry under another prefix."""
+    """Yields the metrics of a registry under another prefix."""
 
     def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
         self._registry = registry
@@ -239,7 +240,7 @@ class _Renamed(Collector):
             yield family
 
     def _rename(self, family: Metric, name: str) -> None:
-        """Rename a family, which was made for this scrape, and its samples."""
+        """Rename a metric and its samples; both were made for this scrape only."""
         old, family.name = family.name, name
         family.samples = [
             sample._replace(name=name + sample.name.removeprefix(old)) for sample in family.samples
@@ -247,7 +248,7 @@ class _Renamed(Collector):
 
 
 class _EngineCollector(Collector):
-    """Gauges of the engine: one sample per replica, with a label if there are several."""
+    """Yields the engine's metrics, one sample for each replica, labelled if there are several."""
 
     def __init__(self, context: ServiceContext, labels: dict[str, str]) -> None:
         self._context = context

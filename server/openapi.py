@@ -1,4 +1,4 @@
-"""The OpenAPI document of all routes, from the types of their bodies and responses."""
+"""Builds the OpenAPI document of all routes from the types of their bodies and answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from server.error_responses import ErrorBody, KeyRefusedBody, RefusedBody
 from server.routing import RouteMatch
 
 _WRITING = frozenset({"POST", "PUT", "DELETE"})
-# Two schemes per level: a bearer token, or the header of Anthropic's clients.
+# For each access level, two schemes that carry its key (a bearer token, and the header of
+# Anthropic's clients), and the options that set the key.
 _SCHEMES = {
     Access.KEY: ("ApiKey", "ApiKeyHeader", "--api-key"),
     Access.ADMIN: ("AdminKey", "AdminKeyHeader", "--admin-api-key; if it is not set, --api-key"),
@@ -36,7 +37,7 @@ _ERROR_HEADERS = {
 
 
 class Description(FastAPI):
-    """All routes as FastAPI declares them, and their document; it serves no requests."""
+    """The FastAPI object that describes all routes in one document; it serves no requests."""
 
     def __init__(self, version: str, http: HttpArgs) -> None:
         """Start without routes."""
@@ -45,7 +46,7 @@ class Description(FastAPI):
             title="Headrace",
             version=version,
             openapi_url="/openapi.json" if has_docs else None,
-            # The framework's own page loads its scripts from another host.
+            # FastAPI's own page would load scripts from another host.
             docs_url=None,
             redoc_url=None,
         )
@@ -53,17 +54,21 @@ class Description(FastAPI):
         self._described: list[_Route] = []
 
     def describe(self, route: BaseRoute, match: RouteMatch) -> None:
-        """Add `route`, which requests find as `match`, to the document unless it is excluded.
+        """Add a route to the document, unless it is excluded from it.
+
+        Args:
+            route: the route.
+            match: its access level and API.
 
         Raises:
-            TypeError: the route does not declare its input and output.
+            TypeError: the route does not declare its inputs and answers.
         """
         self.router.routes.append(route)
         if isinstance(route, APIRoute) and route.include_in_schema:
             self._described.append(_Route(route, match))
 
     def openapi(self) -> dict[str, Any]:
-        """The document, built once."""
+        """Return the document, which is built at the first call."""
         if self.openapi_schema is None:
             self.openapi_schema = self._document()
         return self.openapi_schema
@@ -75,7 +80,7 @@ class Description(FastAPI):
         for route in self._described:
             methods = paths.setdefault(route.api.path_format, {})
             for method in route.methods:
-                # The first of several routes with the same path and method is used.
+                # If several routes have the same path and method, the first one is described.
                 methods.setdefault(
                     method.lower(),
                     {
@@ -104,19 +109,20 @@ class Description(FastAPI):
         schemes = [scheme for level in levels for scheme in _SCHEMES[level][:2]]
         needed: list[dict[str, list[str]]] = [{scheme: []} for scheme in schemes]
         admin_key = self._http.admin_api_key if access is Access.ADMIN else None
-        # This server was started without a key, so routes do not require one.
+        # If no key is set, a request without one (`{}`) is allowed as well.
         return needed if self._http.api_key or admin_key else [{}, *needed]
 
 
 class _Schemas:
-    """JSON schemas of types, by reference where a type has a name."""
+    """The JSON schemas of types; types with a name are referenced."""
 
     def __init__(self, kinds: list[Any]) -> None:
-        """Generate the schemas of `kinds`, and of the types that they contain."""
-        # Equal types may be different objects: `list[int]` is created anew each time.
+        """Generate the schemas of `kinds` and of the types that they contain."""
+        # Schemas are found by `_key`, because equal types may be different objects: each
+        # `list[int]` is a new one.
         schemas, self.components = msgspec.json.schema_components(
             kinds,
-            # Fields typed `object` accept anything, but the library requires a keyword for them.
+            # A field of type `object` accepts anything; msgspec wants a schema for it.
             schema_hook=lambda _: {"description": "any JSON value"},
             ref_template=REFERENCE,
         )
@@ -132,12 +138,13 @@ class _Schemas:
 
 
 def _key(kind: Any) -> Any:
-    # Comparing `Annotated` types compares their metadata, which the library's do not support.
+    # `Annotated` types are compared by their text, because comparing them would compare their
+    # metadata, which msgspec's metadata does not support.
     return kind if isinstance(kind, type) else repr(kind)
 
 
 class _Route:
-    """A route as the document shows it: its declaration, access level and error dialect."""
+    """A route as the document describes it: its declaration, access level and API."""
 
     def __init__(self, route: APIRoute, match: RouteMatch) -> None:
         self.api = route
@@ -146,7 +153,7 @@ class _Route:
         self._operation = _operation_of(route)
 
     def kinds(self) -> Iterator[Any]:
-        """Every type in the route's body, query and responses."""
+        """Yield every type in the route's body, query and answers."""
         if self._operation.body is not None:
             yield self._operation.body
         yield from self._operation.mentions
@@ -158,7 +165,7 @@ class _Route:
                     yield from kinds
 
     def document(self, method: str, schemas: _Schemas) -> dict[str, Any]:
-        """Return OpenAPI's operation object for one method of the route."""
+        """Return the OpenAPI operation object for one method of the route."""
         said = self._operation
         description = self.api.description
         name = re.sub(r"\W", "_", f"{self.api.name}{self.api.path_format}")
@@ -212,8 +219,8 @@ class _Route:
         if self.match.access is not Access.OPEN:
             found.add(401)
         if self.match.access is Access.ADMIN or method in _WRITING:
-            # 403: the API key was sent to an admin route, or a page of another origin sent the
-            # request.
+            # A 403 means that the API key was sent to an admin route, or that a page of another
+            # origin sent the request.
             found.add(403)
         if method in _WRITING:
             found |= {400, 413, 415}
@@ -232,10 +239,10 @@ class _Route:
 
 
 def _operation_of(route: APIRoute) -> Operation:
-    """The declaration of `route`.
+    """Return what `route` declares of its inputs and answers.
 
     Raises:
-        TypeError: it does not have one.
+        TypeError: the route declares nothing.
     """
     found = (route.openapi_extra or {}).get(OPERATION_KEY)
     if not isinstance(found, Operation):

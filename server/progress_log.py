@@ -1,4 +1,4 @@
-"""Start-up progress: a bar on a terminal, an occasional line everywhere else."""
+"""Shows the progress of the start: bars on a terminal, else a log line from time to time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PHASES = {
     "allocating_cache": "Allocating the KV pool",
     "warming_up": "Warming up",
 }
-# Phases that can be long enough to show progress.
+# Phases that may be so long that their progress is shown.
 _WITH_BAR = frozenset({"loading_weights", "warming_up"})
 
 
 class ProgressLog:
-    """Turns the engine's phases into log lines, one per phase, and into bars on a terminal.
+    """Logs each phase of the engine's start, and draws bars for long phases on a terminal.
 
-    Once the engine is ready, a last line lists the seconds of each phase.
+    When the engine is ready, a last line lists the seconds that each phase took.
     """
 
     def __init__(
@@ -34,9 +34,12 @@ class ProgressLog:
         every_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Draw bars on `stream` (standard error) if it is a terminal.
+        """Begin before the first phase.
 
-        Elsewhere a phase is logged again every `every_s`; `clock` returns the time in seconds.
+        Args:
+            stream: where bars are drawn if it is a terminal; by default standard error.
+            every_s: without a terminal, seconds after which a phase is logged again.
+            clock: returns the time in seconds.
         """
         self._every_s = every_s
         self._clock = clock
@@ -49,7 +52,7 @@ class ProgressLog:
         self._bar: Any = None
 
     def __call__(self, status: EngineStatus) -> None:
-        """Called on every change of the status."""
+        """Show the engine's status; called at each of its changes."""
         text = _PHASES.get(status.phase)
         is_new = status.phase != self._phase
         if is_new:
@@ -85,7 +88,7 @@ class ProgressLog:
             from tqdm import tqdm
 
             form = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}"
-            # A short phase ends before the delay, so its bar is not drawn.
+            # With this delay, no bar is drawn for a short phase.
             self._bar = tqdm(
                 total=1.0, desc=text, bar_format=form, file=self._stream, delay=0.3, leave=False
             )

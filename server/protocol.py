@@ -1,4 +1,4 @@
-"""Extends uvicorn's HTTP protocol: limits on heads, half-closed clients, bodies that come late."""
+"""uvicorn's HTTP protocol with limits on request heads, and care for half-closed connections."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from server.event_stream import SEND_TIMEOUT_S
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
 HEAD_TIMEOUT_S = 30.0
-# The time for a head on a connection over the limit: such connections have few descriptors.
+# Seconds for a head on a connection over the limit, because there are few such connections.
 SPARE_HEAD_TIMEOUT_S = 3.0
-# While a request is queued behind a running one, the socket is not read, so the end is polled for.
+# Seconds between checks whether the client has closed. They are needed while a request waits behind
+# a running one, because the socket is not read then.
 _LOOK_EVERY_S = 0.5
-# A client that has half-closed is polled more often; each poll costs one system call.
+# Seconds between such checks after the client has half-closed. Each check is one system call.
 _LOOK_AFTER_END_S = 0.1
-# An answer may be sent before the whole body has arrived. These limits are the time and the bytes
-# for the rest of the body. Without this time the close would reset the connection, and a client
-# that still sends would not read its answer.
+# An answer may be sent before the whole body has arrived, for instance a refusal. The rest of the
+# body is then read for at most this many seconds and bytes. Closing at once would reset the
+# connection, and a client that still sends would not get to read the answer.
 _REST_TIMEOUT_S = 1.0
 _REST_BYTES = 8 * 2**20
 _CODING = b"transfer-encoding"
@@ -37,11 +38,11 @@ _HEAD_TOO_LARGE = (
 
 
 class _BadHead(Exception):
-    """The head is refused; the parser converts this to its own error."""
+    """A head is refused. The parser turns this into an error of its own."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with limits on heads; it stays HTTP/1.1 whatever a client offers."""
+    """uvicorn's HTTP protocol with limits on heads. Offers to switch to HTTP/2 are ignored."""
 
     def __init__(
         self,
@@ -55,9 +56,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
         Args:
             args: passed to uvicorn.
-            limit: shared by all connections.
-            take_timeout_s: how long a client may leave sent data unread.
-            head_timeout_s: how long a head may take to arrive.
+            limit: the limit on connections, shared by all of them.
+            take_timeout_s: seconds for which a client may leave sent data unread.
+            head_timeout_s: seconds within which a head must arrive.
             kwargs: passed to uvicorn.
         """
         super().__init__(*args, **kwargs)
@@ -68,20 +69,20 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._why_bad = ""
         self._deadline: asyncio.TimerHandle | None = None
-        # Requests of this connection that may still be unanswered. The running request is the
-        # first.
+        # The requests of this connection that may still be without a complete answer. The first one
+        # is running, the others wait.
         self._open_cycles: list[RequestResponseCycle] = []
         self._look: asyncio.TimerHandle | None = None
-        # The client sends nothing more, but may still read.
+        # Whether the client has closed its sending side; it may still read.
         self._has_ended = False
-        # Runs while the rest of a body may follow the response.
+        # The timer while the rest of a body is read after the answer.
         self._rest: asyncio.TimerHandle | None = None
         self._rest_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # A connection that we close stays open until the client has read the pending data. The
-        # system drops a client that reads nothing, or that has vanished without closing.
+        # After a close, the system keeps the connection until the client has read all data. With
+        # this option, it drops a client that reads nothing, or that has vanished.
         transport.get_extra_info("socket").setsockopt(
             socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * self._take_timeout_s)
         )
@@ -94,7 +95,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._cancel_rest()
         if self._look is not None:
             self._look.cancel()
-        # uvicorn notifies only the newest cycle, which in a pipeline has not begun.
+        # uvicorn notifies only the newest request, but with pipelining another one is running.
         for cycle in self._open_cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -116,9 +117,9 @@ class GuardedProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as stop:
                 if not self._is_offer():
                     return
-                # After an upgrade offer the parser takes what follows, even a body, for the other
-                # protocol. Java's client offers HTTP/2 with every request. Parsed again without the
-                # offer, the request is HTTP/1.1.
+                # After a head that offers an upgrade, the parser stops, and takes what follows for
+                # the other protocol, even the body. Java's client offers HTTP/2 with every request.
+                # So the head is parsed again without the offer, as HTTP/1.1.
                 version = self.parser.get_http_version().encode()
                 head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
                 head += [b"%b: %b" % pair for pair in self.headers if pair[0] != b"upgrade"]
@@ -127,7 +128,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 parts += [cast("bytes", rest), b"\r\n".join([*head, b"\r\n"])]
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own signature
-        """Keep the connection open if the client half-closed it after its whole request."""
+        """Return whether the connection stays open, which the client has half-closed."""
         running = self._running()
         has_request = running is not None and not self._open_cycles[-1].more_body
         if not has_request or self.transport.get_extra_info("ssl_object") is not None:
@@ -136,8 +137,8 @@ class GuardedProtocol(HttpToolsProtocol):
         return True
 
     def _unsupported_upgrade_warning(self) -> None:
-        # Called while the parser's exception, which holds the position where it stopped, is
-        # handled.
+        # uvicorn calls this while it handles the parser's exception, which is raised again because
+        # it has the position where the parser stopped.
         raise
 
     def on_message_begin(self) -> None:
@@ -159,12 +160,12 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         num_hosts = sum(name == b"host" for name, _ in self.headers)
         if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
-            # A proxy before this server might read another of the headers as the host.
+            # A proxy in front of this server might have taken another of the headers as the host.
             self._why_bad = "The Host header must be there exactly once."
             raise _BadHead
         codings = [value.strip().lower() for name, value in self.headers if name == _CODING]
         if codings not in ([], [b"chunked"]):
-            # A coding inside, such as gzip, would not be decoded but read as the body itself.
+            # Another coding, such as gzip, would not be decoded but taken for the body itself.
             self._why_bad = "Transfer-Encoding must be chunked, and nothing else."
             raise _BadHead
         self.scope["state"]["is_spare_connection"] = self._is_spare
@@ -201,7 +202,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _count(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes
         if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
-            # The parser converts this to its own error, which ends in `send_400_response`.
+            # The parser turns this into its own error, which leads to `send_400_response`.
             raise _BadHead
 
     def _start_deadline(self) -> None:
@@ -220,15 +221,15 @@ class GuardedProtocol(HttpToolsProtocol):
             self._rest = None
 
     def _running(self) -> RequestResponseCycle | None:
-        """The request in progress."""
+        """Return the request that is running; None if all are answered."""
         return next((each for each in self._open_cycles if not each.response_complete), None)
 
     def _note_end(self) -> None:
-        """Handle a close or half-close by the client: the two look the same until data is sent.
+        """Handle the end of the client's sending side: it has closed the connection, or half of it.
 
-        A client that has closed answers any data with a reset, so an interim response without
-        meaning is sent. If a response has begun, its next part serves instead. HTTP/1.0 does not
-        have interim responses, so a request of that version runs to its end.
+        The two cannot be told apart until data is sent: only a closed connection is then reset. So
+        an interim response without meaning is sent, unless a response has begun, whose next part
+        has the same effect. HTTP/1.0 has no interim responses, so its requests run to their end.
         """
         if self._has_ended:
             return

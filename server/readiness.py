@@ -1,4 +1,4 @@
-"""Liveness and readiness, answered from shared memory and never by a queued request."""
+"""Finds whether the server is alive and ready, from shared memory, so that no probe must queue."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from runtime.processes.engine_processes import still_for, stuck_for
 from runtime.processes.status import ReplicaStatus
 from runtime.service.context import ServiceContext
 
-# Longer than any step of a healthy worker on a GPU, shorter than a client's patience.
+# Seconds: longer than any step of a healthy worker on a GPU, shorter than a client waits.
 READY_HEARTBEAT_AGE_S = 10.0
 
 
 class ProgressReport(TypedDict):
-    """Phase and progress; `reason` while not ready."""
+    """Phase and progress of the server; `reason` is set if it is not ready."""
 
     ready: bool
     phase: str
@@ -26,10 +26,10 @@ class ProgressReport(TypedDict):
 
 
 def why_not_alive(context: ServiceContext) -> str | None:
-    """Why this process should be replaced; `None` if it should not.
+    """Return why this process should be replaced; `None` if it should not.
 
-    A worker that loads or restarts is not a reason: replacing the server would not help. A worker
-    that hangs is not a reason either while another replica runs.
+    A worker that loads or restarts is no reason, because replacing the server would not help. A
+    worker that hangs is no reason as long as another replica runs.
     """
     if context.status.phase == "failed":
         what = "has ended" if context.status.has_started else "failed to start"
@@ -41,12 +41,12 @@ def why_not_alive(context: ServiceContext) -> str | None:
 
 
 def why_not_ready(context: ServiceContext) -> str | None:
-    """Why requests should go elsewhere for now; `None` when requests are accepted."""
+    """Return why requests should be sent elsewhere for now; `None` if they are accepted."""
     return why_not_healthy(context) or why_waiting(context)
 
 
 def why_waiting(context: ServiceContext) -> str | None:
-    """Why a healthy server answers no requests until a trainer resumes it; `None` if it answers."""
+    """Return why requests wait for a trainer to resume the server; `None` if they do not."""
     client = context.client
     if PAUSE in client.gate.reasons:
         return "Generation is paused."
@@ -59,9 +59,9 @@ def why_waiting(context: ServiceContext) -> str | None:
 
 
 def why_not_healthy(context: ServiceContext) -> str | None:
-    """Why requests cannot be served, pauses aside; `None` if no such reason exists.
+    """Return why requests cannot be served; `None` if they can. A pause is not counted.
 
-    Once all replicas have started, one that accepts requests is enough.
+    After the start, one replica that accepts requests is enough.
     """
     if context.lifecycle.draining:
         return "The server is shutting down."
@@ -86,7 +86,7 @@ def _why_replica_not_ready(context: ServiceContext, replica: ReplicaStatus) -> s
 
 
 def progress_report(context: ServiceContext) -> ProgressReport:
-    """Phase and progress, for users and for probes."""
+    """Return phase and progress of the server, for users and for probes."""
     status = context.status
     reason = why_not_ready(context)
     phase = status.phase

@@ -1,4 +1,4 @@
-"""Reading a request's body: its media type, then all of its bytes."""
+"""Reads a request's body: checks its media type, and collects its bytes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _JOINED_BYTES = 2**20
 
 
 def check_media_type(request: Request) -> None:
-    """Refuse a body that is not declared as JSON: a browser's form cannot reach these routes.
+    """Refuse a body that is not declared to be JSON, as a form in a web page's would not be.
 
     Raises:
-        InvalidRequest: the media type is another one or missing.
+        InvalidRequest: the media type is missing or another one.
     """
     for name, value in request.scope["headers"]:
         if name == b"content-type":
@@ -27,10 +27,10 @@ def check_media_type(request: Request) -> None:
 
 
 async def read_raw(request: Request) -> bytes | bytearray:
-    """The whole body.
+    """Return the whole body.
 
-    A large body grows in place: joining its parts at the end would block the event loop for the
-    time of the copy.
+    A large body grows in place, because joining its parts at the end would block the event loop
+    while they are copied.
     """
     with timed("body"):
         return await _read_all(request)
@@ -40,7 +40,7 @@ async def _read_all(request: Request) -> bytes | bytearray:
     message = await request.receive()
     part: bytes = message.get("body", b"")
     if not message.get("more_body", False) and len(part) <= _JOINED_BYTES:
-        # A small body almost always arrives together with its head.
+        # A small body arrives together with its head, with rare exceptions.
         return part
     body = bytearray(part)
     while message.get("more_body", False):

@@ -1,4 +1,4 @@
-"""One log line per finished request, for `--log-requests`: numbers, and texts on request."""
+"""Writes one log line for each request that has ended, for `--log-requests`."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from runtime.text.tokenizer import Tokenizer
 logger = logging.getLogger("server.requests")
 
 LEVELS = (0, 1, 2, 3)
-# The number of characters of a prompt and of an output that level 2 shows.
+# The most characters of a prompt and of an output in a line at level 2.
 MAX_CHARS = 2048
 _SAMPLING_LEVEL, _PART_LEVEL, _WHOLE_LEVEL = 1, 2, 3
 
 
 class RequestLog:
-    """Logs the records of a request client. Its settings may change while requests run.
+    """Logs the records of requests that have ended. Its settings may change at any time.
 
-    Records do not contain keys or headers: they hold the prompt's tokens, the sampling parameters,
-    the output and the numbers.
+    A record has the prompt's tokens, the sampling parameters, the output and numbers. It has no
+    keys or headers.
     """
 
     def __init__(self, args: LoggingArgs, client: EngineClient, tokenizer: Tokenizer) -> None:
-        """Log as `args` specify, from now on."""
+        """Log from now on as the options `args` say."""
         self._client = client
         self._tokenizer = tokenizer
         self.is_on = False
@@ -43,30 +43,37 @@ class RequestLog:
     def change(
         self, *, is_on: bool | None = None, level: int | None = None, form: str | None = None
     ) -> None:
-        """Set the given values, for requests that begin after this call."""
+        """Change the given settings.
+
+        Args:
+            is_on: whether requests are logged.
+            level: how much of a request is logged, one of `LEVELS`; it applies to requests that
+                begin later.
+            form: `text` or `json`.
+        """
         self.level = self.level if level is None else level
         self.format = self.format if form is None else form
         if is_on is not None and is_on != self.is_on:
             sinks = self._client.sinks
             sinks.append(self.log) if is_on else sinks.remove(self.log)
             self.is_on = is_on
-            # The operator requested these lines, so a server with a quieter log level still writes
-            # them.
+            # The lines are written even if the server's log level is higher, because the operator
+            # asked for them.
             logger.setLevel(logging.INFO if is_on else logging.NOTSET)
         self._client.keeps_text = self.is_on and self.level >= _PART_LEVEL
 
     def log(self, record: RequestRecord) -> None:
-        """Write the line."""
+        """Write the line of a request."""
         facts = self._facts(record)
         if self.format == "json":
-            # The line has no time or level before the JSON object, so that it parses as JSON.
+            # The line is only the JSON object, without time and level before it.
             _plain_logger().info(json.dumps(facts))
             return
         parts = " ".join(f"{name}={_readable(value)}" for name, value in facts.items())
         logger.info("request %s", parts)
 
     def _facts(self, record: RequestRecord) -> dict[str, Any]:
-        # A client that does not stream gets all tokens at once, so it has no time to first token.
+        # The answer of a request without `stream` comes at once, so it has no time to first token.
         ttft = record.ttft_s
         facts: dict[str, Any] = {
             "rid": record.rid,
@@ -85,7 +92,7 @@ class RequestLog:
             facts["sampling"] = msgspec.to_builtins(record.sampling)
         if self.level >= _PART_LEVEL:
             most = None if self.level >= _WHOLE_LEVEL else MAX_CHARS
-            # Apart from rare exceptions, a token has at least one character.
+            # A token has at least one character (with rare exceptions), so so many ids suffice.
             ids = record.input_ids[:most]
             if self._tokenizer.is_missing:
                 return facts
@@ -99,7 +106,7 @@ def _readable(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.3f}"
-    # A line break or an escape sequence in a prompt must not start a new line.
+    # A text with blanks or control characters is quoted, so that it cannot start a new line.
     is_word = isinstance(value, str) and value.isprintable() and " " not in value
     return str(value) if is_word else json.dumps(value)
 

@@ -1,4 +1,4 @@
-"""SIGUSR2 replaces the workers behind their streams, as `/restart_worker` does."""
+"""Replaces the workers on SIGUSR2, as `/restart_worker` does; running streams go on."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ logger = logging.getLogger(__name__)
 
 
 async def follow_restart_signal(context: ServiceContext) -> None:
-    """Replace the workers on each SIGUSR2; several signals during one replacement count once.
+    """Replace the workers on each SIGUSR2, until cancelled.
 
-    Never returns.
+    Several signals during one replacement cause only one more.
     """
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, asked.set)

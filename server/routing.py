@@ -1,8 +1,8 @@
-"""Finds the route of a request once, before anything else is decided about the request.
+"""Finds the route of a request, before any other decision about the request.
 
-The access level, the error dialect, the metrics label and the handler all come from this one match,
-so paths are compared nowhere else. Routes are declared with FastAPI, which documents them. Requests
-do not pass through FastAPI.
+Access level, error format, metrics label and handler all come from this one match, so paths are
+compared nowhere else. Routes are declared with FastAPI, which documents them, but requests do not
+pass through FastAPI.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ _READING = frozenset({"GET", "HEAD"})
 
 @dataclass(frozen=True, slots=True)
 class RouteMatch:
-    """The route that answers an accepted request.
+    """The route of a request.
 
     Attributes:
         path: the path as registered; None if no route matches.
+        access: the credential that the route requires.
         dialect: the API whose error format is used.
-        endpoint: the ASGI application that answers, such as a response, files or a page.
+        endpoint: returns the ASGI application that answers a request: a response, files or a page.
         serves_tenants: see `AccessRouter`.
     """
 
@@ -52,7 +53,7 @@ _NO_METHODS: dict[str, RouteMatch] = {}
 
 
 class RouteTable:
-    """All routes; a route outside this table cannot be called."""
+    """All routes of the server; only routes in this table can be called."""
 
     def __init__(self, root_path: str = "") -> None:
         """Match paths with and without `root_path`, the prefix that a proxy adds."""
@@ -69,16 +70,16 @@ class RouteTable:
         *,
         serves_tenants: bool = False,
     ) -> RouteMatch:
-        """Add `route`; the first of several routes with the same path and method is used.
+        """Add a route. Of several routes with the same path and method, the first one is used.
 
         Args:
             route: the route to match and to run.
-            access: who may call it.
-            dialect: the API whose error format is used. Native routes under `/v1/` use OpenAI's.
+            access: the credential that it requires.
+            dialect: the API whose error format is used. Native routes below `/v1/` use OpenAI's.
             serves_tenants: see `AccessRouter`.
 
         Raises:
-            TypeError: the kind or declaration of `route` is not supported here.
+            TypeError: a route of this kind, or with this declaration, is not supported.
         """
         path = getattr(route, "path", "")
         if not isinstance(route, Route | Mount) or not path.isprintable():
@@ -100,11 +101,11 @@ class RouteTable:
         return match
 
     def show_page(self, path: str, page: str) -> None:
-        """Answer `path` with the route `page`, where a request prefers HTML."""
+        """Answer requests for `path` that prefer HTML with the route whose path is `page`."""
         self._pages[path] = self._exact[page]
 
     def resolve(self, scope: Scope) -> RouteMatch:
-        """Find the route of a request and store it in `scope["route"]`."""
+        """Return the route of a request, and store it in `scope["route"]`."""
         path: str = scope["path"]
         if self._root_path:
             scope["root_path"] = self._root_path
@@ -121,7 +122,7 @@ class RouteTable:
         return match
 
     def _search(self, scope: Scope, path: str, near: dict[str, RouteMatch]) -> RouteMatch | None:
-        # Patterns end in `$`, which also matches before a trailing newline.
+        # A path with a line break is refused, because `$` in a pattern also matches before one.
         if not path.isprintable():
             return None
         for route, match in self._patterns:
@@ -139,15 +140,15 @@ class RouteTable:
 
 
 def _answers_head(match: RouteMatch, methods: Collection[str]) -> bool:
-    """Whether HEAD runs the GET handler; the HTTP server drops the body."""
-    # Some admin routes answer GET and change the server.
+    """Whether a HEAD request runs the GET handler; the HTTP server then drops the body."""
+    # Admin routes are excluded, because some of them change the server on GET.
     return "GET" in methods and match.access is not Access.ADMIN
 
 
 def _endpoint(route: Route | Mount, dialect: Dialect) -> Endpoint:
     if isinstance(route, APIRoute):
         return _plain_endpoint(route)
-    # FastAPI's own pages, and folders of files.
+    # The route is one of FastAPI's own pages, or a folder of files.
     inner = route.handle
 
     async def page(scope: Scope, receive: Receive, send: Send) -> None:
@@ -185,9 +186,9 @@ def _plain_endpoint(route: APIRoute) -> Endpoint:
 
 
 def _unmatched(method: str, path: str, near: Mapping[str, RouteMatch]) -> RouteMatch:
-    """Return the handler for an unmatched request; `near`: the path's routes for other methods."""
+    """Return a match that refuses the request; `near` has the path's routes for other methods."""
     if method == "OPTIONS":
-        # Browsers send OPTIONS without a key.
+        # A browser's preflight request (OPTIONS) has no key.
         access = Access.OPEN
     elif any(match.access is Access.ADMIN for match in near.values()):
         access = Access.ADMIN

@@ -1,4 +1,4 @@
-"""The life of a server on its event loop: children, HTTP, warm-up, watchdog, orderly shutdown."""
+"""Runs a server on its event loop: child processes, HTTP, warm-up, watchdog and shutdown."""
 
 from __future__ import annotations
 
@@ -40,30 +40,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-# A limit on the decoded images of running and waiting requests. One request may bring tens of
+# The most bytes of decoded images of all running and waiting requests. One request may have tens of
 # megabytes, and thousands of requests may wait.
 _MAX_PIXEL_BYTES = 4 * 2**30
-# After draining, idle connections are closed. A last response in flight gets this time.
+# Seconds that the last answers in flight get after draining, until connections are closed.
 _CLOSE_GRACE_S = 2
-# Longer than load balancers' 60 s: a request must not arrive while its idle connection closes.
+# Seconds. It is longer than the 60 s of load balancers: otherwise a balancer could send a request
+# at the moment when its idle connection is closed here.
 _KEEP_ALIVE_S = 75
 
 
 class _HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]  # uvicorn's own hook
-        # We handle signals: uvicorn would close the port immediately instead of draining.
+        # Signals are handled by `Shutdown`: uvicorn would close the port at once, without draining.
         yield
 
 
 async def serve(prepared: Prepared) -> int:
-    """Serve until stopped and return the exit status.
+    """Serve until stopped; return the exit status.
 
     Raises:
         StartupError: the engine or the port failed before the server was ready.
     """
     config = prepared.engine.resolved.config
-    # Raised before the children start, because they inherit the limit.
+    # The limit is raised before the children start, because they inherit it.
     num_descriptors = raise_descriptor_limit()
     limit = ConnectionLimit(config.http.max_connections or connections_within(num_descriptors))
     host, context = assemble(prepared.engine)
@@ -112,7 +113,7 @@ async def _run(
     try:
         await asyncio.wait((http, startup, stopping), return_when=asyncio.FIRST_COMPLETED)
         if startup.done() and not stopping.done():
-            # Raises the start-up error, if any; otherwise the server runs until it is stopped.
+            # This raises the error of the start, if any. Otherwise the server runs until stopped.
             startup.result()
             await asyncio.wait((http, stopping), return_when=asyncio.FIRST_COMPLETED)
         await shutdown.drain()
@@ -121,7 +122,7 @@ async def _run(
             task.cancel()
         await background.stop()
         if openai.batch_service is not None:
-            # Done before the port is free, because the next server uses the same folder.
+            # The folder is released before the port, because the next server uses the same folder.
             await openai.batch_service.close()
         http_server.force_exit = shutdown.hurried.is_set()
         http_server.should_exit = True
@@ -136,16 +137,17 @@ async def _run(
 def make_application(
     context: ServiceContext, run_folder: Path
 ) -> tuple[Application, OpenAIContext]:
-    """Build the routes of all APIs over an assembled engine.
+    """Build the application, with the routes of all APIs, for an assembled engine.
 
     Args:
-        context: the engine as requests see it.
-        run_folder: where files and batches are kept unless an option says otherwise.
+        context: the service context.
+        run_folder: folder of this run, which holds files and batches unless an option names a
+            folder for them.
 
     Raises:
         StartupError: the chat template cannot be read.
     """
-    # Imported once the children have started: they load torch while the front loads the framework.
+    # The web framework is imported after the children have started, while they import torch.
     with uncollected():
         from openai_api.batches.batch_service import open_batches
         from openai_api.openai_context import make_context
@@ -165,7 +167,7 @@ def _http_server(
 
     uvicorn_config = uvicorn.Config(
         app,
-        # Typed as a class, but uvicorn only calls it.
+        # The parameter's type is a class, but uvicorn only calls it.
         http=cast("Any", partial(GuardedProtocol, limit=limit)),
         ws="none",
         lifespan="off",
@@ -177,15 +179,15 @@ def _http_server(
         timeout_graceful_shutdown=_CLOSE_GRACE_S,
     )
     if certificate is not None:
-        # `load` would otherwise overwrite `ssl` with a context from files, which uvicorn never
-        # rereads.
+        # `load` would replace `ssl` by a context made from files, which uvicorn never reads again.
+        # So it is called first, and `ssl` is set afterwards.
         uvicorn_config.load()
         uvicorn_config.ssl = certificate.context
     return _HttpServer(uvicorn_config)
 
 
 def _first_path(model: ModelSpec) -> str:
-    """The route that the warm-up uses."""
+    """Return the route that the warm-up requests."""
     if model.gives == "tokens":
         return "/generate"
     return "/pooling" if model.pooling.per_token else "/encode"
@@ -193,8 +195,8 @@ def _first_path(model: ModelSpec) -> str:
 
 async def _start_up(prepared: Prepared, context: ServiceContext, host: EngineProcesses) -> None:
     if context.client.grammars is not None:
-        # The grammar library is imported at low priority while the weights load, so the first
-        # structured request need not wait for it.
+        # The child imports the grammar library while the weights load, at low priority, so that the
+        # first request with a grammar need not wait for that.
         context.client.grammars.start()
     await host.wait_ready()
     config = context.config

@@ -1,6 +1,6 @@
-"""Orderly shutdown: no new requests, running ones finish, a second signal stops immediately.
+"""Orderly shutdown: new requests are refused, running ones finish; a second signal stops at once.
 
-The process always ends, even with a hanging thread or a blocked event loop.
+The process always ends, even if a thread hangs or the event loop is blocked.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from runtime.service.context import Lifecycle
 
 logger = logging.getLogger(__name__)
 
-# After an abort each request still gets its last event. This time is longer than one step.
+# Seconds that aborted requests get to send their last events; longer than one step.
 _ABORT_GRACE_S = 2.0
-# The time limit of the shutdown after draining, or of the whole shutdown after a second signal.
+# Seconds that the shutdown may take after draining; and as a whole after a second signal.
 _PATIENCE_S = 30.0
 HURRIED_PATIENCE_S = 8.0
 _DUMP_S = 0.5
@@ -38,11 +38,11 @@ class Shutdown:
 
     Attributes:
         requested: set by the first signal.
-        hurried: set by the second.
+        hurried: set by the second signal.
     """
 
     def __init__(self, lifecycle: Lifecycle, client: EngineClient, drain_timeout_s: float) -> None:
-        """Give running requests up to `drain_timeout_s` seconds after a signal."""
+        """After the first signal, let requests run for up to `drain_timeout_s` seconds."""
         self.requested = asyncio.Event()
         self.hurried = asyncio.Event()
         self._lifecycle = lifecycle
@@ -50,10 +50,10 @@ class Shutdown:
         self._drain_timeout_s = drain_timeout_s
 
     def install(self) -> None:
-        """Handle SIGTERM and Ctrl-C, on the main thread.
+        """Handle SIGTERM and Ctrl-C; call this on the main thread.
 
-        The loop's own signal handlers are not used: they need a running loop, and the deadline must
-        be set even if the loop is blocked.
+        Python's own signal handlers are used instead of the event loop's: these run only if the
+        loop runs, but the deadline must be set even if the loop is blocked.
         """
         loop = asyncio.get_running_loop()
         num_signals = 0
@@ -65,14 +65,14 @@ class Shutdown:
             if num_signals == 1:
                 patience_s = self._drain_timeout_s + _ABORT_GRACE_S + _PATIENCE_S
             _leave_by_force(patience_s)
-            with contextlib.suppress(RuntimeError):  # the loop is already closed
+            with contextlib.suppress(RuntimeError):  # Raised if the loop is closed already.
                 loop.call_soon_threadsafe(self.on_signal, number)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, handle)
 
     def on_signal(self, number: int) -> None:
-        """Drain on the first signal, stop immediately on the second."""
+        """Begin to drain on the first signal; stop at once on the second."""
         name = signal.Signals(number).name
         if self.requested.is_set():
             logger.warning("%s again: stopping now.", name)
@@ -93,7 +93,7 @@ class Shutdown:
         self.requested.set()
 
     async def drain(self) -> None:
-        """Wait for running requests, then abort the rest."""
+        """Wait until the running requests have ended; after the drain time, abort the rest."""
         started_at = reported_at = time.monotonic()
         while self._client.num_in_flight and not self.hurried.is_set():
             now = time.monotonic()
@@ -114,8 +114,8 @@ class Shutdown:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process after clean-up, whatever its threads are doing."""
-    # Flushing fails, for example, if the stream is closed or full.
+    """Flush the output and end the process at once, whatever its threads are doing."""
+    # Flushing may fail, for example because a stream is closed or its disk is full.
     for flush in (logging.shutdown, sys.stdout.flush, drain_standard_error):
         with contextlib.suppress(Exception):
             flush()
@@ -123,14 +123,14 @@ def leave(status: int) -> NoReturn:
 
 
 def _leave_by_force(after_s: float) -> None:
-    """Force the process to exit if it is still running after `after_s`.
+    """End the process by force if it is still running after `after_s` seconds.
 
-    The children end with it, as with any death of the front; the next server removes its folder.
+    Its children end too, as after any death of this process. The next server removes its folder.
     """
 
     def wait() -> None:
         time.sleep(after_s)
-        # Dump the stacks, on a separate thread because writing may block.
+        # The stacks are written on another thread, because writing may block.
         threading.Thread(target=_dump_stacks, daemon=True).start()
         time.sleep(_DUMP_S)
         os._exit(1)

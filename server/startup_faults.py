@@ -1,4 +1,4 @@
-"""Turns any error before the server is ready into one line."""
+"""Turns an unexpected error during the start into a message of one line."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _MAX_CHARS = 300
 
 @contextlib.contextmanager
 def as_one_line(what: str) -> Iterator[None]:
-    """Turn an unexpected exception into a `StartupError` that says that `what` failed.
+    """Turn an unexpected exception of the block into a `StartupError`: `what` failed, and why.
 
-    Model files hold unforeseen content, and a traceback does not help an operator.
+    A model's files may have any content, so such errors happen, and a traceback would not help the
+    operator.
     """
     try:
         yield

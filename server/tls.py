@@ -1,4 +1,4 @@
-"""The server's certificate: read before anything starts, and reloaded when its files change."""
+"""The server's TLS certificate: read first at the start, and read again when its files change."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from runtime.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# The delay does not matter: certificates are renewed weeks before they expire.
+# Seconds between checks of the files. Certificates are renewed weeks before they expire, so this
+# need not be short.
 CHECK_EVERY_S = 1.0
 
-# Identifies a version of a file.
+# Device, inode, size and time of change, which tell versions of a file apart.
 _Identity = tuple[int, int, int, int]
 
 
 class Certificate:
-    """A TLS context that uses the newest certificate for every new connection.
+    """A TLS context that uses the newest certificate for each new connection.
 
     Open connections keep the certificate that they began with.
 
@@ -31,10 +32,10 @@ class Certificate:
     """
 
     def __init__(self, http: HttpArgs) -> None:
-        """Read the files that `http` names.
+        """Read the files that the options `http` name.
 
         Raises:
-            StartupError: the files cannot be used; the message is one line.
+            StartupError: the files cannot be used; the message has one line.
         """
         self._certfile = http.ssl_certfile or ""
         self._keyfile = http.ssl_keyfile
@@ -50,10 +51,10 @@ class Certificate:
 
     @staticmethod
     def wanted(http: HttpArgs) -> Certificate | None:
-        """The certificate if one is configured; `None` for plain HTTP.
+        """Return the certificate that the options name; `None` for plain HTTP.
 
         Raises:
-            StartupError: the certificate cannot be used, or options are given that require one.
+            StartupError: the certificate cannot be used, or an option is given that needs one.
         """
         if http.ssl_certfile is not None:
             return Certificate(http)
@@ -63,7 +64,7 @@ class Certificate:
         return None
 
     async def follow(self) -> None:
-        """Reload changed files; does not return."""
+        """Read the files again whenever they have changed, until cancelled."""
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             self._look()
@@ -75,8 +76,8 @@ class Certificate:
                 return
             self._newest = self._load()
         except (OSError, ValueError) as error:
-            # Probably only one of two files has been replaced: log it once and retry until they
-            # match.
+            # Certificate and key do not match, probably because only one file has been replaced so
+            # far. This is logged once, and tried again until they match.
             if self._identities:
                 logger.warning("TLS: %s; the previous certificate stays in use.", _describe(error))
             self._identities = []
@@ -93,10 +94,10 @@ class Certificate:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.set_alpn_protocols(["http/1.1"])
-        # OpenSSL would prompt for a missing password at the terminal.
+        # Without a password, the empty one is passed: OpenSSL would ask for it at the terminal.
         context.load_cert_chain(self._certfile, self._keyfile, self._password or "")
         if self._ca_certs is not None:
-            # The CA file completes the chain that is sent. Client certificates are not requested.
+            # The file completes the chain that the server sends. Clients need no certificate.
             context.load_verify_locations(self._ca_certs)
         return context
 

@@ -1,8 +1,9 @@
-"""OpenTelemetry traces: a span for each HTTP request, with child spans for each sample.
+"""OpenTelemetry traces: a span for each HTTP request, with a child span for each sample.
 
-A sample's spans are made from its finished record (`runtime.client.recorder`), so that running
-requests do no work for them. The SDK's own thread encodes and sends; its queue drops spans when
-the collector is slow. Sampling follows the caller's `traceparent`, else `OTEL_TRACES_SAMPLER`.
+The spans of a sample are made from its record (`runtime.client.recorder`) when it has ended, so
+running requests cost nothing. The SDK encodes and sends spans on a thread of its own, and drops
+spans if the collector is slow. Which requests are traced follows the caller's `traceparent`, or
+else `OTEL_TRACES_SAMPLER`.
 
 Source: W3C Trace Context; OpenTelemetry's semantic conventions for HTTP and generative AI.
 """
@@ -32,7 +33,7 @@ _HEADERS = (b"traceparent", b"tracestate")
 _PROVIDER = "headrace"
 _CLOSE_S = 3.0
 _SERVER_ERROR = 500
-# By the route's path; the rest completes a text.
+# The conventions' name of the operation, by the route's path; other routes complete a text.
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
@@ -44,17 +45,17 @@ _OPERATIONS = {
     "/api/embed": "embeddings",
     "/api/embeddings": "embeddings",
 }
-# Stages of a record, as spans.
+# The name of the span for each stage of a record.
 _STAGES = {"prefill_waiting": "queue", "prefill_forward": "prefill", "decode_loop": "decode"}
 _AttributeValue = str | int | float | list[str]
 
 
 def traces_url(endpoint: str) -> str:
-    """Return the address that spans are posted to.
+    """Return the URL to which spans are posted.
 
     Args:
-        endpoint: `http://host:port/path`; without a path, the path is OTLP's, and without a scheme,
-            the scheme is plain HTTP.
+        endpoint: `http://host:port/path`. Without a scheme, plain HTTP is used. Without a path,
+            OTLP's usual path is used.
 
     Raises:
         StartupError: `endpoint` is not such an address.
@@ -73,28 +74,28 @@ def traces_url(endpoint: str) -> str:
 
 
 def check_tracing(endpoint: str | None) -> None:
-    """Refuse an option that cannot work, before anything slow begins.
+    """Check the option for traces before anything slow begins.
 
     Raises:
-        StartupError: the address is malformed, or the extra is not installed.
+        StartupError: the address is malformed, or the extra `otel` is not installed.
     """
     if endpoint is None:
         return
     traces_url(endpoint)
-    # Of a package whose parent is missing, `find_spec` raises instead of returning `None`.
+    # Parents are checked first: `find_spec` raises if the parent of a package is missing.
     for name in ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter"):
         if importlib.util.find_spec(name) is None:
             raise StartupError(f"{_OPTION} needs the extra otel: pip install 'headrace[otel]'.")
 
 
 class Tracing:
-    """Makes the spans of requests and hands them to the SDK."""
+    """Makes the spans of requests and passes them to OpenTelemetry's SDK."""
 
     def __init__(self, endpoint: str, model_name: str, version: str) -> None:
-        """Export to `endpoint`; see `traces_url`.
+        """Prepare to send spans to `endpoint`; see `traces_url`.
 
-        The SDK reads its variables (`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_TRACES_SAMPLER`,
-        `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_BSP_...`).
+        The SDK also reads its environment variables (`OTEL_EXPORTER_OTLP_HEADERS`,
+        `OTEL_TRACES_SAMPLER`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_BSP_...`).
         """
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -113,11 +114,11 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
         self._api = trace
         self._model_name = model_name
-        # Spans of requests under way, by span id: `RequestContext` is plain data.
+        # Spans of running requests, by span id, because a `RequestContext` has only plain data.
         self._open: dict[str, Span] = {}
 
     def begin(self, scope: Scope, route: str, request_id: str) -> RequestContext:
-        """Begin the span of an HTTP request whose route's path is `route`."""
+        """Begin the span of an HTTP request; `route` is the path of its route."""
         method = scope["method"]
         span = self._tracer.start_span(
             f"{method} {route}",
@@ -147,11 +148,11 @@ class Tracing:
         for name, value in scope["headers"]:
             if name in _HEADERS:
                 carrier.setdefault(name.decode(), []).append(value.decode("latin-1"))
-        # A malformed context is ignored, as the standard wants, and a new trace begins.
+        # As the standard requires, a malformed header is ignored, and a new trace begins.
         return self._propagator.extract(carrier)
 
     def end(self, context: RequestContext, status_code: int) -> None:
-        """End the span that `begin` began."""
+        """End the span that `begin` has begun."""
         span = self._open.pop(context.span_id, None)
         if span is None:
             return
@@ -187,7 +188,8 @@ class Tracing:
         span.end(_nanoseconds(record.ended_at + offset_s))
 
     def _below(self, context: RequestContext) -> Context:
-        # The HTTP request may have ended, as those do whose answer is fetched later.
+        # The span is named by its ids only, because the HTTP request may have ended before its
+        # sample, as in background responses.
         ids = self._api.SpanContext(
             int(context.trace_id, 16),
             int(context.span_id, 16),
@@ -214,7 +216,7 @@ class Tracing:
             "gen_ai.usage.input_tokens": record.prompt_tokens,
             "gen_ai.usage.output_tokens": record.completion_tokens,
             "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
-            # Not of the conventions: the names that SGLang and vLLM give them.
+            # These names are not in the conventions; SGLang and vLLM use them.
             "gen_ai.latency.e2e": record.e2e_s,
             "gen_ai.latency.time_to_first_token": record.ttft_s,
             "gen_ai.latency.time_in_queue": record.stages().get("prefill_waiting"),
@@ -222,8 +224,9 @@ class Tracing:
         return {name: value for name, value in found.items() if value is not None}
 
     def close(self) -> None:
-        """Send the spans that are still queued; blocks for a few seconds at most."""
-        # The SDK waits for a collector that does not answer; the process's end must not.
+        """Send the spans that are still queued; wait a few seconds at most."""
+        # The SDK would wait for a collector that does not answer, so it does so on a thread that
+        # need not end.
         thread = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         thread.start()
         thread.join(_CLOSE_S)
@@ -234,6 +237,6 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def trace_response(context: RequestContext) -> bytes:
-    """Return the header `traceresponse`, by which a caller finds the spans of its request."""
+    """Return the value of the header `traceresponse`, with which a caller finds its spans."""
     flags = "01" if context.is_sampled else "00"
     return f"00-{context.trace_id}-{context.span_id}-{flags}".encode("ascii")

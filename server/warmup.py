@@ -29,7 +29,8 @@ class _Address(NamedTuple):
 
 
 def _trusting() -> ssl.SSLContext:
-    # The certificate is not verified: it names the clients' address, and this is our own socket.
+    # The certificate is not verified: it has the clients' name of the server, and the connection is
+    # to this process itself.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -39,7 +40,7 @@ def _trusting() -> ssl.SSLContext:
 async def warm_up(
     http: HttpArgs, port: int, dp_size: int, *, has_tokenizer: bool = True, path: str = "/generate"
 ) -> float | None:
-    """Request the model's card, then a few tokens, or a vector, from every replica.
+    """Send a first request to every replica, for a few tokens or for a vector.
 
     Returns:
         Tokens per second of a single answer from the last replica; None if the answer was too short
@@ -59,7 +60,7 @@ async def warm_up(
     if path == "/generate":
         body["stream"] = True
     speed = None
-    # If only the admin key is set, these routes need no key, so the API key is enough.
+    # The API key is enough, also for servers with only an admin key: these routes then need none.
     key = http.api_key
     try:
         async with asyncio.timeout(WARMUP_TIMEOUT_S):
@@ -77,12 +78,12 @@ async def warm_up(
 async def _request(
     address: _Address, method: str, path: str, key: str | None, body: bytes
 ) -> float | None:
-    """Send a request and return its answer's tokens per second; None if they cannot be measured.
+    """Send a request; return the tokens per second of its answer, None if not measurable.
 
     Raises:
         StartupError: the answer is an error.
     """
-    # No HTTP library: a few requests to ourselves do not justify 15 MB in the front.
+    # No HTTP library is used: it would cost the front process 15 MB for a few requests.
     head = [
         f"{method} {path} HTTP/1.1",
         "Host: localhost",
@@ -98,7 +99,7 @@ async def _request(
     finally:
         writer.close()
     status_line = answer.partition(b"\r\n")[0].split(b" ")
-    # A failure after the status line is the stream's last event.
+    # A request that fails after the status line has an error as the last event of its stream.
     if len(status_line) < 2 or status_line[1] != b"200" or b'data: {"error"' in answer:
         text = answer.partition(b"\r\n\r\n")[2][:300].decode(errors="replace")
         raise StartupError(f"The warm-up request {method} {path} failed: {text or 'no answer'}")
@@ -108,10 +109,10 @@ async def _request(
 async def read_answer(
     reader: asyncio.StreamReader, clock: Callable[[], float] = time.monotonic
 ) -> tuple[bytes, float | None]:
-    """Return the answer and its tokens per second, counted from the second token on.
+    """Return the answer, and its tokens per second, measured from the second token on.
 
-    The first token is not counted: it waits for the prompt and for everything that a first request
-    loads.
+    The first token is left out, because it waits for the prompt and for everything that a first
+    request loads.
     """
     answer, seen = b"", list[tuple[int, float]]()
     while piece := await reader.read(65536):

@@ -1,4 +1,4 @@
-"""The routes of OpenAI, Anthropic and Ollama over HTTP, with one place for their errors."""
+"""The routes of OpenAI's, Anthropic's and Ollama's APIs over HTTP, with their errors' formats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PIECE_BYTES = 256 * 1024
 
 
 class _Id(Convertor[str]):
-    """A path segment in the form of an id, which cannot be another route's name."""
+    """A part of a path with the form of an id, so that it cannot be mistaken for another route."""
 
     def convert(self, value: str) -> str:
         return value
@@ -62,7 +62,10 @@ class Wire:
     """One API.
 
     Attributes:
-        error_event: encodes a failure in a stream that has begun.
+        dialect: the API, which decides the format of errors.
+        name: its name in the OpenAPI document.
+        endpoints: its routes.
+        error_event: encodes an error as an event of a stream that has begun.
     """
 
     dialect: Dialect
@@ -72,7 +75,7 @@ class Wire:
 
 
 def create_routers(context: OpenAIContext) -> list[AccessRouter]:
-    """Return the routes of OpenAI's, Anthropic's and Ollama's APIs, bound to `context`."""
+    """Return routers with the routes of OpenAI's, Anthropic's and Ollama's APIs."""
     openai = Wire(Dialect.OPENAI, "OpenAI", openai_api.routes.ENDPOINTS, openai_errors.error_event)
     anthropic = Wire(
         Dialect.ANTHROPIC,
@@ -85,7 +88,7 @@ def create_routers(context: OpenAIContext) -> list[AccessRouter]:
 
 
 def _create_router(wire: Wire, context: OpenAIContext) -> AccessRouter:
-    """All routes of `wire`, bound to `context`."""
+    """Return a router with all routes of one API."""
     router = AccessRouter(Access.KEY, tags=[wire.name], dialect=wire.dialect)
     for endpoint in wire.endpoints:
         router.add_api_route(

@@ -1,4 +1,4 @@
-"""Reads the JSON of a call: an object with a name and arguments, or only the arguments."""
+"""Reads the JSON of a tool call: an object with a name and arguments, or only the arguments."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ class _Place(Enum):
 
 
 class _Arguments:
-    """The arguments of a call that has begun: they are passed on as they come, JSON or not.
+    """Reads the arguments of a call that has begun, and passes them on as they come.
+
+    The arguments are passed on even if they are not JSON.
 
     Attributes:
-        is_done: the arguments, and with them the call, are over.
-        is_at_end: the arguments ended at one of `ends`, the texts that follow every call of the
-            family.
-        is_held: the unread text may be the beginning of one of `ends`.
+        is_done: whether the arguments, and with them the call, are over.
+        is_at_end: whether the arguments ended before one of `ends`, the texts that follow every
+            call in the family's format.
+        is_held: whether the unread text may be the beginning of one of `ends`.
     """
 
     def __init__(self, writer: CallWriter, ends: Sequence[str]) -> None:
@@ -48,12 +50,16 @@ class _Arguments:
         self._rest: LooseRest | None = None
 
     def feed(self, text: str, begin: int) -> int:
-        """Read `text` from `begin` on, at first a brace; return where reading ended."""
+        """Read `text` from `begin` on, where the first character of all is a brace.
+
+        Returns:
+            The position where reading ended.
+        """
         end = begin
         if self._rest is None:
             end = self._value.feed(text, begin)
             if self._value.is_broken:
-                # Broken arguments are passed on too: if they were cut off, they would not be JSON
+                # Broken arguments are passed on to their end: cut off here, they would be no JSON
                 # either.
                 self._rest = LooseRest(self._value, self._ends)
         if self._rest is not None:
@@ -67,20 +73,20 @@ class _Arguments:
 
 
 class CallObject:
-    """An object such as `{"name": "f", "arguments": {...}}`.
+    """Reads a call's object such as `{"name": "f", "arguments": {...}}`.
 
     If the name comes first, as models usually write it, the call begins at its arguments, which are
-    passed on as they come. Otherwise the call is passed on as a whole.
+    passed on as they come. Otherwise the call is passed on when the object is complete.
 
     Attributes:
-        is_done: the object is complete.
-        is_broken: the text is not a call, or is no longer one.
-        is_held: the unread text may be the beginning of one of `ends`.
+        is_done: whether the object is complete.
+        is_broken: whether the text has turned out not to be a call.
+        is_held: whether the unread text may be the beginning of one of `ends`.
         read: the text read so far; empty once a call has begun.
     """
 
     def __init__(self, writer: CallWriter, ends: Sequence[str] = ()) -> None:
-        """Write the call to `writer`; `ends` are texts that follow every call."""
+        """Prepare to write a call to `writer`; `ends` are the texts that may follow a call."""
         self.is_done = self.is_broken = self.is_held = False
         self.read: list[str] = []
         self._writer = writer
@@ -91,12 +97,12 @@ class CallObject:
         self._value = JsonValue()
         self._key = ""
         self._name: str | None = None
-        # The text of the current key or value, and arguments that came before the name.
+        # The text of the current key or value, and arguments that were read before the name.
         self._text: list[str] = []
         self._arguments: str | None = None
 
     def feed(self, text: str, begin: int) -> int:
-        """Read `text` from index `begin`; return the index where reading stopped."""
+        """Read `text` from index `begin` on; return the index where reading ended."""
         place, end = begin, len(text)
         self.is_held = False
         while place < end and not (self.is_done or self.is_broken or self.is_held):
@@ -109,7 +115,7 @@ class CallObject:
         return place
 
     def finish(self) -> None:
-        """End the output; a call that is open ends, incomplete."""
+        """End the output; a call that is open ends as incomplete."""
         if self._writer.is_open:
             self._writer.end(is_complete=False)
 
@@ -137,8 +143,7 @@ class CallObject:
                 is_call = self._key in ARGUMENT_KEYS and char == "{" and self._name is not None
                 if is_call and not self._has_begun:
                     assert self._name is not None
-                    # The function is offered, because otherwise reading would have stopped at the
-                    # name.
+                    # `begin` succeeds, because reading stops at a name that is not offered.
                     self._has_begun = self._writer.begin(self._name)
                     self._told = _Arguments(self._writer, self._ends)
                 return place
@@ -149,7 +154,7 @@ class CallObject:
                 self._close()
                 return place + 1
         if self._has_begun:
-            # The arguments are complete, so an error after them does not matter.
+            # The call's arguments are complete, so an error after them ends the object.
             self.is_done = True
         else:
             self.is_broken = True
@@ -204,29 +209,29 @@ class CallObject:
 
 
 class CallArgumentsObject:
-    """Like `CallObject`, for a call that has begun; its object is only the arguments."""
+    """Reads the object of a call whose name was outside the object; see `CallObject`."""
 
     def __init__(self, writer: CallWriter, ends: Sequence[str] = ()) -> None:
-        """Write the arguments to `writer`; see `CallObject`."""
+        """Prepare to write the arguments of the open call to `writer`; see `CallObject`."""
         self.is_done = self.is_broken = self.is_held = False
         self.read: list[str] = []
         self._writer = writer
         self._told = _Arguments(writer, ends)
 
     def feed(self, text: str, begin: int) -> int:
-        """Read `text` from `begin` on, at first a brace; see `CallObject.feed`."""
+        """Read `text` from index `begin` on; see `CallObject.feed`."""
         end = self._told.feed(text, begin)
         self.is_done, self.is_held = self._told.is_done, self._told.is_held
         return end
 
     def finish(self) -> None:
-        """End the output."""
+        """End the output; a call that is open ends as incomplete."""
         if self._writer.is_open:
             self._writer.end(is_complete=False)
 
 
 def is_object(text: str) -> bool:
-    """Whether the whole `text` is a JSON object."""
+    """Whether the whole `text` is one JSON object."""
     value = JsonValue()
     end = value.feed(text)
     return text.startswith("{") and value.is_done and not text[end:].strip()

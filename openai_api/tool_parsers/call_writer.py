@@ -1,4 +1,4 @@
-"""Collects the texts and calls that a tool-call parser returns."""
+"""Collects the texts and calls that a tool-call parser finds."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class CallWriter:
             self._parts.append(text)
 
     def offers(self, name: str | None) -> bool:
-        """Whether the request offers this function; the first one that is not offered is logged."""
+        """Whether the request offers the function `name`; the first name not offered is logged."""
         if name in self.functions:
             return True
         if not self._has_warned:
-            # Logged once: an output may contain a hundred thousand such calls.
+            # It is logged once, because an output may contain a hundred thousand such calls.
             self._has_warned = True
             logger.warning("The model called a function that the request does not offer")
         return False
 
     def begin(self, name: str, call_id: str | None = None) -> bool:
-        """Begin a call; return false, and do nothing, if the request does not offer it."""
+        """Begin a call. If the request does not offer the function, do nothing and return false."""
         if not self.offers(name):
             return False
         self._is_dropped = self._left == 0
@@ -71,7 +71,7 @@ class CallWriter:
         self._put(CallEnd(is_complete))
 
     def call(self, name: str, arguments: str) -> bool:
-        """Write a complete call; return false if the request does not offer it."""
+        """Write a complete call; return false if the request does not offer the function."""
         if not self.begin(name):
             return False
         self.arguments(arguments)

@@ -1,4 +1,7 @@
-"""Reads DeepSeek's calls: `type sep name` and a fenced block in V3, `name sep` in V3.1."""
+"""Parsers of DeepSeek's tool calls.
+
+In V3 a call is `type SEP name` and arguments in a code fence; in V3.1 it is `name SEP arguments`.
+"""
 
 # ruff: noqa: RUF001  # DeepSeek spells its tokens with fullwidth bars.
 
@@ -21,7 +24,7 @@ _NAME = r"(?P<name>[^\s<`{}]+)"
 
 
 def _section(begin: Callable[[str], str], end: str, separator: str) -> CallForm:
-    """Describe calls in a section, and single calls if a model omits the section."""
+    """Describe calls in a section, and single calls, because models may omit the section."""
     return CallForm(
         SECTION,
         lambda name: CALL + begin(name),
@@ -33,7 +36,7 @@ def _section(begin: Callable[[str], str], end: str, separator: str) -> CallForm:
 
 
 class DeepSeekV3Parser(JsonCalls):
-    """Reads calls of V3 and R1: the name is on a separate line, the arguments are in a fence."""
+    """Reads calls of V3 and R1: the name ends its line, the arguments are in a code fence."""
 
     markers = (SECTION, SECTION_END, CALL, CALL_END, SEPARATOR)
     signs = Signs(template=(SECTION, CALL, SEPARATOR, _FENCE))
@@ -46,7 +49,7 @@ class DeepSeekV3Parser(JsonCalls):
 
 
 class DeepSeekV31Parser(JsonCalls):
-    """Reads calls of V3.1: the name, then the arguments as they are."""
+    """Reads calls of V3.1: the name, the separator, and the arguments without a fence."""
 
     markers = (SECTION, SECTION_END, CALL, CALL_END, SEPARATOR)
     signs = Signs(template=(SECTION, CALL, SEPARATOR))

@@ -1,4 +1,7 @@
-"""`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM 4.5 on."""
+"""Parser of GLM's tool calls, from version 4.5 on.
+
+`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ CLOSE_TAG = "</tool_call>"
 
 
 class Glm45Parser(TaggedCalls):
-    """Reads calls with line breaks between tags, as in GLM 4.5, or without, as in GLM 4.7."""
+    """Reads calls with line breaks between tags (GLM 4.5) or without (GLM 4.7)."""
 
     markers = (OPEN_TAG, CLOSE_TAG)
     signs = Signs(template=(OPEN_TAG, "<arg_key>", "<arg_value>", "</arg_value>"))

@@ -1,4 +1,4 @@
-"""gpt-oss: a call is a harmony message to `functions.NAME`, usually in the commentary channel."""
+"""Parser of gpt-oss's tool calls: messages to `functions.NAME`, usually in channel commentary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALL = "<|call|>"
 RETURN = "<|return|>"
 RECIPIENT = "to="
 _FUNCTION = f"{RECIPIENT}functions."
-# The channel, where it comes after the recipient, and the content type.
+# The rest of a header: the channel, if it comes after the recipient, and the content type.
 _HEADER_END = (
     rf"( ?{re.escape(CHANNEL)}(commentary|analysis))?"
     rf"( ?{re.escape(CONSTRAIN)}(json|code)| json| code)?{re.escape(MESSAGE)}"
@@ -25,11 +25,11 @@ _HEADER_END = (
 
 
 class GptOssParser(JsonCalls):
-    """The recipient comes before or after the channel; the content type is skipped."""
+    """Reads headers with the recipient before or after the channel; ignores the content type."""
 
     markers = (START, CHANNEL, MESSAGE, CALL, END, RETURN)
     signs = Signs(template=(f"{CHANNEL}commentary", "functions.", MESSAGE, CALL))
-    # Headers of other messages also begin with the text before the recipient.
+    # A call cannot stand alone, because headers of other messages also begin like that of a call.
     call_form = CallForm(_FUNCTION, lambda name: name, "", between=_HEADER_END, stands_alone=False)
     opens = (START, CHANNEL)
     header = re.compile(

@@ -1,4 +1,7 @@
-"""`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen 2.5, Qwen 3."""
+"""Parser of the tool calls of Hermes, Qwen 2.5 and Qwen 3.
+
+`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def _begin(name: str) -> str:
 
 
 class HermesParser(JsonCalls):
-    """Reads one object per pair of tags; whitespace around a call is dropped."""
+    """Reads one object in each pair of tags; whitespace around a call is dropped."""
 
     markers = (OPEN_TAG, CLOSE_TAG)
     signs = Signs(

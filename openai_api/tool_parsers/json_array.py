@@ -1,4 +1,4 @@
-"""A JSON array of `{"name", "parameters"}` objects: the form of forced calls."""
+"""Parser of forced calls: a JSON array of objects with `name` and `parameters`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from openai_api.tool_parsers.json_calls import JsonCalls
 
 
 class JsonArrayParser(JsonCalls):
-    """A grammar enforces this form; no model writes it unprompted."""
+    """Reads calls in the format that the grammar of forced calls enforces for all models."""
 
     signs = Signs()
     bare = "[{"

@@ -1,4 +1,4 @@
-"""Reads calls whose arguments are JSON; most families' parsers are tables for this class."""
+"""Reads calls whose arguments are JSON. The parsers of most families are tables for this class."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from openai_api.tool_parsers.call_writer import CallWriter
 from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolPart
 from runtime.text.tag_scan import UntilTag
 
-# Most characters between the beginning of a call and its arguments: tags, a name, perhaps an id.
+# The most characters between a call's tag and its arguments: further tags, a name, perhaps an id.
 MAX_HEADER = 512
 
 _SPACE = re.compile(r"\s*")
 
 
 class JsonCalls:
-    """Reads `open [header] {...} [tail]`; the object is a call, or, after a header, its arguments.
+    """Reads `open [header] {...} [tail]`.
+
+    Without a header, the object is a call with name and arguments. After a header, which has the
+    name, the object is only the arguments.
 
     Attributes:
-        opens: tags, one of which begins a call or a series of calls.
+        opens: tags, each of which begins a call or a series of calls.
         header: pattern of the text between such a tag and the brace, with groups `name` and perhaps
             `id`; `None` if the name is always in the object.
         header_end: text that ends every header, so that other text is recognised early. If empty,
-            only the brace decides.
+            only the brace ends a header.
         tails: texts that may follow a call, and belong to it.
-        separators: texts between a call and a next one without a tag.
+        separators: texts between two calls where the second one has no tag.
         bare: characters that may begin an output with calls, in place of a tag.
-        has_array: whether several objects may stand in brackets.
+        has_array: whether several objects may be in brackets.
     """
 
     markers: tuple[str, ...] = ()
@@ -44,25 +47,25 @@ class JsonCalls:
     has_array: ClassVar[bool] = False
 
     def __init__(self, functions: Functions, *, max_calls: int | None) -> None:
-        """Accept at most `max_calls` calls, and only calls of the given functions."""
+        """Accept at most `max_calls` calls, of the given functions only."""
         self._writer = CallWriter(functions, max_calls)
         self._outside = UntilTag(*self.opens) if self.opens else None
         self._behind = sorted((*self.opens, *self.tails, *self.separators), key=len, reverse=True)
-        # Texts that follow calls and never occur in arguments. They are needed because brackets do
-        # not show the end of text that is not JSON.
+        # Texts that follow calls and never occur in arguments. They end arguments that are not
+        # JSON, whose end the brackets do not show.
         self._ends = [tag for tag in (*self.opens, *self.tails) if tag in self.markers]
         self._object: CallObject | CallArgumentsObject | None = None
         self._in_array = False
-        # Text that was read and is not yet known to belong to a call: space and tags, then the
-        # header.
+        # Text that was read and may belong to a call: whitespace and tags in `_lead`, then what may
+        # be a header.
         self._lead: list[str] = []
         self._header: list[str] = []
-        # The end of the last piece, in which a text that follows calls may begin.
+        # The end of the last piece, if a text that follows calls may begin there.
         self._held = ""
         self._state = self._at_start if self.bare else self._in_text
 
     def feed(self, text: str) -> list[ToolPart]:
-        """Take more output; return texts and parts of calls, in order."""
+        """Add more output; return texts and parts of calls, in order."""
         if self._held:
             text, self._held = self._held + text, ""
         place = 0
@@ -86,7 +89,7 @@ class JsonCalls:
         self._lead, self._header, self._held, self._object = [], [], "", None
         return self._writer.take()
 
-    # ---- states: each reads from a place, and returns where it ended ----
+    # ---- states: each one reads from index `place`, and returns where it ended ----
 
     def _at_start(self, text: str, place: int) -> int:
         place = self._skip_space(text, place)
@@ -143,7 +146,7 @@ class JsonCalls:
         return place + len(piece)
 
     def _at_arguments(self, text: str, place: int) -> int:
-        """After a header: if no brace follows, the text was not a header."""
+        """Decide, after what may be a header, if a call begins: only a brace may follow it."""
         assert self.header is not None
         space = _SPACE.match(text, place)
         assert space is not None
@@ -213,7 +216,7 @@ class JsonCalls:
         return space.end()
 
     def _give_back(self) -> None:
-        """Write the read text as text, because it is not a call."""
+        """Pass the read text on as text, because it is not a call."""
         self._writer.text("".join([*self._lead, *self._header]))
         self._lead, self._header, self._in_array = [], [], False
         self._state = self._in_text

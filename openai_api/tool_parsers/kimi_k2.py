@@ -1,4 +1,4 @@
-"""Kimi K2's calls: a section of calls, each with an id that contains the function's name."""
+"""Parser of Kimi K2's tool calls: a section of calls, whose ids contain the function's name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INDEX = rf"[0-9]{{1,4}}{re.escape(ARGUMENTS)}"
 
 
 class KimiK2Parser(JsonCalls):
-    """Reads ids `functions.NAME:INDEX`; the index counts the calls of the conversation."""
+    """Reads ids of the form `functions.NAME:INDEX`; the index counts the conversation's calls."""
 
     markers = (SECTION, SECTION_END, CALL, CALL_END, ARGUMENTS)
     signs = Signs(template=(SECTION, CALL, ARGUMENTS))

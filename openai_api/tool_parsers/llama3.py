@@ -1,4 +1,7 @@
-"""`{"name": ..., "parameters": {...}}`, perhaps after `<|python_tag|>`: Llama 3.1, 3.2, 3.3."""
+"""Parser of the tool calls of Llama 3.1, 3.2 and 3.3.
+
+`{"name": ..., "parameters": {...}}`, perhaps after `<|python_tag|>`
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from openai_api.tool_parsers.json_calls import JsonCalls
 from openai_api.tool_parsers.tool_parser import CallForm
 
 PYTHON_TAG = "<|python_tag|>"
-# Other keys that may come first in a call: an answer that begins with one could become a call.
+# Keys besides the name that may come first in a call, so such an object may become a call.
 _FIRST_KEYS = ("arguments", "parameters", "id", "type")
 
 
@@ -21,7 +24,10 @@ def _begin(name: str) -> str:
 
 
 def _no_call(names: Sequence[str]) -> str:
-    """Describe outputs that begin without a brace, or with an object of another key or name."""
+    """Return a regex for outputs that do not begin with a call.
+
+    They begin without a brace, or with an object whose first key or name is not that of a call.
+    """
     key = {'name"': _behind_name(names), **{f'{key}"': "" for key in _FIRST_KEYS}}
     inside = rf'[^"{BLANK}]|"({departing(key)})'
     return rf"[{BLANK}]*([^{{{ANY_BLANK}]|\{{[{BLANK}]*({inside}))"
@@ -33,11 +39,11 @@ def _behind_name(names: Sequence[str]) -> str:
 
 
 class Llama3Parser(JsonCalls):
-    """A brace may begin a call at the start of the output; later only the tag does."""
+    """Reads calls that begin with a brace at the start of the output, and later with the tag."""
 
     markers = (PYTHON_TAG,)
     signs = Signs(template=('{"name": "', '"parameters": '))
-    # The trigger lacks the tag's first character, which `no_call` may already have matched.
+    # The trigger has no `<` at its start, because `no_call` may have matched that character.
     call_form = CallForm(
         PYTHON_TAG[1:],
         _begin,

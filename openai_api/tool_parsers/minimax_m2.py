@@ -1,4 +1,7 @@
-"""`<invoke name="f"><parameter name="key">value</parameter></invoke>` in a section: MiniMax M2."""
+"""Parser of MiniMax M2's tool calls, which are in a section.
+
+`<invoke name="f"><parameter name="key">value</parameter></invoke>`
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`, later `[TOOL_CALLS]name[ARGS]{...}`."""
+"""Parser of Mistral's tool calls: an array of objects, in later models names and arguments.
+
+`[TOOL_CALLS] [{"name": ..., "arguments": {...}}]` or `[TOOL_CALLS]name[ARGS]{...}`
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ OPEN_TAG = "[TOOL_CALLS]"
 
 
 class MistralParser(JsonCalls):
-    """Reads both forms; an id between name and arguments is kept."""
+    """Reads both formats; an id between name and arguments becomes the call's id."""
 
     markers = (OPEN_TAG, "[ARGS]")
     signs = Signs(template=(OPEN_TAG,), response={"open": OPEN_TAG, "content": "json"})

@@ -1,4 +1,7 @@
-"""`[f(a=1), g(b="x")]`: a list of Python calls, parsed, never run. Llama 4, ToolACE and others."""
+"""Parser of tool calls in Python's syntax, for Llama 4, ToolACE and others: `[f(a=1), g(b="x")]`.
+
+The calls are only parsed, never executed.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from openai_api.parser_signs import Signs
 from openai_api.tool_parsers.call_writer import CallWriter
 from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolPart
 
-# Most characters of one call: Python's parser takes a few milliseconds for these.
+# The most characters of one call. Python's parser takes a few milliseconds for so many.
 MAX_CALL = 64 * 1024
-# Most nested brackets: far below the limit of Python's parser.
+# The most nested brackets of a call, far below the limit of Python's parser.
 _MAX_BRACKETS = 64
 
 _SPACE = re.compile(r"\s*")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-# Before any other character Python keeps the backslash and warns.
+# Characters after a backslash that make an escape. Before others Python keeps the backslash.
 _ESCAPES = frozenset("\\'\"abfnrtvxuUN\n0123")
 _DULL = re.compile(r"""[^"'()\[\]{}\\]+""")
 _PLAIN = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
@@ -31,7 +34,7 @@ _NAMES = {"true": True, "false": False, "null": None}
 
 
 class PythonicParser:
-    """Reads calls in an output that begins with a bracket; each is passed on when complete."""
+    """Reads calls in an output that begins with a bracket; a call is passed on when complete."""
 
     markers = ("<|python_start|>", "<|python_end|>")
     signs = Signs(template=("[func_name1(params_name1=params_value1",))
@@ -39,10 +42,10 @@ class PythonicParser:
     id_form: IdForm | None = None
 
     def __init__(self, functions: Functions, *, max_calls: int | None) -> None:
-        """Accept at most `max_calls` calls, and only calls of the given functions."""
+        """Accept at most `max_calls` calls, of the given functions only."""
         self._writer = CallWriter(functions, max_calls)
         self._start, self._end = self.markers
-        # Text that was read and is not yet known to belong to a call.
+        # Text that was read and may belong to a call.
         self._read: list[str] = []
         self._num_read = 0
         self._held = ""
@@ -52,7 +55,7 @@ class PythonicParser:
         self._state = self._at_start
 
     def feed(self, text: str) -> list[ToolPart]:
-        """Take more output; return texts and parts of calls, in order."""
+        """Add more output; return texts and parts of calls, in order."""
         if self._held:
             text, self._held = self._held + text, ""
         place = 0
@@ -68,7 +71,7 @@ class PythonicParser:
         self._read, self._held = [], ""
         return self._writer.take()
 
-    # ---- states: each reads from a place, and returns where it ended ----
+    # ---- states: each one reads from index `place`, and returns where it ended ----
 
     def _in_text(self, text: str, place: int) -> int:
         self._writer.text(text[place:])
@@ -96,7 +99,7 @@ class PythonicParser:
         self._state = self._in_call
 
     def _in_call(self, text: str, place: int) -> int:
-        """Read one step of a call: plain characters, a bracket, or a piece of a string."""
+        """Read a piece of a call: plain characters, a bracket, or a part of a string."""
         before, place = place, self._step(text, place)
         self._keep(text[before:place])
         self._call.append(text[before:place])
@@ -112,7 +115,8 @@ class PythonicParser:
         char = text[place]
         if self._quote:
             if char == "\\":
-                # Skips the escaped character, even if it comes with the next piece.
+                # Note the backslash: the next character is skipped, even if it comes with the next
+                # piece.
                 self._quote += "\\"
                 return place + 1
             if self._quote.endswith("\\"):
@@ -183,13 +187,13 @@ class PythonicParser:
             self._num_read += len(text)
 
     def _give_back(self) -> None:
-        """Write the read text as text, because it is not a call."""
+        """Pass the read text on as text, because it is not a call."""
         self._writer.text("".join(self._read))
         self._read, self._num_read, self._state = [], 0, self._in_text
 
 
 def _may_be_name(pieces: list[str]) -> bool:
-    """Whether the text so far may be a call's name, perhaps after whitespace."""
+    """Whether the text so far may be a function's name, perhaps with whitespace around it."""
     return _NAME.fullmatch(pieces[-1]) is not None
 
 
@@ -198,7 +202,7 @@ def _known_escape(found: re.Match[str]) -> str:
 
 
 def _read_call(source: str) -> tuple[str, str] | None:
-    """Read the name of one call and its arguments as JSON; `None` if `source` is not a call."""
+    """Return the name and the JSON arguments of one call; `None` if `source` is not a call."""
     escaped = _ESCAPE.sub(_known_escape, source)
     try:
         call = ast.parse(escaped.strip(), mode="eval").body
@@ -209,12 +213,12 @@ def _read_call(source: str) -> tuple[str, str] | None:
             return None
         return _dotted(call.func), orjson.dumps(arguments).decode()
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        # orjson raises TypeError for a number beyond 64 bits.
+        # (orjson raises TypeError for a number of more than 64 bits.)
         return None
 
 
 def _dotted(node: ast.expr) -> str:
-    """Return the dotted name of the called function.
+    """Return the name of the called function, with its dots.
 
     Raises:
         ValueError: the called expression is not a name.
@@ -229,7 +233,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _value(node: ast.expr, depth: int) -> object:
-    """The value of a literal.
+    """Return the value of a literal.
 
     Raises:
         ValueError: the node is not a literal, or nests too deep.

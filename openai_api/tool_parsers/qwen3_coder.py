@@ -1,4 +1,7 @@
-"""`<function=name><parameter=key>value</parameter></function>`: Qwen 3 Coder, 3.5, 3.6."""
+"""Parser of the tool calls of Qwen 3 Coder, 3.5 and 3.6.
+
+`<function=name><parameter=key>value</parameter></function>`
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _FUNCTION = "<function="
 
 
 class Qwen3CoderParser(TaggedCalls):
-    """The outer tags are optional: these models sometimes omit them."""
+    """Reads calls with or without the outer tags, which these models sometimes omit."""
 
     markers = (OPEN_TAG, CLOSE_TAG)
     signs = Signs(template=(_FUNCTION, "<parameter=", "</parameter>", "</function>"))

@@ -1,4 +1,4 @@
-"""Tool-call parsers by the names that `--tool-call-parser` takes."""
+"""Tool-call parsers, by the names that `--tool-call-parser` accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads calls whose arguments are text between tags, for all families with this form."""
+"""Reads calls whose arguments are texts between tags; a family's parser is a table of its tags."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolPart
 from openai_api.tool_parsers.typed_values import json_of, types_of
 from runtime.text.tag_scan import UntilTag
 
-# Most characters between a tag that opens a call and the end of its name.
+# The most characters between the tag that begins a call and the end of the call's name.
 MAX_HEADER = 512
 _TEXT = frozenset({"string"})
 _SPACE = re.compile(r"\s*")
 
 
 class TaggedCalls:
-    """Reads `open name (key value)* close`; each complete argument is passed on as JSON.
+    """Reads `open name (key value)* close`; passes each complete argument on as JSON.
 
-    An argument that is a string by its schema is passed on as it comes.
+    An argument that must be a string by its schema is passed on while it is written.
 
     Attributes:
-        opens: tags, one of which begins a call or a series of calls.
+        opens: tags, each of which begins a call or a series of calls.
         header: pattern of the text between such a tag and `name_end`, with a group `name`.
-        name_end: ends the name.
-        keeps_name_end: `name_end` is also the beginning of the next text.
-        key_open, key_end: the tags around an argument's name.
-        value_open: begins the argument's value; empty if `key_end` does.
-        value_end: ends the value.
-        close: ends the call.
+        name_end: text that ends the name.
+        keeps_name_end: whether `name_end` is the beginning of the next tag.
+        key_open, key_end: tags around an argument's name.
+        value_open: tag before the argument's value; empty if `key_end` is that tag.
+        value_end: tag after the value.
+        close: tag that ends the call.
         tails: texts that may follow a call, and belong to it.
         separators: texts between a call and the next one in the same series.
     """
@@ -53,7 +53,7 @@ class TaggedCalls:
     separators: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, functions: Functions, *, max_calls: int | None) -> None:
-        """Accept at most `max_calls` calls, and only calls of the given functions."""
+        """Accept at most `max_calls` calls, of the given functions only."""
         self._writer = CallWriter(functions, max_calls)
         self._outside = UntilTag(*self.opens)
         self._inside: UntilTag | None = None
@@ -70,7 +70,7 @@ class TaggedCalls:
         self._state = self._in_text
 
     def feed(self, text: str) -> list[ToolPart]:
-        """Take more output; return texts and parts of calls, in order."""
+        """Add more output; return texts and parts of calls, in order."""
         if self._held:
             text, self._held = self._held + text, ""
         place = 0
@@ -88,7 +88,7 @@ class TaggedCalls:
         self._lead, self._header, self._held = [], [], ""
         return self._writer.take()
 
-    # ---- states: each reads from a place, and returns where it ended ----
+    # ---- states: each one reads from index `place`, and returns where it ended ----
 
     def _in_text(self, text: str, place: int) -> int:
         passed, end = self._outside.feed(text, place)
@@ -118,7 +118,7 @@ class TaggedCalls:
         return end + (0 if self.keeps_name_end else len(self.name_end))
 
     def _in_call(self, text: str, place: int) -> int:
-        """Read the text between arguments."""
+        """Read what comes between two arguments, or between the last one and the call's end."""
         place, tag = self._tag(text, place, (self.key_open, self.close))
         if tag == self.close:
             self._close_call()
@@ -127,7 +127,7 @@ class TaggedCalls:
             self._inside = UntilTag(self.key_end, keep_space=True)
             self._value, self._state = [], self._in_key
         elif place < len(text):
-            # The call ends here: the arguments written so far are complete.
+            # Other text ends the call, with the arguments that were written so far.
             self._close_call()
             self._state = self._in_text
         return place
@@ -149,7 +149,7 @@ class TaggedCalls:
         if tag:
             self._begin_value()
         elif place < len(text):
-            # The call ends here: the arguments written so far are complete.
+            # Other text ends the call, with the arguments that were written so far.
             self._close_call()
             self._state = self._in_text
         return place
@@ -157,8 +157,8 @@ class TaggedCalls:
     def _begin_value(self) -> None:
         place = (self._name, self._key)
         if place not in self._known_types:
-            # The types are computed once for many calls, because a schema may list a hundred
-            # thousand values.
+            # The types are found once for all calls, because a schema may list a hundred thousand
+            # values.
             self._known_types[place] = types_of(self._writer.functions[self._name], self._key)
         self._types = self._known_types[place]
         opening = ", " if self._num_arguments else "{"
@@ -171,10 +171,10 @@ class TaggedCalls:
     def _in_value(self, text: str, place: int) -> int:
         passed, end = self._feed_inside(text, place)
         if passed and self._is_first_line:
-            # The line breaks at both ends belong to the tags.
+            # A line break at the start or the end of a value belongs to the tags.
             passed, self._is_first_line = passed.removeprefix("\n"), False
         if end is not None:
-            # Whitespace is held back until it is clear whether the tag follows.
+            # (Whitespace at the end was held back until the tag came.)
             passed = passed.removesuffix("\n")
         if self._types == _TEXT:
             self._writer.arguments(_quoted(passed)[1:-1])
@@ -204,7 +204,12 @@ class TaggedCalls:
         return self._inside.feed(text, place)
 
     def _tag(self, text: str, place: int, tags: tuple[str, ...] | list[str]) -> tuple[int, str]:
-        """Skip whitespace and one of `tags`; "" at the end of `text` means that more is needed."""
+        """Skip whitespace and one of `tags`.
+
+        Returns:
+            The position after it, and the tag. The tag is empty if another text follows, or if
+            `text` ends before that is clear.
+        """
         space = _SPACE.match(text, place)
         assert space is not None
         place = space.end()
@@ -223,7 +228,7 @@ class TaggedCalls:
         self._writer.end(is_complete=True)
 
     def _give_back(self) -> None:
-        """Write the read text as text, because it is not a call."""
+        """Pass the read text on as text, because it is not a call."""
         self._writer.text("".join([*self._lead, *self._header]))
         self._lead, self._header, self._state = [], [], self._in_text
 

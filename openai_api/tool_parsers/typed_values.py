@@ -1,4 +1,4 @@
-"""Converts arguments that a model writes as plain text to JSON of the type in their schema."""
+"""Converts arguments that a model writes as plain text to JSON of the types in their schema."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from openai_api.json_scan import JsonValue
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))\.0+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-# The type of a string that must be in the schema's list.
+# The type of a string for which the schema lists the allowed values.
 WORD = "word"
 _BOOLEANS = {"true": "true", "false": "false", "True": "true", "False": "false"}
 _NULLS = frozenset({"null", "None"})
-# The deepest chain of references to references, and of choices within choices.
+# The most schemas that are visited for one argument, through references and choices.
 _MAX_STEPS = 16
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
-    """Return the JSON of the value that `text` spells; a string if it has none of `types`.
+    """Return the JSON of the value that `text` spells; a JSON string if it has none of `types`.
 
     Args:
         text: the value as the model wrote it.
@@ -47,9 +47,10 @@ def json_of(text: str, types: frozenset[str]) -> str:
 
 
 def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
-    """Return the types that a function's schema allows for one of its arguments; empty for any.
+    """Return the types that a function's schema allows for one argument; empty for any type.
 
-    A string from a list has the type `WORD`: blanks around it are not part of it.
+    A string for which the schema lists the allowed values has the type `WORD`, because blanks
+    around it are not part of it.
     """
     properties = schema.get("properties")
     declared = properties.get(name) if isinstance(properties, Mapping) else None

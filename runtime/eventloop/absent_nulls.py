@@ -1,4 +1,4 @@
-"""Treats a null field like an omitted one, in every body."""
+"""Decodes bodies in which a null field counts as an omitted one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 def convert(value: Any, expected: type[T]) -> T:
-    """`msgspec.convert`, with null fields treated as omitted.
+    """Call `msgspec.convert`, with null fields treated as omitted.
 
     Raises:
-        msgspec.ValidationError: `value` is not an `expected`.
+        msgspec.ValidationError: `value` is not of the type `expected`.
     """
     try:
         return msgspec.convert(value, expected)
@@ -25,7 +25,9 @@ def convert(value: Any, expected: type[T]) -> T:
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """`decoder.decode`, with null fields treated as omitted; only a refused body is read twice.
+    """Call `decoder.decode`, with null fields treated as omitted.
+
+    A body is read a second time only if the first reading refuses it.
 
     Raises:
         msgspec.DecodeError: `body` is not JSON, or not of the type (`msgspec.ValidationError`).
@@ -41,9 +43,9 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def without_nulls(value: Any, expected: Any) -> Any:
-    """Return `value` without the nulls of fields that a body of type `expected` may omit.
+    """Return `value` without the nulls of fields that the type `expected` allows to omit.
 
-    Fields declared as plain JSON are not changed, and neither are nulls in lists.
+    Nulls in lists stay, and so do those inside fields that are declared as plain JSON.
     """
     return _pruned(value, _info(expected))
 
@@ -83,7 +85,7 @@ def _pruned_fields(value: Mapping[str, Any], info: inspect.StructType) -> dict[s
 
 
 def _suits(value: Any, info: inspect.Type) -> bool:
-    """Whether `value` has the kind and the tag of `info`, a member of a union."""
+    """Whether `value` has the kind (and the tag, if any) of `info`, one type of a union."""
     match info:
         case inspect.Metadata():
             return _suits(value, info.type)

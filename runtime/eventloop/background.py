@@ -1,4 +1,4 @@
-"""Runs event loop tasks that are never awaited, and notices the end of each."""
+"""Runs tasks that no code awaits, and handles the end of each."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# A task that fails this often within `WITHIN_S` is not started again.
+# A task that fails so many times within `WITHIN_S` seconds is not started again.
 MAX_FAILURES = 5
 WITHIN_S = 60.0
 _DELAY_S = 0.1
 
 
 class Background:
-    """Starts tasks, restarts tasks that must never end, and reports tasks that keep failing."""
+    """Starts background tasks, restarts those that must never end, and reports failures."""
 
     def __init__(self, failed: Callable[[str], None]) -> None:
-        """Call `failed` with a one-line reason when a task cannot continue."""
+        """Begin without tasks; `failed` is called with a reason if a task cannot continue."""
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopped = False
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]], what: str) -> None:
-        """Run `work`, which should never end, and restart it if it does.
+        """Run `work`, which should never end; start it again if it ends.
 
         Args:
-            work: makes the coroutine; called again after each failure.
-            what: text for the log, such as "receiving from replica 0".
+            work: makes the coroutine; it is called for each start.
+            what: what the task does, for the log: "receiving from replica 0".
         """
         failures: deque[float] = deque(maxlen=MAX_FAILURES)
 
@@ -51,7 +51,7 @@ class Background:
         start()
 
     def run(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        """Run `work` to its end; if it fails, the engine fails."""
+        """Run `work` to its end; if it fails, call `failed`. `what` describes it for the log."""
 
         def ended(error: BaseException | None) -> None:
             if error is not None:
@@ -78,6 +78,6 @@ class Background:
                 ended(task.exception())
 
         task = asyncio.create_task(work)
-        # This set keeps tasks alive: the loop has only weak references to them.
+        # The event loop has only weak references to tasks, so this set keeps them alive.
         self._tasks.add(task)
         task.add_done_callback(done)

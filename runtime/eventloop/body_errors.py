@@ -1,4 +1,4 @@
-"""Explains a refused body: its known fields, a field's choices, the closest field name."""
+"""Messages for refused bodies: they list a field's choices, and suggest similar field names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
 
 
 class InvalidBody(InvalidRequest):
-    """The body is not the JSON that the route takes. The message names the position."""
+    """A body is not the JSON that its route takes. The message says where."""
 
 
 def not_json(reason: str) -> InvalidBody:
@@ -28,15 +28,19 @@ def not_json(reason: str) -> InvalidBody:
 
 
 def fields_of_type(body: type[msgspec.Struct], kind: object) -> tuple[str, ...]:
-    """Return the names of `body`'s fields that are declared as `kind`, in order."""
+    """Return the names of the fields of `body` that are declared with the type `kind`."""
     return tuple(field.name for field in msgspec.structs.fields(body) if field.type == kind)
 
 
 def explain(error: msgspec.ValidationError, expected: Any) -> str:
-    """Return the message of `error`, which was raised while decoding into the type `expected`.
+    """Return the message of an error, improved for two cases.
 
-    For a field that takes one of a few strings, the message lists them. For an unknown field, the
-    message suggests the most similar name. Other messages are unchanged.
+    If a field takes one of a few strings, the message lists them. If a field is unknown, the
+    message suggests the most similar name.
+
+    Args:
+        error: raised while decoding a body.
+        expected: the type that the body was decoded into.
     """
     message = str(error)
     reason, found, place = message.rpartition(" - at `")
@@ -54,7 +58,7 @@ def explain(error: msgspec.ValidationError, expected: Any) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint for the message about an unknown `name`; empty without a similar name."""
+    """Return a hint at the most similar of the `known` names; empty if none is similar."""
     near = difflib.get_close_matches(name, sorted(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
@@ -78,7 +82,7 @@ def _field_names(root: inspect.Type, place: str) -> set[str]:
 
 
 def _nodes(root: inspect.Type, place: str) -> list[inspect.Type]:
-    # A path may lead to several types at once: `$.tags[0]` of `list[A] | dict[str, B]`.
+    # A path may lead to several types: `$.tags[0]` of `list[A] | dict[str, B]` to `A` and `B`.
     nodes = list(_flat([root]))
     for step in _STEP.finditer(place):
         nodes = list(_flat(_below(nodes, step.group(1))))
@@ -86,7 +90,7 @@ def _nodes(root: inspect.Type, place: str) -> list[inspect.Type]:
 
 
 def _below(nodes: Iterable[inspect.Type], name: str | None) -> Iterator[inspect.Type]:
-    """Return the types of the field `name` of `nodes`, or of their items if `name` is `None`."""
+    """Yield the types of the field `name` of `nodes`; of their items if `name` is `None`."""
     for node in nodes:
         if name is not None:
             if isinstance(node, inspect.StructType):

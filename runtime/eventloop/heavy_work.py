@@ -1,7 +1,7 @@
-"""Runs Python work that grows with a request: on the event loop if it is short, else on a thread.
+"""Runs Python work that grows with a request: short work on the event loop, other on a thread.
 
-A thread shares the GIL with the loop. The loop gets the GIL back within a switch interval, so it
-stands still only that long, not for the whole work.
+A thread shares the GIL with the loop. But the loop gets the GIL back after a switch interval, so it
+waits only that long, not for the whole work.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from runtime.ipc.freed_memory import return_freed_memory
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Values that are handled at once: checking and converting so many takes about two milliseconds.
+# The most values that are handled on the event loop; that takes about two milliseconds.
 _LIGHT_VALUES = 512
-# Number of characters that count as one value.
+# So many characters of a text count as one value.
 _CHARS_PER_VALUE = 4096
-# Number of children that are counted or freed at a time.
+# So many items of a list or dict are counted or freed at a time.
 _AT_ONCE = 1024
 _FREED_AFTER_S = 1.0
 _LEAVES = frozenset({str, int, float, bool, bytes, type(None)})
@@ -33,28 +33,28 @@ _LEAF_INFOS = (
     *(msgspec.inspect.NoneType, msgspec.inspect.BoolType, msgspec.inspect.IntType),
     *(msgspec.inspect.FloatType, msgspec.inspect.StrType, msgspec.inspect.LiteralType),
 )
-# Reference count of a value with one owner: the owner's reference and the argument of
-# `getrefcount`.
+# The reference count of an object with one owner, as `getrefcount` reports it: the owner's
+# reference, and that of the call's argument.
 _OWN_REFERENCES = 2
 
-# Reading and checking share a pool, because each further thread that wants the GIL makes the loop
-# wait longer.
+# One pool for reading and checking requests: with more threads that want the GIL, the event loop
+# waits longer for it.
 PREPARING = OffloadPool("reading of the request", workers=2, max_queued=4096, timeout_s=120.0)
 _freeing: set[asyncio.Task[None]] = set()
 _FREEING = OffloadPool("freeing of requests", workers=1, max_queued=1 << 20, timeout_s=3600.0)
 
 
 async def aside(weighed: object, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work`: at once if `weighed` is light, else on a thread.
+    """Call `work` and return its result; on a thread unless `weighed` is small.
 
     Args:
-        weighed: value whose size determines the time of `work`.
+        weighed: the value whose size decides how long `work` takes.
         work: plain Python that reads no context variable.
         *args: arguments for `work`.
         **kwargs: keyword arguments for `work`.
 
     Raises:
-        Overloaded: too much work of this kind waits.
+        Overloaded: too much work of this kind is waiting.
         Exception: whatever `work` raises.
     """
     if is_light(weighed):
@@ -63,18 +63,19 @@ async def aside(weighed: object, work: Callable[P, T], *args: P.args, **kwargs: 
 
 
 def is_light(value: Any, most: int = _LIGHT_VALUES) -> bool:
-    """Whether `value` consists of at most `most` values; counting stops there.
+    """Whether `value` consists of at most `most` values.
 
     Args:
         value: structs, dicts, lists and plain values; long texts count as several values.
-        most: number of values.
+        most: the bound, at which counting stops.
     """
     num_values = 0
     stack: list[Any] = [value]
     while stack:
         part = stack.pop()
         num_values += 1
-        # Its type itself, and fields in one call: every chat is weighed, most have few values.
+        # `type(part)` is compared, and fields are read in one call, because this runs for every
+        # chat request.
         kind = type(part)
         if kind is str or kind is bytes:
             num_values += len(part) // _CHARS_PER_VALUE
@@ -83,7 +84,7 @@ def is_light(value: Any, most: int = _LIGHT_VALUES) -> bool:
                 return False
             stack += part.values() if kind is dict else part
         elif isinstance(part, msgspec.Struct):
-            # Most fields of a request are absent, so they are not counted.
+            # Fields that are not set, most of a request, do not count.
             stack += filter(None, msgspec.structs.astuple(part))
         if num_values > most:
             return False
@@ -93,10 +94,10 @@ def is_light(value: Any, most: int = _LIGHT_VALUES) -> bool:
 def free_politely(value: object, after_s: float = _FREED_AFTER_S) -> None:
     """Free a large value piece by piece on a thread, once no other object refers to it.
 
-    Python frees a request's objects all at once when the last reference goes away. On the event
-    loop that takes tens of milliseconds for 100,000 objects. This function also returns the memory
-    to the system: the C library's allocator would keep hundreds of MiB for the threads that read
-    such requests.
+    Python would free all objects of a request at once when the last reference goes away. That takes
+    tens of milliseconds on the event loop for 100,000 objects. This function also returns the
+    memory to the system: the C library's allocator would keep hundreds of MiB for the threads that
+    read such requests.
 
     Args:
         value: a value of a request.
@@ -124,10 +125,10 @@ def _free(held: list[Any]) -> None:
 
 
 def take_apart(held: list[Any]) -> None:
-    """Free the content of `held` piece by piece, except objects that have other references.
+    """Free the content of `held` piece by piece; objects with other references stay.
 
     Args:
-        held: list that becomes empty.
+        held: a list, which is empty afterwards.
     """
     while held:
         value = held.pop()
@@ -147,9 +148,9 @@ def take_apart(held: list[Any]) -> None:
 
 
 def _nested(values: list[Any]) -> list[Any]:
-    """Return the values that contain others.
+    """Return those values that contain other values.
 
-    If the first one does not, as in a list of numbers, return none.
+    If the first value contains none, as in a list of numbers, an empty list is returned at once.
     """
     if type(values[0]) in _LEAVES:
         return []
@@ -158,7 +159,7 @@ def _nested(values: list[Any]) -> list[Any]:
 
 @lru_cache(maxsize=256)
 def _nesting_fields(kind: Any) -> tuple[str, ...]:
-    """Return the names of a struct's fields that may contain lists and objects."""
+    """Return the names of a struct's fields that may contain lists or objects."""
     if kind in (list, dict):
         return (kind.__name__,)
     if not issubclass(kind, msgspec.Struct):

@@ -1,7 +1,7 @@
-"""Fields of a request that the server ignores: they are reported in a header and in the log.
+"""Reports the fields of a request that the server does not know and ignores.
 
 The HTTP entry opens a record for each request. Reading the JSON body adds the names of ignored
-fields to it. The response lists them in a header. The log has each name once per route.
+fields to it. The response lists them in a header. The log has each name once for each route.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import msgspec
 logger = logging.getLogger(__name__)
 
 HEADER = "x-ignored-fields"
-# Most names that are kept for a request, and most characters of a name.
+# The most names that are kept for a request, and the most characters of a name.
 _MAX_NAMES = 64
 _MAX_NAME_CHARS = 64
-# Clients and proxies bound the length of a header; 8 KiB is the smallest of the usual bounds.
+# The most bytes of the header's value. Clients and proxies limit a header, usually to 8 KiB or
+# more.
 _MAX_HEADER_BYTES = 1024
-# Most pairs of a name and a route that are logged. Further ones are only in the header.
+# The most pairs of route and name that are logged. Further ones are only in the header.
 MAX_LOGGED = 1024
-# Characters that need no encoding in the header: no blank, no comma, no percent sign.
+# Characters that are not percent-encoded in the header. Blank, comma and percent sign are.
 _PLAIN = "!#$&'*+-.^_`|~[]{}():;<>=@/?"
 
 LOGGED: set[tuple[str, str]] = set()
@@ -33,19 +34,19 @@ _top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class IgnoredFields:
-    """The names of the fields of one request that the server ignores.
+    """The fields of one request that the server ignores.
 
     Attributes:
-        names: names of ignored fields, in the body's order.
+        names: their names, in the body's order.
     """
 
     def __init__(self, route: str) -> None:
-        """Start without names; `route` is the registered path, for the log."""
+        """Begin without names; `route` is the route's registered path, for the log."""
         self.names: list[str] = []
         self._route = route
 
     def add(self, names: Iterable[str]) -> None:
-        """Add names and log those that are new for the route."""
+        """Add names; log those that are new for the route."""
         for name in names:
             if name in self.names or len(self.names) >= _MAX_NAMES:
                 continue
@@ -59,14 +60,14 @@ class IgnoredFields:
             )
 
     def header(self) -> str:
-        """The names, separated by commas.
+        """Return the header's value: the names, separated by commas.
 
         Characters that a header cannot have are percent-encoded.
         """
         found: list[str] = []
         num_bytes = 0
         for name in self.names:
-            # UTF-8 cannot encode half a surrogate pair.
+            # Half a surrogate pair cannot be encoded, so it is replaced.
             encoded = quote(name, safe=_PLAIN, errors="replace")
             num_bytes += len(encoded) + 2
             if num_bytes > _MAX_HEADER_BYTES:
@@ -76,7 +77,7 @@ class IgnoredFields:
         return ", ".join(found)
 
 
-# The HTTP entry sets this for each request, and a batch sets it for each line.
+# The current request's record, set by the HTTP entry, and by a batch for each of its lines.
 IGNORED: ContextVar[IgnoredFields | None] = ContextVar("ignored_fields", default=None)
 
 
@@ -85,8 +86,8 @@ def unknown_fields(body: bytes, decoder_type: Any) -> list[str]:
 
     Args:
         body: valid JSON.
-        decoder_type: the type that `body` was decoded into; for types other than structs, no key
-            counts as unknown.
+        decoder_type: the type that `body` is decoded into. If it is not a struct, no key counts as
+            unknown.
     """
     known = _known_fields(decoder_type)
     if known is None:
@@ -100,7 +101,7 @@ def unknown_fields(body: bytes, decoder_type: Any) -> list[str]:
 
 
 def note_ignored(names: Iterable[str]) -> None:
-    """Add `names` to the record of the current request, if there is one."""
+    """Add `names` to the current request's record, if there is one."""
     ignored = IGNORED.get()
     if ignored is not None:
         ignored.add(names)
@@ -108,9 +109,12 @@ def note_ignored(names: Iterable[str]) -> None:
 
 @functools.cache
 def strict_decoder(decoder_type: Any) -> msgspec.json.Decoder[Any] | None:
-    """A decoder that refuses unknown keys of the struct `decoder_type`; `None` for other types.
+    """Return a decoder that refuses unknown keys of the struct `decoder_type`.
 
-    The decoder returns instances of a subclass, so that nothing is read twice to find those keys.
+    It decodes into a subclass of the struct. So a body without unknown keys is read only once.
+
+    Returns:
+        `None` if `decoder_type` is not a struct.
     """
     if _known_fields(decoder_type) is None:
         return None

@@ -1,7 +1,7 @@
-"""A request's JSON body, decoded strictly into a typed struct; used by every HTTP wire.
+"""Decodes a request's JSON body strictly into a typed struct; used by every HTTP API.
 
-Booleans and strings are not accepted as numbers, `NaN` is refused, nesting is bounded, and a key
-may appear only once. So a proxy in front of the server reads the same request.
+Booleans and strings are not accepted as numbers, `NaN` is refused, nesting is limited, and a key
+may appear only once. So no proxy in front of the server can read a request differently.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from runtime.requests.arrival import timed
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Bytes decoded on the event loop: usual requests take less than a millisecond, the worst take two.
+# Bytes. Bodies up to this size are decoded on the event loop: usual ones in less than a
+# millisecond, the worst in two.
 INLINE_BYTES = 64 * 1024
-# The objects of larger bodies are freed piece by piece.
+# Bytes. The objects of larger bodies are freed piece by piece; see `free_politely`.
 _FREED_POLITELY_BYTES = 2**21
-# Number of numbers whose memory is freed in five milliseconds.
+# So many numbers are freed in five milliseconds.
 _FREED_AT_ONCE = 2**19
 _FREED_AFTER_S = 1.0
 
-# The check for duplicate keys parses in Python and takes about 12 ms per MiB. Large bodies (in
-# practice token ids) are not checked, because that would stall the streams that share the event
-# loop.
+# Bytes. Larger bodies are not checked for repeated keys (in practice they are token ids). The check
+# parses in Python, about 12 ms for each MiB, which would stall the streams on this event loop.
 DUPLICATE_CHECK_BYTES = 256 * 1024
-# A quick check comes first. It is quick only for bodies with few strings.
+# The most quotes in a body for which a quick check comes first; with more it would not be quick.
 _MAX_QUOTES = 256
-# The strings of JSON without escapes; a key has a second group.
+# Matches strings of JSON without escapes; the second group is there if the string is a key.
 _STRINGS = re.compile(rb'"([^"]*)"(\s*:)?')
 
 
 async def read_json(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode a body of any size; see `decode_body`. Ignored fields are recorded.
+    """Decode a body of any size, and record its ignored fields.
 
     Raises:
-        InvalidBody: for the reasons of `decode_body`, or the body has more numbers, strings, lists
-            and objects than a request may have.
-        Overloaded: too many large bodies wait.
+        InvalidBody: for the reasons of `decode_body`, or because the body has more numbers,
+            strings, lists and objects than a request may have.
+        Overloaded: too many large bodies are waiting.
     """
     unknown: list[str] = []
     if len(body) <= INLINE_BYTES:
@@ -79,7 +79,7 @@ def decode_large(
         decoder: decodes it.
         piece_bytes: bytes that the decoder gets at a time.
         window: bytes that one call of a regular expression scans.
-        unknown: list to which names of ignored fields are added.
+        unknown: a list, to which names of ignored fields are added.
 
     Raises:
         InvalidBody: for the reasons of `read_json`.
@@ -94,12 +94,12 @@ def decode_large(
 def decode_body(
     body: bytes, decoder: msgspec.json.Decoder[T], unknown: list[str] | None = None
 ) -> T:
-    """Decode `body`.
+    """Decode a body.
 
     Args:
         body: the JSON.
         decoder: decodes it.
-        unknown: list to which names of ignored fields are added.
+        unknown: a list, to which names of ignored fields are added.
 
     Raises:
         InvalidBody: the body is not JSON, or has a value of the wrong type (the message has its
@@ -127,7 +127,7 @@ def _decode_noting(body: bytes, decoder: msgspec.json.Decoder[T], unknown: list[
     if unknown is not None:
         strict = strict_decoder(cast("Any", decoder.type))
         if strict is not None:
-            # Most bodies have known fields only, and are read once.
+            # Most bodies have only known fields, so the first reading succeeds.
             with contextlib.suppress(msgspec.ValidationError):
                 return cast("T", strict.decode(body))
         unknown += unknown_fields(body, decoder.type)
@@ -135,17 +135,21 @@ def _decode_noting(body: bytes, decoder: msgspec.json.Decoder[T], unknown: list[
 
 
 async def work_out(body_size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work`, whose time grows with the body: on a thread unless the body is small."""
+    """Call `work` and return its result; on a thread unless the body of `body_size` is small."""
     if body_size <= INLINE_BYTES:
         return work(*args, **kwargs)
     return await PREPARING.run(work, *args, **kwargs)
 
 
 def let_go(lists: object, at_once: int = _FREED_AT_ONCE, after_s: float = _FREED_AFTER_S) -> None:
-    """Free a list of lists one by one on a thread; freeing eight million ids at once takes 0.1 s.
+    """Free a list of lists on a thread, one by one; freeing eight million ids at once takes 0.1 s.
 
-    Lists with other references are freed later, with the last reference. At most `at_once` numbers
-    are left to Python, because freeing them is fast.
+    Lists with other references are freed later, with the last reference.
+
+    Args:
+        lists: the list of lists; any other value is left alone.
+        at_once: lists with at most so many numbers together are left to Python.
+        after_s: seconds until freeing begins.
     """
     if not isinstance(lists, list) or not lists or not isinstance(lists[0], list):
         return
@@ -153,7 +157,7 @@ def let_go(lists: object, at_once: int = _FREED_AT_ONCE, after_s: float = _FREED
         return
     kept = [*lists]
     loop = asyncio.get_running_loop()
-    # By then a refused request is gone, together with its traceback.
+    # By then, a refused request's traceback no longer refers to the lists.
     loop.call_later(after_s, lambda: loop.create_task(PREPARING.run(_empty, kept)))
 
 
@@ -163,10 +167,11 @@ def _empty(lists: list[Any]) -> None:
 
 
 def _all_keys_differ(body: bytes) -> bool:
-    """Whether a quick look shows that no key of valid JSON appears twice.
+    """Whether a quick check shows that no key of valid JSON appears twice.
 
-    For a body with few strings, such as a prompt of token ids, this takes a tenth of the time of
-    the full check. The full check also refuses invalid UTF-8 in values that the decoder skips.
+    False means that the full check is needed. For a body with few strings, such as a prompt of
+    token ids, the quick check takes a tenth of its time. (The full check also refuses invalid UTF-8
+    in values that the decoder skips.)
     """
     if b"\\" in body or not body.isascii() or body.count(b'"') > _MAX_QUOTES:
         return False
@@ -175,7 +180,7 @@ def _all_keys_differ(body: bytes) -> bool:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> None:
-    # This returns None, because only the check is needed, not the objects.
+    # It returns None instead of a dict, because only the check is needed.
     if len({key for key, _ in pairs}) != len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
@@ -185,6 +190,6 @@ def _unique(pairs: list[tuple[str, object]]) -> None:
 
 
 def _path_of(message: str) -> str | None:
-    # msgspec ends its messages with the place: "... - at `$.sampling_params.n`".
+    # msgspec ends its messages with the position: "... - at `$.sampling_params.n`".
     _, found, path = message.rpartition("- at `$.")
     return path.rstrip("`").split("[", 1)[0] or None if found else None

@@ -1,8 +1,8 @@
 """Encodes JSON that may be large: small JSON at once, large JSON in pieces while it is sent.
 
-Encoding a million log-probabilities at once would hold the event loop for a second, and as Python
-objects they would take a hundred times the memory of their numbers. Here such a list stays packed
-until the response is written.
+Encoding a million log-probabilities at once would block the event loop for a second, and as Python
+objects they would take a hundred times the memory of their numbers. So such a list stays packed
+until it is sent.
 """
 
 from __future__ import annotations
@@ -15,41 +15,40 @@ from typing import Any
 
 import orjson
 
-# Numbers (or equal work) that are encoded at once; they take about fifty microseconds.
+# Numbers, or equal work, that are encoded at once, in about fifty microseconds.
 INLINE_COST = 256
 _BYTES_PER_COST = 2048
-# Items of a list that are encoded together.
+# Numbers of a list that are encoded together.
 BATCH = 512
-# Placeholder for a list while the JSON around it is encoded. JSON never contains this text, even in
-# strings.
+# Stands for a list while the JSON around it is encoded. JSON never contains this byte.
 _HOLE = b"\x00"
 
 
 class Pieces(ABC):
-    """A value that is encoded to JSON in pieces.
+    """A value that is encoded to JSON in pieces, while it is sent.
 
     Attributes:
-        cost: numbers that are still to be encoded.
+        cost: how many numbers, or equal work, are still to be encoded.
     """
 
     cost: int
 
     @abstractmethod
     def pieces(self) -> Iterator[bytes]:
-        """The pieces of the JSON, in order; each is made in well under a millisecond."""
+        """Yield the JSON in pieces; each piece takes well under a millisecond."""
 
 
 class JsonList(Pieces):
-    """A list whose items are made while it is encoded; it can be encoded once."""
+    """A list whose items are made while it is encoded, so it can be encoded only once."""
 
     def __init__(self, cost: int, items: Iterable[Any], *, batch: int = 1) -> None:
-        """Encode `items`, `batch` of them at a time, which should be about `BATCH` numbers."""
+        """Prepare to encode `items`, `batch` at a time, which should have about `BATCH` numbers."""
         self.cost = cost
         self._items = iter(items)
         self._batch = batch
 
     def pieces(self) -> Iterator[bytes]:
-        """See `Pieces`."""
+        """Yield the JSON in pieces; see `Pieces`."""
         comma = b"["
         while batch := list(islice(self._items, self._batch)):
             yield comma + orjson.dumps(batch)[1:-1]
@@ -58,15 +57,15 @@ class JsonList(Pieces):
 
 
 class JsonItems(Pieces):
-    """A list of values, each of which may be large."""
+    """A list of values, each of which may be large or have large lists in it."""
 
     def __init__(self, items: Iterable[Any], cost: int) -> None:
-        """Encode the items one after the other."""
+        """Prepare to encode the items one after the other."""
         self._items = items
         self.cost = cost
 
     def pieces(self) -> Iterator[bytes]:
-        """See `Pieces`."""
+        """Yield the JSON in pieces; see `Pieces`."""
         comma = b""
         yield b"["
         for item in self._items:
@@ -77,30 +76,30 @@ class JsonItems(Pieces):
 
 
 def list_of(items: Iterable[Any], cost: int) -> list[Any] | JsonItems:
-    """A list of `items`; a large one is encoded in pieces."""
+    """Return `items` as a list; as one that is encoded in pieces if `cost` is large."""
     return list(items) if cost <= INLINE_COST else JsonItems(items, cost)
 
 
 class GrowingJson(Pieces):
-    """A list that grows between encodings. Each item is encoded only once."""
+    """A list that is encoded again and again while it grows; each item is encoded only once."""
 
     def __init__(self, *, keeps: bool) -> None:
-        """Start empty. With `keeps`, each encoding includes all earlier items."""
+        """Begin empty. With `keeps`, each encoding has all items so far, else only new ones."""
         self.cost = 0
         self._keeps = keeps
         self._encoded: list[bytes] = []
         self._waiting: deque[tuple[Iterator[Any], int]] = deque()
 
     def extend(self, cost: int, items: Iterable[Any], *, batch: int = 1) -> None:
-        """Add `items`, which have `cost` numbers; `batch` of them are encoded at a time."""
+        """Add `items`, which have `cost` numbers; `batch` of them are encoded together."""
         self.cost += cost
         self._waiting.append((iter(items), batch))
 
     def pieces(self) -> Iterator[bytes]:
-        """See `Pieces`."""
+        """Yield the JSON in pieces; see `Pieces`."""
         comma = b"["
         if self._encoded:
-            # From now on the encoded items are one piece.
+            # The items that are encoded already are joined to one piece.
             self._encoded = [b",".join(self._encoded)]
             yield b"[" + self._encoded[0]
             comma = b","
@@ -112,17 +111,17 @@ class GrowingJson(Pieces):
                 comma = b","
                 if self._keeps:
                     self._encoded.append(data)
-        # Copying the kept text takes time, too.
+        # Sending the kept text again costs time too, though less.
         self.cost = sum(map(len, self._encoded)) // _BYTES_PER_COST
         yield b"[]" if comma == b"[" else b"]"
 
 
 def encode(content: Any) -> bytes | Iterator[bytes]:
-    """Return JSON of `content`, in pieces if its lists are large `Pieces`."""
+    """Return `content` as JSON; as an iterator of pieces if it has large `Pieces`."""
     try:
         return orjson.dumps(content)
     except TypeError:
-        # Most content has no `Pieces`, and searching for them would take longer than encoding.
+        # The usual case, without `Pieces`, is tried first: searching for them would take longer.
         pass
     large: list[Pieces] = []
     data = orjson.dumps(content, _hole(large))
@@ -131,7 +130,7 @@ def encode(content: Any) -> bytes | Iterator[bytes]:
 
 
 def all_pieces(content: Any) -> Iterator[bytes]:
-    """Return JSON of `content` in pieces, even if it is small."""
+    """Yield `content` as JSON in pieces, even if it is small."""
     large: list[Pieces] = []
     yield from _filled(orjson.dumps(content, _hole(large)), large)
 

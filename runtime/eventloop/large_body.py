@@ -1,8 +1,8 @@
-"""Decodes a large JSON body: counts its parts first, then decodes its lists in pieces.
+"""Decodes a large JSON body: counts its values first, then decodes its long lists in pieces.
 
 The decoder holds the GIL for about fifty nanoseconds for each number. Even on another thread, a
 list of eight million token ids would block the event loop for half a second. So this code runs on a
-thread, and each call of the decoder gets one piece of a list.
+thread, and each call of the decoder gets only a piece of a list.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Body = bytes | bytearray
 
 # Bytes that the decoder gets at a time; they take up to ten milliseconds.
 PIECE_BYTES = 256 * 1024
-# Most numbers of a request: token ids of its prompts, or values of embeddings.
+# The most numbers of a request: token ids of its prompts, or values of embeddings.
 MAX_NUMBERS = 2**23
-# Most strings, lists and objects of a request.
+# The most strings, lists and objects of a request.
 MAX_PARTS = 2**22
-# Most bytes of one string, unless it is ASCII without escapes: others are converted character by
-# character.
+# The most bytes of one string, unless it is ASCII without escapes. Other strings are converted
+# character by character.
 MAX_TEXT_BYTES = 2**23
-# Most fields of the body.
+# The most fields of the body.
 MAX_MEMBERS = 1024
-# Most items of a list: of numbers, and of other lists and objects, which the garbage collector
-# visits.
+# The most items of a list: of numbers or strings; and of lists or objects, which the garbage
+# collector visits.
 MAX_ITEMS = 2**20
 MAX_NESTED_ITEMS = 2**18
-# Most size of a value that cannot be divided because it is not in a list field. The size is its
-# number of numbers plus four for each string, list and object in it.
+# The largest size of a value that cannot be divided, because it is not in a list field. The size is
+# the number of its numbers plus four for each string, list and object in it.
 MAX_UNDIVIDED = 2**20
 # Bytes that one call of a regular expression scans.
 WINDOW = 64 * 1024
@@ -46,11 +46,11 @@ _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _FLAT = rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+"
 _SMALL = rb"(?:" + _STRING + rb"|\[" + _FLAT + rb"\]|\{" + _FLAT + rb"\})"
-# The content of a list or an object, up to a deeply nested or large part.
+# Matches the content of a list or an object, up to a part that is deeply nested or large.
 _CONTENT = re.compile(rb'(?:[^"\[\]{}]++|' + _SMALL + rb")*+", re.DOTALL)
-# Items of a list, each with its trailing comma.
+# Matches items of a list, each with the comma after it.
 _ITEMS = re.compile(rb'(?:[^"\[\]{},]*+(?:' + _SMALL + rb'[^"\[\]{},]*+)?+,)*+', re.DOTALL)
-# The rest of a number or a word.
+# Matches the rest of a number or a word.
 _WORD = re.compile(rb'[^"\[\]{},]*+')
 _SCALAR = re.compile(rb'[ \t\r\n]*+[^"\[\]{}, \t\r\n]*+')
 
@@ -58,17 +58,17 @@ _SCALAR = re.compile(rb'[ \t\r\n]*+[^"\[\]{}, \t\r\n]*+')
 def split_lists(
     body: Body, struct: Any, piece_bytes: int = PIECE_BYTES, window: int = WINDOW
 ) -> tuple[Body, dict[str, list[Any]]]:
-    """Take the long lists out of a large body; call this on a thread.
+    """Take the long lists out of a large body, and decode them; call this on a thread.
 
     Args:
-        body: body of a request.
-        struct: type that the body will be decoded into.
+        body: the body of a request.
+        struct: the type that the body will be decoded into.
         piece_bytes: bytes that its decoder gets at a time.
         window: bytes that one call of a regular expression scans.
 
     Returns:
-        The body, in which the long lists are empty, and the lists' decoded items by attribute of
-        `struct`.
+        The body with empty lists in place of the long ones, and the decoded items of the long
+        lists, by attribute of `struct`.
 
     Raises:
         InvalidBody: the body is not JSON, or has more numbers, strings, lists and objects than a
@@ -95,7 +95,7 @@ def split_lists(
 
 @dataclass(frozen=True)
 class _ListField:
-    """A field of a struct that may be a list."""
+    """A field of a struct whose value may be a list, with a decoder for that value."""
 
     attribute: str
     decoder: msgspec.json.Decoder[Any]
@@ -122,7 +122,7 @@ def _list_decoders(struct: Any) -> dict[str, _ListField]:
 
 @dataclass
 class _Value:
-    """A member of the body's object: its position and its size."""
+    """A member of the body's object: its key, its position, and how many values it has."""
 
     key: str
     begin: int
@@ -144,7 +144,7 @@ class _Value:
 
 
 class _Scan:
-    """Scans JSON without decoding it; the decoder checks what the scan skips."""
+    """Scans JSON without decoding it. The decoder checks later what the scan does not."""
 
     def __init__(self, body: Body, piece_bytes: int, window: int) -> None:
         self._body = body
@@ -189,13 +189,13 @@ class _Scan:
 
         Args:
             value: the list; of a nested list only `begin` and `key` are used.
-            field: the field of the list, whose decoder is used.
+            field: the field that has the list, whose decoder is used.
             depth: 1 for the field's own list, 2 for a list inside it.
         """
         body = self._body
         items: list[Any] = []
-        # Start of the part that is not decoded yet, end of that part's last whole item, and end of
-        # the scanned part.
+        # `begin`: where the part begins that is not decoded yet. `behind_comma`: after the last
+        # whole item of that part. `at`: where the scan has come to.
         begin = behind_comma = at = value.begin + 1
         while True:
             after = self._match(_ITEMS, at)
@@ -210,7 +210,7 @@ class _Scan:
             if sign == b"]":
                 rest = body[begin:end]
                 if begin > value.begin + 1 and not rest.strip():
-                    # A trailing comma.
+                    # The list ends with a comma, which is not JSON.
                     raise _not_json(end)
                 items += self._decode(value, field, rest, depth)
                 return items
@@ -230,7 +230,7 @@ class _Scan:
                 item.check_undivided()
 
     def _divided_object(self, item: _Value, field: _ListField, depth: int) -> Any:
-        """Return an object in a list; its own long lists are decoded in pieces."""
+        """Return an object that is in a list; its own long lists are decoded in pieces."""
         body = self._body
         self._num_numbers = self._num_parts = 0
         long = [
@@ -250,8 +250,8 @@ class _Scan:
         (decoded,) = self._decode(item, field, b"".join(rest), depth - 1)
         if isinstance(decoded, dict):
             if long and not self._takes_anything(field, depth - 1):
-                # The object is decoded whole: only the whole type knows the type of its lists'
-                # items.
+                # The object is decoded whole, because the type of its lists' items is known only
+                # to the decoder of the whole type.
                 return self._decode(item, field, body[item.begin : item.end], depth - 1)[0]
             decoded |= {value.key: self.divided(value, _ANY) for value in long}
             return decoded
@@ -259,14 +259,14 @@ class _Scan:
         for value in long:
             inner = decoders.get(value.key)
             items = self.divided(value, inner or _ANY)
-            # Unknown fields are ignored, but they must be JSON.
+            # The items of an unknown field are dropped; they were decoded to check the JSON.
             if inner is not None:
                 msgspec.structs.force_setattr(decoded, inner.attribute, items)
         return decoded
 
     @staticmethod
     def _takes_anything(field: _ListField, depth: int) -> bool:
-        """Whether an object of the list may contain any lists."""
+        """Whether the type of the list's objects allows any lists in them."""
         try:
             field.decoder.decode(b"[" * depth + b'{"":[null,{},"",0.5]}' + b"]" * depth)
         except msgspec.ValidationError:
@@ -288,7 +288,7 @@ class _Scan:
         try:
             items = field.decoder.decode(b"[" * depth + text + b"]" * depth)
         except msgspec.ValidationError as error:
-            # The position is relative to this piece, so it is not reported.
+            # The position in the message is left out, because it counts from this piece.
             reason = str(error).rpartition(" - at `")[0] or str(error)
             raise InvalidBody(f"{reason} - at `$.{value.key}[...]`", param=value.key) from None
         except UnicodeDecodeError:
@@ -304,7 +304,7 @@ class _Scan:
     # ---- scanning ----
 
     def _value(self, begin: int) -> int:
-        """Return the end of the value that begins at `begin`; count its parts."""
+        """Return the end of the value that begins at `begin`; count the values in it."""
         body = self._body
         if self._peek(begin) not in (b'"', b"[", b"{"):
             end = self._match(_SCALAR, begin)
@@ -315,7 +315,7 @@ class _Scan:
         at, depth = begin, 0
         while True:
             end = self._match(_CONTENT, at) if depth else at
-            # Commas in strings are counted, too, so the count is an upper bound.
+            # Commas inside strings are counted too, so the number is an upper bound.
             self._count(body.count(b",", at, end), _num_parts(body, at, end))
             sign = self._peek(end)
             if sign == b'"':
@@ -328,7 +328,7 @@ class _Scan:
                 depth -= 1
                 at = end + 1
             elif end > at:
-                # This is the window's end.
+                # The window ended inside the value; the next one begins here.
                 at = end
                 continue
             else:
@@ -386,7 +386,7 @@ def _check_num_items(key: str, items: list[Any]) -> None:
 
 
 def _num_parts(body: Body, begin: int, end: int) -> int:
-    """Return the number of strings, lists and objects in a part that has only small ones."""
+    """Return the number of strings, lists and objects between two positions."""
     count = body.count
     return count(b'"', begin, end) // 2 + count(b"[", begin, end) + count(b"{", begin, end)
 

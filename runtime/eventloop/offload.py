@@ -1,11 +1,11 @@
 """Runs work that grows with a request off the event loop, on a thread pool for each purpose.
 
-Each purpose has its own pool, so a backlog of one kind of work does not delay other kinds. The
-threads are daemons, so the interpreter's exit does not wait for them. With `asyncio.to_thread` and
+As each purpose has its own pool, a backlog of one kind of work does not delay other kinds. The
+threads are daemons, so the interpreter's exit does not wait for them; with `asyncio.to_thread` and
 `concurrent.futures` it would.
 
-A thread that holds the GIL stalls the loop. So the work must be in a library that releases the GIL,
-or be cut into slices.
+A thread that holds the GIL stalls the loop. So the work must be done in a library that releases the
+GIL, or be cut into slices.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ T = TypeVar("T")
 
 
 class OffloadPool:
-    """A bounded number of daemon threads and a bounded queue before them, for one purpose.
+    """A limited number of daemon threads for one purpose, with a limited queue.
 
-    A running job cannot be stopped when its caller gives up (after a timeout, or because the client
-    has left). While such a job runs on, an additional thread replaces its thread. There are at most
-    `workers` additional threads.
+    A running job cannot be stopped if its caller gives up, after a timeout or because the client
+    has left. While such a job runs on, an additional thread takes its place, so there are at most
+    twice `workers` threads.
     """
 
     def __init__(self, name: str, *, workers: int, max_queued: int, timeout_s: float) -> None:
-        """Prepare; a thread starts with the first job that finds none idle.
+        """Prepare without threads; a thread starts when a job finds none idle.
 
         Args:
             name: what the work is, a noun for messages and thread names ("tokenization").
             workers: most jobs that are worked on at a time.
             max_queued: most jobs that wait for a thread.
-            timeout_s: longest time from `run` to its result.
+            timeout_s: most seconds from `run` to its result.
         """
         self._name = name
         self._workers = workers
@@ -63,8 +63,8 @@ class OffloadPool:
         job = _Job(lambda: function(*args, **kwargs))
         self._put(job)
         try:
-            # `asyncio.timeout` is not used, because its error could not be told from a TimeoutError
-            # of `function`.
+            # `asyncio.timeout` is not used: its error could not be told apart from a TimeoutError
+            # that `function` raises.
             await asyncio.wait((job.done,), timeout=self._timeout_s)
         finally:
             had_begun = self._leave(job)
@@ -78,7 +78,7 @@ class OffloadPool:
 
     def _put(self, job: _Job) -> None:
         with self._changed:
-            # During a burst, free threads may not have taken their jobs from the queue yet.
+            # Jobs for which a thread is free do not count as waiting.
             num_free = max(0, self._workers - self._num_running)
             if len(self._queue) - num_free >= self._max_queued:
                 raise Overloaded(
@@ -90,17 +90,17 @@ class OffloadPool:
             self._changed.notify()
 
     def _start_thread(self) -> None:
-        """Start a thread if jobs wait, none is idle and one more is allowed (lock held)."""
+        """Start a thread if jobs wait, no thread is idle and one more is allowed (lock held)."""
         most = self._workers + min(self._num_abandoned, self._workers)
         if len(self._queue) <= self._num_idle or self._num_threads >= most:
             return
         self._num_threads += 1
-        # `threading.Thread` is not used: it waits until the thread runs, as long as others keep the
-        # GIL, and this is called on the event loop.
+        # `threading.Thread` is not used: its `start` waits until the thread runs, and would block
+        # the event loop while other threads have the GIL.
         _thread.start_new_thread(self._work, (f"{self._name}-{self._num_threads}",))
 
     def _leave(self, job: _Job) -> bool:
-        """Note that the caller no longer waits; return whether work on its job had begun."""
+        """Record that the caller no longer waits; return whether work on its job had begun."""
         with self._changed:
             if job.state == "queued":
                 self._queue.remove(job)
@@ -116,7 +116,7 @@ class OffloadPool:
         while True:
             with self._changed:
                 if self._num_threads > self._workers + min(self._num_abandoned, self._workers):
-                    # The abandoned job that this thread replaced has ended.
+                    # The abandoned job in whose place this thread was started has ended.
                     self._num_threads -= 1
                     return
                 self._num_idle += 1
@@ -133,7 +133,7 @@ class OffloadPool:
                     self._num_abandoned -= 1
                 job.state = "over"
             job.tell(result, error)
-            # Release the job's objects before waiting for the next one.
+            # The job's objects must not live until the next job comes.
             del job, result, error
 
 
@@ -147,15 +147,15 @@ class _Job:
         self._call = call
 
     def work(self) -> tuple[Any, BaseException | None]:
-        """Store the result, or the exception that was raised."""
+        """Run the call; return its result or the exception that it raised."""
         try:
             return self._call(), None
         except BaseException as error:
             return None, error
 
     def tell(self, result: Any, error: BaseException | None) -> None:
-        """Wake the caller."""
-        # The loop may be closed; then no caller waits.
+        """Pass result or exception to the waiting caller, from any thread."""
+        # If the event loop is closed, no caller waits.
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._settle, result, error)
 
@@ -166,5 +166,5 @@ class _Job:
             self.done.set_result(result)
         else:
             self.done.set_exception(error)
-            # This marks the exception as retrieved: the caller may have left.
+            # Retrieving the exception keeps asyncio from logging it if the caller has left.
             self.done.exception()

@@ -1,7 +1,7 @@
-"""Cuts long work that must stay on the event loop into slices, one per iteration of the loop.
+"""Divides long work that must stay on the event loop into slices, one for each turn of the loop.
 
-However many requests have such work, the loop runs at most one slice between two polls of its
-sockets.
+However many requests have such work, the loop runs at most one slice before it polls its sockets
+again.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Self
 from weakref import WeakKeyDictionary
 
-# Seconds after which a slice ends: a tenth of the time that a probe may wait.
+# Seconds until a slice ends: a tenth of the time that a probe may wait.
 SLICE_S = 0.002
-# Bytes after which a slice ends earlier: about as many as a socket accepts at once.
+# Bytes after which a slice ends earlier; a socket accepts about as many at once.
 SLICE_BYTES = 256 * 1024
 
 _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
 class Slices:
-    """A context manager for long work; `step` is awaited between its small parts.
+    """A context manager for long work, which awaits `step` between small parts.
 
-    Only one slice runs at a time. Short work is not sliced.
+    Only one slice of all such work runs at a time. Short work is not divided.
     """
 
     def __init__(self, *, is_long: bool = True) -> None:
-        """Make the context; the first slice begins on entering it."""
+        """Prepare; the first slice begins when the block is entered."""
         self._is_long = is_long
         self._lock: asyncio.Lock | None = None
         self._end = 0.0
@@ -41,7 +41,7 @@ class Slices:
         self._release()
 
     async def step(self) -> None:
-        """End the slice if its time is over, and wait until the next one may begin."""
+        """If the slice's time is over, end it and wait until the next one may begin."""
         if self._is_long and time.monotonic() >= self._end:
             self._release()
             await self._begin()
@@ -57,8 +57,8 @@ class Slices:
 
     def _release(self) -> None:
         if self._lock is not None:
-            # This is scheduled, not called: the next waiting task must run after the loop has
-            # polled its sockets.
+            # The release is scheduled, so that the loop polls its sockets before the next waiting
+            # task goes on.
             asyncio.get_running_loop().call_soon(self._lock.release)
             self._lock = None
 
@@ -67,7 +67,7 @@ async def in_turns(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Join `pieces` and yield one result for each time slice, so that other tasks run between.
 
     Args:
-        pieces: each must be made in much less time than a slice.
+        pieces: an iterator; making one piece must take much less time than a slice.
     """
     is_over = False
     while not is_over:

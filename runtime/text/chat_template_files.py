@@ -1,4 +1,4 @@
-"""The chat templates in a tokenizer's folder: one, or several by name."""
+"""Reads the chat templates in a tokenizer's folder: one, or several by name."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from runtime.errors import StartupError
 
 
 def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
-    """Return the templates of a folder, from the same files that `transformers` reads.
+    """Return the chat templates of a folder, from the same files that `transformers` reads.
 
     Args:
         folder: folder of the tokenizer.
         config: the content of `tokenizer_config.json`.
 
     Returns:
-        One text, or texts by name; `None` if there is none.
+        The source of one template, or several sources by name; `None` if there is none.
 
     Raises:
-        StartupError: a file that cannot be read.
+        StartupError: a file cannot be read.
     """
     jinja = folder / "chat_template.jinja"
     files = {"default": jinja} if jinja.is_file() else {}
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         files[path.name.removesuffix(".jinja")] = path
     if files:
-        # Files replace the templates of the configuration, even if the configuration names more.
+        # Template files replace all templates of the configuration, even if it has more of them.
         texts = {name: _read_template(path) for name, path in files.items()}
         return texts["default"] if list(texts) == ["default"] else texts
     for found in (

@@ -1,4 +1,4 @@
-"""Chooses a tokenizer's decoder: a piece table if that is exact, else the library's decode."""
+"""Chooses how token ids are decoded: by a table of pieces if that is exact, else by the library."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from runtime.text.decoders import (
 )
 from runtime.text.tokenizer import Tokenizer
 
-# The library's parser of the digits also accepts a sign.
+# A byte token. The library also accepts a sign in place of the first digit.
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 _UINT32_END = 2**32
 
 
 class DecoderFactory:
-    """Makes a decoder for each stream; shared parts are computed once."""
+    """Makes a decoder for each stream; parts that streams share are made once."""
 
     def __init__(self, tokenizer: Tokenizer, *, always_window: bool = False) -> None:
-        """Choose by the tokenizer's decoder; `always_window` is for comparing the two kinds."""
+        """Choose the kind of decoder for a tokenizer; with `always_window`, it is `window`."""
         self._backend = tokenizer.backend
         self._special_ids = tokenizer.special_ids
         self._cleans_up = tokenizer.cleans_up_spaces
@@ -47,11 +47,11 @@ class DecoderFactory:
 
     @property
     def kind(self) -> str:
-        """Kind of decoder, for the log: `table` or `window`."""
+        """Kind of the decoders, for the log: `table` or `window`."""
         return "window" if self._tables is None else "table"
 
     def create(self, *, skip_special_tokens: bool, prompt_tail: Sequence[int] = ()) -> TextDecoder:
-        """Return a decoder for one stream that continues after `prompt_tail`."""
+        """Return a decoder for one stream, whose text continues that of the ids `prompt_tail`."""
         decoder: TextDecoder
         if self._tables is not None:
             decoder = PieceDecoder(
@@ -96,7 +96,7 @@ class DecoderFactory:
         types = [step["type"] for step in spec]
         if types == ["ByteLevel"]:
             return _byte_level_translation()
-        # The Llama 2 chain: replacements, byte tokens, everything joined, one space off the front.
+        # Llama 2's decoder replaces texts, joins byte tokens and strips one space at the start.
         num_replaces = 0
         while types[num_replaces : num_replaces + 1] == ["Replace"]:
             num_replaces += 1
@@ -117,7 +117,7 @@ class DecoderFactory:
 
 
 def _decoder_spec(decoder: Any) -> list[dict[str, Any]]:
-    # The library shows a decoder's settings only as its serialized state.
+    # The settings of the library's decoder can be read only from its serialized state.
     if decoder is None:
         return []
     state = json.loads(decoder.__getstate__())
@@ -125,8 +125,8 @@ def _decoder_spec(decoder: Any) -> list[dict[str, Any]]:
 
 
 def _byte_level_translation() -> Callable[[str], bytes]:
-    # GPT-2's alphabet: printable Latin-1 characters stand for themselves, U+0100 onwards for other
-    # bytes.
+    # GPT-2's alphabet: a printable Latin-1 character stands for its own byte, and the characters
+    # from U+0100 on stand for the other bytes.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     alphabet = {chr(byte): byte for byte in printable}
@@ -136,7 +136,7 @@ def _byte_level_translation() -> Callable[[str], bytes]:
         try:
             return bytes([alphabet[char] for char in token])
         except KeyError:
-            # Added tokens are plain text.
+            # The token is not in the alphabet, so it is an added token, which is plain text.
             return token.encode()
 
     return translate

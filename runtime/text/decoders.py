@@ -1,8 +1,9 @@
-"""Incremental decoding of ids to text that never ends with half a character.
+"""Decodes token ids to text as they arrive, never ending a text with half a character.
 
-The concatenated text is the tokenizer's own decode of all ids, with two intended exceptions. An
-incomplete character at the very end is dropped. Valid characters stay if byte tokens after them are
-invalid: the library turns the whole run into U+FFFD, but a stream has already shown the valid ones.
+The texts joined are the tokenizer's own decode of all ids, with two intended exceptions. An
+incomplete character at the very end is dropped. And valid characters stay if byte tokens after them
+are invalid: the library turns the whole run into U+FFFD, but a stream has already shown the valid
+ones.
 """
 
 from __future__ import annotations
@@ -15,46 +16,46 @@ from runtime.text.tokenizer import clean_up_spaces
 
 REPLACEMENT = "\ufffd"
 _REPLACEMENT_BYTES = REPLACEMENT.encode()
-# Most bytes of a character in UTF-8, and so most byte tokens of a character.
+# The most bytes of a character in UTF-8, and so the most byte tokens of a character.
 _MAX_BYTES = 4
-# If more tokens than this do not decode, they are invalid. They must not be held back without
-# bound.
+# If more tokens than this do not decode to text, they are invalid, and are held back no longer.
 _MAX_PENDING_TOKENS = 2 * _MAX_BYTES
-# The longest pattern of `clean_up_spaces` has four characters.
+# The longest pattern of `clean_up_spaces` has four characters: a space and three others.
 _CLEAN_UP_REACH = 3
 
 _utf8_decode: Callable[[bytes, str, bool], tuple[str, int]] = codecs.utf_8_decode
 
 
 class TextDecoder(Protocol):
-    """Decodes one stream's ids as they arrive."""
+    """Decodes the token ids of one stream as they arrive."""
 
     def push(self, token_id: int) -> str:
-        """Add one id; returns the text that is final now."""
+        """Add one id; return the text that is final now."""
         ...
 
     def extend(self, token_ids: Sequence[int]) -> str:
-        """Add several ids; returns the text that is final now."""
+        """Add several ids; return the text that is final now."""
         ...
 
     def finish(self) -> str:
-        """Return the text still held back; an incomplete character is dropped."""
+        """Return the text that is still held back; an incomplete character is dropped."""
         ...
 
 
 class PieceTable(dict[int, "str | bytes"]):
-    """The piece of each id, computed on first use: `str`, or `bytes` of partial characters.
+    """A table of each id's piece of text; a piece is made on first use.
 
-    The table is for decoders that translate each token separately and join the bytes.
+    A piece is a `str`, or `bytes` if it has an incomplete character. The table suits tokenizers
+    that decode each token on its own and join the bytes.
     """
 
     def __init__(self, piece_bytes: Callable[[int], bytes], *, byte_by_byte: bool) -> None:
-        """Use `piece_bytes` for ids that are not in the table yet.
+        """Begin with an empty table.
 
         Args:
             piece_bytes: returns the bytes of an id; empty for unknown and for hidden ids.
-            byte_by_byte: whether the tokenizer shows invalid bytes as one U+FFFD each, or as one
-                for each broken sequence.
+            byte_by_byte: whether the tokenizer shows each invalid byte as U+FFFD, instead of each
+                invalid sequence.
         """
         super().__init__()
         self._piece_bytes = piece_bytes
@@ -70,33 +71,34 @@ class PieceTable(dict[int, "str | bytes"]):
         return piece
 
     def join(self, token_ids: Sequence[int]) -> bytes:
-        """Return the bytes of several ids."""
+        """Return the joined bytes of several ids."""
         pieces = [self[token_id] for token_id in token_ids]
         return b"".join([piece.encode() if isinstance(piece, str) else piece for piece in pieces])
 
 
 class PieceDecoder:
-    """Joins the pieces of a `PieceTable`: one look-up per token, for any length of text."""
+    """Joins pieces of a `PieceTable`: one look-up per token, however long the text is."""
 
     __slots__ = ("_borrowed", "_pending", "_strip", "_table")
 
     def __init__(self, table: PieceTable, prompt_tail: Sequence[int], strip_first: str) -> None:
-        """Continue after `prompt_tail`.
+        """Continue the text of `prompt_tail`.
 
         Args:
             table: pieces of the tokenizer.
-            prompt_tail: the ids before the first; only an unfinished character at the end matters.
+            prompt_tail: the last ids of the prompt; only an incomplete character at their end
+                matters.
             strip_first: a character that the tokenizer drops at the start of the whole text.
         """
         self._table = table
         context = table.join(prompt_tail)
         self._pending = _incomplete_tail(context)
-        # Bytes of the prompt count only if the output completes their character.
+        # Bytes of an incomplete character of the prompt, which the output may complete.
         self._borrowed = len(self._pending)
         self._strip = strip_first if not context else ""
 
     def push(self, token_id: int) -> str:
-        """Add one id; returns the text that is final now."""
+        """Add one id; return the text that is final now."""
         piece = self._table[token_id]
         if isinstance(piece, str):
             if not self._pending and not self._strip:
@@ -105,7 +107,7 @@ class PieceDecoder:
         return self._join(piece)
 
     def extend(self, token_ids: Sequence[int]) -> str:
-        """Add several ids; returns the text that is final now."""
+        """Add several ids; return the text that is final now."""
         return self._join(self._table.join(token_ids))
 
     def finish(self) -> str:
@@ -121,7 +123,8 @@ class PieceDecoder:
         if not text:
             return ""
         if self._borrowed:
-            # The character is not dropped if it is U+FFFD itself, completed.
+            # If the output does not complete the prompt's character, the prompt's bytes are
+            # dropped. A completed character may be U+FFFD itself.
             if text.startswith(REPLACEMENT) and not data.startswith(_REPLACEMENT_BYTES):
                 text, self._pending = _decode(data[self._borrowed :], self._table.byte_by_byte)
             self._borrowed = 0
@@ -139,13 +142,13 @@ def _incomplete_tail(data: bytes) -> bytes:
 
 
 def _is_surrogate_half(rest: bytes) -> bool:
-    # Python waits for the third byte of an encoded surrogate, although the second is invalid
-    # already.
+    # These two bytes can only begin an encoded surrogate, which is invalid, but Python waits for
+    # the third byte.
     return len(rest) == 2 and rest[0] == 0xED and rest[1] >= 0xA0
 
 
 def _decode(data: bytes, byte_by_byte: bool) -> tuple[str, bytes]:
-    """Return the text of `data`, and the bytes of an incomplete last character."""
+    """Return the text of `data`, and the bytes of an incomplete character at its end."""
     parts = []
     while True:
         try:
@@ -164,7 +167,9 @@ def _decode(data: bytes, byte_by_byte: bool) -> tuple[str, bytes]:
 
 
 class WindowDecoder:
-    """Decodes the last tokens together with earlier ones and takes the new text; for any tokenizer.
+    """Decodes the last tokens together with a few earlier ones, and returns the new text.
+
+    It works for any tokenizer.
 
     Source: the prefix and read offsets of Hugging Face text-generation-inference.
     """
@@ -179,37 +184,37 @@ class WindowDecoder:
         *,
         splits_characters: bool,
     ) -> None:
-        """Continue after `prompt_tail`.
+        """Continue the text of `prompt_tail`.
 
         Args:
             decode: the tokenizer's decode, including special tokens.
             keeps: returns whether an id has text to show: it is known and not a hidden special
                 token.
-            prompt_tail: the ids before the first.
-            splits_characters: whether tokens may hold part of a character, so that U+FFFD at the
-                end means an unfinished character.
+            prompt_tail: the last ids of the prompt.
+            splits_characters: whether a token may have only a part of a character, so that U+FFFD
+                at the end means an incomplete character.
         """
         self._decode = decode
         self._keeps = keeps
         self._splits_characters = splits_characters
-        # Hidden tokens are never added, because a window of only hidden tokens would give no
+        # Hidden tokens are left out, because a window of only hidden tokens would have no text as
         # context.
         self._ids = [token_id for token_id in prompt_tail if keeps(token_id)]
         if splits_characters and REPLACEMENT in decode(self._ids):
-            # Half a character at either end of the tail would corrupt the text after it.
+            # Half a character at either end of the context would corrupt the text after it.
             self._ids = []
         self._read = len(self._ids)
 
     def push(self, token_id: int) -> str:
-        """Add one id; returns the text that is final now."""
+        """Add one id; return the text that is final now."""
         return self.extend((token_id,))
 
     def extend(self, token_ids: Sequence[int]) -> str:
-        """Add several ids; returns the text that is final now."""
+        """Add several ids; return the text that is final now."""
         added = [token_id for token_id in token_ids if self._keeps(token_id)]
         if self._splits_characters:
-            # Ids are added one by one: otherwise a long block with half a character at its end
-            # would be held back.
+            # The ids are added one by one. Otherwise half a character at the end would hold back
+            # the text of all of them.
             return "".join([self._extend([token_id]) for token_id in added])
         return self._extend(added) if added else ""
 
@@ -228,7 +233,7 @@ class WindowDecoder:
         return text
 
     def finish(self) -> str:
-        """Return the text held back, without the unfinished character."""
+        """Return the text that is still held back, without an incomplete character."""
         if self._read == len(self._ids):
             return ""
         text = self._new_text().rstrip(REPLACEMENT)
@@ -241,33 +246,33 @@ class WindowDecoder:
 
 
 class CleanedDecoder:
-    """Applies `clean_up_spaces` to a decoder's text; holds back what later text may change."""
+    """Applies `clean_up_spaces` to another decoder's text; holds back what may still change."""
 
     __slots__ = ("_held", "_inner")
 
     def __init__(self, inner: TextDecoder) -> None:
-        """Clean the text of `inner`."""
+        """Clean the text of the decoder `inner`."""
         self._inner = inner
         self._held = ""
 
     def push(self, token_id: int) -> str:
-        """Add one id; returns the text that is final now."""
+        """Add one id; return the text that is final now."""
         return self._clean(self._inner.push(token_id))
 
     def extend(self, token_ids: Sequence[int]) -> str:
-        """Add several ids; returns the text that is final now."""
+        """Add several ids; return the text that is final now."""
         return self._clean(self._inner.extend(token_ids))
 
     def finish(self) -> str:
-        """Return the text still held back."""
+        """Return the text that is still held back."""
         text = clean_up_spaces(self._held + self._inner.finish())
         self._held = ""
         return text
 
     def _clean(self, text: str) -> str:
         text = self._held + text
-        # Every pattern begins with a space and ends at most three characters later, and clean-up
-        # only removes spaces. So no pattern crosses a border that follows three other characters.
+        # Every pattern is a space and up to three further characters, and clean-up only removes
+        # spaces. So no pattern crosses a position whose three previous characters are no spaces.
         for border in range(len(text), _CLEAN_UP_REACH - 1, -1):
             if " " not in text[border - _CLEAN_UP_REACH : border]:
                 self._held = text[border:]

@@ -1,6 +1,6 @@
-"""All streams of a server. It turns one step's tokens into one step's text, without I/O.
+"""Turns the tokens of one step into the text of one step, for all streams, without I/O.
 
-`Stream` is the state of one stream: its tokens, the text that was shown, when the next delta is
+`Stream` is the state of one request: its tokens, the text that was sent, and when the next part is
 due.
 """
 
@@ -34,42 +34,42 @@ from runtime.text.tokenizer import Tokenizer
 
 ID_BYTES = 4
 _PORTION_BYTES = 2**20
-# Tokens of a request without streaming that may wait to be decoded. Decoding all of them at the end
-# would delay the next batch: 32,768 tokens took 13 milliseconds, 50 the first time.
+# The most undecoded tokens of a request without streaming. Decoding all of its tokens at the end
+# would delay the next step: 32,768 tokens took 13 ms, and 50 ms the first time.
 MAX_UNDECODED = 16
-# Extras are sent in portions, even without streaming: a message of a hundred megabytes would block
-# the front while it is read.
+# Bytes. Extras are sent when they have so many bytes, even without streaming: reading a message of
+# a hundred megabytes would block the front process.
 _MAX_UNSENT_BYTES = 2**18
-# Cost of reading one block, in bytes.
+# Bytes that count for reading one block, besides its data.
 BLOCK_BYTES = 128
 
 
 class MalformedDeltas(ValueError):
-    """A message whose parts contradict each other; it is ignored as a whole."""
+    """The parts of a message contradict each other; the whole message is ignored."""
 
 
 class Detokenizer:
-    """The streams that are open, by request id.
+    """The streams of all requests that run, by request id.
 
     Attributes:
-        is_midway: whether a step has begun to change streams and has not ended. A step that raised
-            before that can be tried again.
+        is_midway: whether a step has begun to change streams and has not ended. A step that failed
+            before it changed any can be tried again.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Decode with `tokenizer`."""
+        """Begin without streams; text is decoded by `tokenizer`."""
         self._decoders = DecoderFactory(tokenizer)
         self._streams: dict[int, Stream] = {}
-        # An exception from a stream's text, stop patterns or extras ends only that stream.
+        # An exception in handling one request's text, stop patterns or extras ends only it.
         self._faults = FaultDomains(self._fail_in_step)
         self.is_midway = False
-        # Deltas of the step that is being decoded.
+        # The results of the step that is being handled.
         self._deltas: list[TextDelta] = []
         self._hits: list[int] = []
 
     @property
     def decoder_kind(self) -> str:
-        """Kind of this tokenizer's decoder, for the log."""
+        """Kind of this tokenizer's decoders, for the log."""
         return self._decoders.kind
 
     @property
@@ -78,18 +78,18 @@ class Detokenizer:
         return len(self._streams)
 
     def reset(self) -> None:
-        """Forget every stream."""
+        """Forget all streams."""
         self._streams.clear()
 
     def step(self, message: TokenDeltas) -> tuple[TextDeltas, StopHit | None]:
-        """Decode one step of the whole batch.
+        """Handle one step of the whole batch.
 
-        Requests that are unknown or have ended are ignored: the scheduler may be a step ahead of a
-        stop string. A failure ends only its request.
+        Requests that are unknown or have ended are ignored, because the scheduler may be a step
+        ahead when a stop string ends a request. A failure ends only its request.
 
         Returns:
-            The deltas that are due, and the requests that have ended without the scheduler's
-                knowledge.
+            The deltas that are due, and the requests that ended here, which the scheduler does not
+            know yet.
 
         Raises:
             MalformedDeltas: the message's lists do not fit together.
@@ -146,7 +146,7 @@ class Detokenizer:
         self._streams[start.request_id] = stream
 
     def _close(self, end: StreamEnd) -> None:
-        # The request ends without tokens in this step.
+        # The request ends in this step without a new token.
         stream = self._streams.get(end.request_id)
         if stream is None:
             return
@@ -156,7 +156,7 @@ class Detokenizer:
         del self._streams[end.request_id]
 
     def fail(self, request_id: int, why: str) -> TextDelta:
-        """Forget a stream that failed; return the delta that reports the failure."""
+        """Forget a request that failed; return the delta that reports the failure."""
         self._streams.pop(request_id, None)
         return TextDelta(request_id, "", b"", internal_error(why))
 
@@ -166,7 +166,7 @@ class Detokenizer:
 
 
 class Stream:
-    """Turns one request's tokens into deltas, in order, each character once."""
+    """Turns one request's tokens into deltas, in order; each character is sent once."""
 
     __slots__ = (
         "_admitted_at",
@@ -192,7 +192,7 @@ class Stream:
     )
 
     def __init__(self, start: StreamStart, cached_tokens: int, decoder: TextDecoder) -> None:
-        """Begin a stream; `cached_tokens` goes out with its first delta."""
+        """Begin a stream; its first delta reports `cached_tokens`."""
         self._request_id = start.request_id
         self._cached_tokens = cached_tokens
         self._admitted_at = start.admitted_at
@@ -200,20 +200,22 @@ class Stream:
         self._decoder = decoder
         self._keep_stop = start.no_stop_trim
         self._matcher = stop_search(start)
-        # These are for the matcher only: where the answer begins, and how many tokens came.
+        # Used for stop strings only: what finds thoughts, in which stop strings do not count; the
+        # least number of tokens; and the number of tokens so far.
         self._scan = ThoughtScan(start.thoughts) if start.thoughts is not None else None
         self._least = start.min_new_tokens
         self._num_tokens = 0
-        # Unsent tokens that make a delta due: the first at once; without streaming, never.
+        # Number of unsent tokens that make a delta due. The first token is sent at once; without
+        # streaming, tokens are sent only at the end.
         self._interval = max(1, start.stream_interval) if start.stream else sys.maxsize
         self._due = 1 if start.stream else sys.maxsize
         self._num_unsent = 0
         self._num_bytes = 0
-        # Characters at the beginning of the next text that were sent before.
+        # Characters at the beginning of the next text that another process has sent already.
         self._num_hidden = 0
         self._undecoded: list[int] = []
-        # This number differs by stream, so that streams that began together are not all decoded in
-        # one step.
+        # The first bound differs by request, so that requests that began together are not all
+        # decoded in the same step.
         self._max_undecoded = start.request_id % MAX_UNDECODED + 1
         self._data: list[bytes] = []
         self._text: list[str] = []
@@ -222,8 +224,8 @@ class Stream:
     def go_on_after(self, token_ids: list[int], num_shown: int) -> None:
         """Take the tokens that an earlier process sent, with `num_shown` characters of text.
 
-        Decoding these tokens together may give more text than was sent with them, or less; the text
-        that follows begins after exactly `num_shown` characters.
+        Decoding these tokens again, all together, may give more text than was sent, or less. The
+        next text begins after exactly `num_shown` characters.
         """
         self._undecoded += token_ids
         if self._matcher is not None:
@@ -231,12 +233,12 @@ class Stream:
         else:
             self._text.append(self._decode())
         self._num_hidden = num_shown
-        # The first delta was sent with the first of these tokens.
+        # The first delta was sent by the earlier process.
         self._cached_tokens = -1
         self._due = self._interval
 
     def add_extra(self, block: ExtraBlock) -> None:
-        """Add a block to the next delta."""
+        """Add a block of an extra to the next delta."""
         add_block(self._extras, block)
         self._num_bytes += len(block.data) + BLOCK_BYTES
 
@@ -251,11 +253,11 @@ class Stream:
             reason: why the request ends with this step, if it does.
 
         Returns:
-            A delta if one is due. A delta with a reason is the last one. The reason is the given
-            one, or a stop string that was found.
+            A delta if one is due. A delta with a reason is the last one. Its reason is `reason`, or
+            a stop string that was found.
         """
         if token_ids and not self._first_token_at:
-            # Without streaming, the delta may come much later.
+            # The time is taken now, because without streaming the delta comes much later.
             self._first_token_at = time.monotonic()
         self._num_unsent += len(token_ids)
         self._undecoded += token_ids
@@ -271,7 +273,7 @@ class Stream:
         if reason is None and not is_due:
             if len(self._undecoded) > self._max_undecoded:
                 self._max_undecoded = MAX_UNDECODED
-                # The newest token may turn out to be the stop token.
+                # The newest token stays undecoded: it may turn out to be the stop token.
                 newest = self._undecoded.pop()
                 self._text.append(self._decode())
                 self._undecoded.append(newest)
@@ -310,7 +312,8 @@ class Stream:
         return text
 
     def _drop_stop_token(self, reason: FinishReason) -> int:
-        # The token that ended the request is reported, but its text is not part of the answer.
+        # A stop token is reported as a token, but its text does not belong to the answer. Returns
+        # the number of such tokens, 0 or 1.
         ids = self._undecoded
         if self._keep_stop or reason.type != "stop" or not isinstance(reason.matched, int):
             return 0
@@ -322,7 +325,7 @@ class Stream:
     def _search(
         self, matcher: StopSearch, reason: FinishReason | None
     ) -> tuple[int, FinishReason | None]:
-        """Decode token by token; return the number of ids after a match, and the final reason."""
+        """Decode token by token; return how many ids come after a match, and the final reason."""
         num_hidden = self._drop_stop_token(reason) if reason is not None else 0
         ids = self._undecoded
         for index, token_id in enumerate(ids):
@@ -335,12 +338,12 @@ class Stream:
         ids.clear()
         if reason is None:
             return 0, None
-        # The stop token is counted, too: it cannot come before `min_new_tokens` tokens.
+        # A stop token counts too; it comes only after `min_new_tokens` tokens.
         self._num_tokens += num_hidden
         self._look_through(matcher, self._decoder.finish(), is_end=True)
         if matcher.matched is None:
             self._text.append(matcher.finish(may_match=self._num_tokens > self._least))
-        # An abort is reported even if the text happens to end with a stop.
+        # An aborted request is reported as aborted, even if its text ends with a stop string.
         if matcher.matched is not None and reason.type != "abort":
             return num_hidden, FinishReason("stop", matched=matcher.matched)
         return 0, reason
@@ -360,10 +363,10 @@ class Stream:
 
 
 def portions(message: TextDeltas) -> Iterator[TextDeltas]:
-    """Split the deltas into messages that are read in a millisecond or two; no deltas, no message.
+    """Split a message into messages that the front process can read in a millisecond or two.
 
-    A thousand requests with log-probabilities that end in one step would block the front for a
-    tenth of a second.
+    If a thousand requests with log-probabilities end in one step, a single message would block the
+    front for a tenth of a second. A message without deltas gives no message.
     """
     begin = num_bytes = 0
     for index, delta in enumerate(message.deltas):

@@ -1,7 +1,6 @@
-"""The detokenizer process: turns tokens into text for the front, and reports stop hits.
+"""The detokenizer process: turns tokens into text for the front, and finds stop strings.
 
-The process belongs to one generation of the scheduler: when the scheduler is restarted, this
-process is restarted, too.
+A scheduler process has one detokenizer process; if the scheduler is restarted, so is this process.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _FAREWELL_MS = 2000
 
 
 class DetokenizerLoop:
-    """Moves messages between the sockets and the detokenizer."""
+    """Receives messages, lets the detokenizer handle them, and sends the results."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class DetokenizerLoop:
         front: Outbox,
         scheduler: Outbox,
     ) -> None:
-        """Read from `inbox`, send text to `front` and stop hits to `scheduler`."""
+        """Read from `inbox`, send text to `front`, and found stop strings to `scheduler`."""
         self._detokenizer = detokenizer
         self._inbox = inbox
         self._front = front
@@ -64,14 +63,14 @@ class DetokenizerLoop:
         self._faults = FaultDomains(self._fail)
 
     def turn(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` for messages and handle all that have arrived."""
+        """Wait up to `timeout_s` seconds for messages, and handle all that have arrived."""
         if not self._inbox.wait(timeout_s):
             return
         for message in self._inbox.drain():
             self.handle(message)
 
     def handle(self, message: DetokenizerInbound) -> None:
-        """Send the results of a message; a failure ends the requests that it names."""
+        """Handle a message and send the results; a failure ends only the requests in question."""
         if isinstance(message, ResetStreams):
             self._detokenizer.reset()
             return
@@ -93,7 +92,7 @@ class DetokenizerLoop:
         named = _named(message)
         parts: list[TokenDeltas] = []
         if not self._detokenizer.is_midway and len(named) > 1:
-            # No stream has changed yet.
+            # No stream has changed yet, so the step can be repeated in parts.
             with contextlib.suppress(TypeError, ValueError):
                 parts = [_part_of(message, request_id) for request_id in named]
         self._detokenizer.is_midway = False
@@ -108,7 +107,7 @@ class DetokenizerLoop:
         try:
             self._front.send(portion)
         except Exception:
-            # The message cannot be encoded. Sending each delta alone finds the faulty one.
+            # The message cannot be encoded. Each delta is sent alone, to find the faulty one.
             for delta in portion.deltas:
                 with self._faults.of(delta.request_id):
                     self._front.send(TextDeltas([delta]))
@@ -119,13 +118,13 @@ class DetokenizerLoop:
 
 
 def _named(message: TokenDeltas) -> set[int]:
-    """Return the requests that a message names."""
+    """Return the ids of the requests that a message is about."""
     parts = (message.starts, message.ends, message.extras)
     return {part.request_id for each in parts for part in each} | set(message.request_ids)
 
 
 def _part_of(message: TokenDeltas, request_id: int) -> TokenDeltas:
-    """Return the part of a message that concerns one request."""
+    """Return the part of a message that is about one request."""
     starts = [
         (start, cached)
         for start, cached in zip(message.starts, message.cached_tokens, strict=True)
@@ -154,7 +153,7 @@ def main(payload: bytes) -> None:
     """Run until the parent process has ended.
 
     Args:
-        payload: a `DetokenizerConfig` in msgpack.
+        payload: a `DetokenizerConfig`, encoded as msgpack.
     """
     config = msgspec.msgpack.decode(payload, type=DetokenizerConfig)
     configure_logging(config.log_level, "detokenizer", config.log_format)
@@ -184,8 +183,8 @@ def main(payload: bytes) -> None:
     shared.beat_detokenizer()
     front.send(DetokenizerReady(os.getpid()))
     logger.debug("Ready, decoding by %s", detokenizer.decoder_kind)
-    # Loaded objects live as long as the process, so the collector need not traverse a vocabulary
-    # repeatedly.
+    # The objects loaded so far live as long as the process, so the garbage collector need not visit
+    # them again and again.
     gc.collect()
     gc.freeze()
     while True:

@@ -1,4 +1,7 @@
-"""A request from uvicorn to its route: id, checks, response or refusal, counters, access log."""
+"""The ASGI application: the path of every request from uvicorn to its route and back.
+
+It adds the request's id, checks the request, sends the response or refusal, counts and logs it.
+"""
 
 from __future__ import annotations
 
@@ -34,24 +37,25 @@ access_logger = logging.getLogger("server.access")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _UNPRINTABLE = re.compile(r"[^!-~]")
 MAX_LOGGED_PATH = 128
-# How much of an error is logged, in characters; it may repeat a part of the request.
+# The part of an error response that the access log shows, of at most `_MAX_REASON` characters. It
+# may repeat a part of the request.
 _LOGGED_REASON = re.compile(rb'"message":"((?:[^"\\]|\\.)+)')
 _MAX_REASON = 160
-# Routes with keys that are polled about every second, like the open ones.
+# Routes that need a key and are polled about every second, as open routes are.
 _POLLED_ROUTES = frozenset({"/v1/loads", "/get_load", "/ping", "/last_errors"})
 
 
 class HttpObserver(Protocol):
-    """Counts requests and measures the lag of the loop that serves them."""
+    """Counts requests, and measures the lag of the event loop that serves them."""
 
     async def measure_loop(self) -> None:
-        """Observe the running event loop; does not return."""
+        """Measure the running event loop until cancelled."""
 
     def on_request(self) -> None:
-        """Record that a request began."""
+        """Record that a request has begun."""
 
     def on_response(self, scope: Scope, status_code: int) -> None:
-        """A request ended, with this status (499 if the client disconnected before any)."""
+        """Record that a request has ended; the status is 499 if the client left before any."""
 
 
 class Application:
@@ -61,7 +65,7 @@ class Application:
         api: describes all routes for the OpenAPI document; it serves no requests.
         routes: the same routes, with their access levels.
         observer: counts requests; may be absent.
-        tracing: makes their spans; may be absent.
+        tracing: makes the requests' spans (OpenTelemetry); may be absent.
     """
 
     def __init__(
@@ -74,10 +78,16 @@ class Application:
         last_errors: LastErrors,
         tracing: Tracing | None = None,
     ) -> None:
-        """Check requests as `http` specifies, and run the route from `routes` for each.
+        """Prepare to serve the routes of `routes`.
 
-        Connections are closed once `lifecycle` drains; `observer` is notified of each request,
-        `last_errors` of each that is refused or fails, `tracing` of each that clients send.
+        Args:
+            api: describes the routes.
+            routes: the routes to run.
+            http: the options of checks: keys, origins, size of bodies.
+            lifecycle: connections are closed once it says that the server drains.
+            observer: told of every request.
+            last_errors: told of every request that is refused or fails.
+            tracing: told of every request that is not a probe or a poll.
         """
         self.api = api
         self.routes = routes
@@ -88,7 +98,7 @@ class Application:
         self.observer = observer
         self._last_errors = last_errors
         self.tracing = tracing
-        # Origins are checked before this middleware, because it echoes any origin that it receives.
+        # This middleware allows any origin, so origins are checked before it runs.
         self._serve_with_cors = CORSMiddleware(
             self._serve,
             allow_origins=["*"] if "*" in http.allow_origins else (),
@@ -99,10 +109,10 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # WebSocket and lifespan events are not used.
+        # WebSocket and lifespan events are ignored.
         if scope["type"] != "http":
             return
-        # The route is found first: every later decision depends on it.
+        # The route is found first, because all checks depend on it.
         route = self.routes.resolve(scope)
         request_id = _request_id(scope)
         context = self._begin(scope, request_id.decode("ascii"))
@@ -125,7 +135,7 @@ class Application:
                 if ignored.names:
                     headers.append((HEADER.encode(), ignored.header().encode("ascii")))
                 if self._lifecycle.draining:
-                    # The server drains, so the client's next request must go to another server.
+                    # The server is draining, so the client must send its next request elsewhere.
                     headers.append((b"connection", b"close"))
                 message["headers"] = headers
             elif status_code >= 400 and (found := _LOGGED_REASON.search(message.get("body", b""))):
@@ -153,7 +163,7 @@ class Application:
             self._end(scope, context, status_code, seconds, reason)
 
     def _begin(self, scope: Scope, request_id: str) -> RequestContext:
-        """Begin the request's span, unless the request is a probe, a poll, or has no route."""
+        """Begin the request's span, unless it is a probe or a poll, or its path has no route."""
         route: RouteMatch = scope["route"]
         if self.tracing is None or route.path is None or _is_polled(route):
             return RequestContext(request_id)
@@ -162,7 +172,7 @@ class Application:
     def _end(
         self, scope: Scope, context: RequestContext, status_code: int, seconds: float, reason: str
     ) -> None:
-        """Count, trace and log a request; the status is 0 if the client left before any."""
+        """Count, trace and log a request; a status of 0 means that the client left before any."""
         if self.observer is not None:
             self.observer.on_response(scope, status_code or 499)
         if self.tracing is not None:
@@ -173,7 +183,7 @@ class Application:
             self._last_errors.note(status_code, scope["method"], path, reason, context.request_id)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the route's response, or the reason for refusing the request."""
+        """Check key and body, run the route, and send its response or the refusal."""
         route: RouteMatch = scope["route"]
         receive = self._body_limit.counting(receive)
         response: ASGIApp
@@ -202,7 +212,7 @@ def _is_polled(route: RouteMatch) -> bool:
 
 def _log(scope: Scope, path: str, status_code: int, seconds: float, reason: str) -> None:
     route: RouteMatch = scope["route"]
-    # At the usual log level, lines of probes and routers would bury the others.
+    # Lines of probes and polls have the level debug, because they would bury all others.
     level = logging.DEBUG if _is_polled(route) else logging.INFO
     if not access_logger.isEnabledFor(level):
         return

@@ -1,4 +1,4 @@
-"""Limits on a request's body: its type, size and encoding, and the time it may take to arrive."""
+"""Limits a request's body: its type, encoding and size, and the time until it has arrived."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ BODY_TIMEOUT_S = 120.0
 
 
 class BodyLimit:
-    """Counts the body as it streams in; a route never receives more than the limit."""
+    """Checks the body's headers, and counts its bytes and seconds while it arrives."""
 
     def __init__(self, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> None:
-        """Accept bodies of up to `max_bytes`, sent within `timeout_s`."""
+        """Accept bodies of up to `max_bytes` that arrive within `timeout_s` seconds."""
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
 
     def refusal(self, scope: Scope) -> HeadraceError | None:
-        """Why the body that the headers announce is refused; None if it is accepted."""
+        """Return why a body with these headers is refused; None if it is accepted."""
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
                 return self._too_large()
             if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
                 return UnsupportedEncoding("Compressed request bodies are not accepted.")
-            # The routes of other dialects have their own, stricter rule.
+            # Routes of the other APIs check the type themselves, more strictly.
             if name == b"content-type" and scope["route"].dialect is Dialect.NATIVE:
                 media_type = value.partition(b";")[0].strip().lower()
                 if not _may_be_json(media_type, scope):
@@ -47,11 +47,11 @@ class BodyLimit:
         return None
 
     def counting(self, receive: Receive) -> Receive:
-        """Wrap `receive` so that it raises once the body is too large, too slow or cut off.
+        """Return a `receive` that raises once the body is too large, too slow or cut off.
 
         Raises:
-            BodyTooLarge, SlowBody, ClientGone: raised by the call of `receive` that detects the
-                problem.
+            BodyTooLarge, SlowBody, ClientGone: raised by the call of the returned `receive` that
+                notices it.
         """
         received = 0
         is_complete = False
@@ -60,7 +60,7 @@ class BodyLimit:
         async def counted() -> Message:
             nonlocal received, is_complete
             if is_complete:
-                # From here on a route only waits for the client to disconnect.
+                # After the body, a route calls `receive` only to learn that the client has left.
                 return await receive()
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
@@ -88,6 +88,6 @@ def _may_be_json(media_type: bytes, scope: Scope) -> bool:
         media_type.startswith(b"application/") and media_type.endswith(b"+json")
     ):
         return True
-    # The default of `curl -d` and of Python's urllib. A page may also use this type, and does so
-    # without a preflight request.
+    # `curl -d` and Python's urllib send this type by default. From a browser it is refused, because
+    # a page of another origin may send it without a preflight request.
     return media_type == b"application/x-www-form-urlencoded" and not is_from_browser(scope)

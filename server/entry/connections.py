@@ -1,4 +1,4 @@
-"""Connections over the limit, on which only probes are answered."""
+"""Refuses requests on connections over the limit, except probes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from server.access import Access
 
 
 def check_connection(scope: Scope) -> None:
-    """Refuse a request on a connection over the limit, unless it is a probe.
+    """Refuse a request on a connection over the limit, unless the request is a probe.
 
     Raises:
         Overloaded: the request is refused.

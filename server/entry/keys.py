@@ -1,4 +1,4 @@
-"""Bearer keys: whether a request may use its route."""
+"""Checks the keys of requests: whether a request may use its route."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from server.access import Access
 from server.error_responses import KeyRefused
 from server.routing import RouteMatch
 
-# The headers that carry keys; the second is Anthropic's.
+# Hexadecimal digits of a tenant's name, and the headers that carry keys. Anthropic's clients use
+# the second header.
 _NAME_DIGITS = 16
 KEY_HEADERS = frozenset({"authorization", "x-api-key"})
 
 
 def read_tenants(http: HttpArgs) -> dict[bytes, str]:
-    """The digests of the keys in `--api-keys-file`, each with a name for its owner.
+    """Return a name for the owner of each key in `--api-keys-file`, by the digest of the key.
 
-    The name depends only on the key, not on its position in the file, so that data stored under it
-    survives a change of the file.
+    The name depends only on the key, not on its line in the file. So data that is stored under the
+    name is found again after a change of the file.
 
     Raises:
         StartupError: the file cannot be read, is empty, or repeats a key or one of the operator's;
@@ -44,16 +45,16 @@ def read_tenants(http: HttpArgs) -> dict[bytes, str]:
         raise StartupError(
             f"--api-keys-file {http.api_keys_file} holds a key twice, or one of the operator's."
         )
-    # The name is stable when other lines of the file change, because stored data carries it.
+    # Names must not change with other lines of the file, because stored data has them.
     digests = [_digest(key.encode()) for key in keys]
     return {digest: digest.hex()[:_NAME_DIGITS] for digest in digests}
 
 
 class Keys:
-    """The server's keys, as digests: the time of a comparison reveals nothing about a key."""
+    """The server's keys, kept as digests, so that the time of a comparison reveals nothing."""
 
     def __init__(self, http: HttpArgs) -> None:
-        """Read the keys; without `admin_api_key` the API key also opens admin routes.
+        """Read the keys. Without `admin_api_key`, the API key also opens admin routes.
 
         Raises:
             StartupError: see `read_tenants`.
@@ -68,7 +69,7 @@ class Keys:
         return self._api_digest is not None or self._admin_digest is not None
 
     def has_valid(self, scope: Scope) -> bool:
-        """Whether the request carries a valid key, for any route."""
+        """Whether the request has a valid key, for whichever route."""
         digest = _digest(_sent_key(scope))
         known = (self._api_digest, self._admin_digest)
         return digest in self._tenants or any(
@@ -76,11 +77,11 @@ class Keys:
         )
 
     def tenant(self, scope: Scope) -> str:
-        """The owner of the request's key in the keys file; empty for other keys."""
+        """Return the name of the tenant whose key a request has; empty if it is no tenant's."""
         return self._tenants.get(_digest(_sent_key(scope)), "") if self._tenants else ""
 
     def refusal(self, scope: Scope) -> KeyRefused | None:
-        """Why the request's key does not open the route; None if it does."""
+        """Return why the request's key does not open its route; None if it does."""
         route: RouteMatch = scope["route"]
         access = route.access
         if access is Access.OPEN:
@@ -104,7 +105,7 @@ class Keys:
 def _sent_key(scope: Scope) -> bytes:
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     if not values:
-        # Anthropic's clients send their key in a separate header.
+        # Anthropic's clients send the key in another header, without `Bearer`.
         values = [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
     if len(values) != 1:
         return b""

@@ -1,4 +1,4 @@
-"""`/last_errors`: which requests were refused or failed lately, and why."""
+"""`/last_errors`: lists the requests that were refused or failed lately, with the reasons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_KEPT = 100
 
 
 class LastError(TypedDict):
-    """A response with status 400 or above."""
+    """One response with a status of 400 or above."""
 
     time: str
     status: int
@@ -27,19 +27,19 @@ class LastError(TypedDict):
 
 
 class LastErrorsAnswer(TypedDict):
-    """The latest first."""
+    """The last errors, the latest first."""
 
     errors: list[LastError]
 
 
 class LastErrors:
-    """The last `MAX_KEPT` errors, the latest first."""
+    """Keeps the last `MAX_KEPT` errors, the latest first."""
 
     def __init__(self) -> None:
         self._kept: deque[LastError] = deque(maxlen=MAX_KEPT)
 
     def note(self, status: int, method: str, path: str, reason: str, request_id: str) -> None:
-        """Keep an error; `reason` and `path` are printable and cut by the caller."""
+        """Add an error; the caller has cut `reason` and `path` and made them printable."""
         self._kept.appendleft(
             {
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -52,14 +52,14 @@ class LastErrors:
         )
 
     def newest_first(self) -> list[LastError]:
-        """All errors that are kept, the latest first."""
+        """Return all kept errors, the latest first."""
         return list(self._kept)
 
 
 def create_errors_router(last_errors: LastErrors) -> AccessRouter:
-    """Create the route; it shows all clients' errors, so only the operator may call it.
+    """Create the router of `/last_errors`, for the operator only, because it shows all clients.
 
-    A browser must POST to such routes; see `server.entry.origins`.
+    The method is POST, because browsers must not GET admin routes; see `server.entry.origins`.
     """
     router = AccessRouter(Access.ADMIN, tags=["native"])
 

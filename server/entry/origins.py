@@ -1,7 +1,8 @@
-"""Keeps web pages of other origins away from a server that may be open on localhost.
+"""Refuses requests from web pages of other origins, which could reach a server on localhost.
 
-A browser sends `text/plain` posts across origins without a preflight request, so missing CORS
-headers alone do not protect: the request would run, and only its response would stay unread.
+Leaving out CORS headers would not be enough. A browser sends `text/plain` posts across origins
+without a preflight request: the request would run, and only its response would be hidden from the
+page.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class ForeignOrigin(HeadraceError):
     status_code = 403
 
     def __init__(self, origin: str) -> None:
-        """Write a message that says how to allow `origin`, which is empty if unknown."""
+        """Write a message that says how to allow `origin`; an empty one is unknown."""
         shown = origin[:128] if origin.isprintable() else ascii(origin[:128])
         super().__init__(
             f"A page of another origin ({shown or 'unknown'}) may not do this. Start the server "
@@ -39,18 +40,18 @@ class ForeignOrigin(HeadraceError):
 
 
 class BrowserRead(HeadraceError):
-    """A browser sent GET to a route that may change the server."""
+    """A browser sent GET to an admin route, which may change the server."""
 
     status_code = 403
 
     def __init__(self) -> None:
-        """Name the method that a page must use."""
+        """Write a message with the method that a page must use."""
         super().__init__("This route may change the server, so a browser must use POST.")
 
 
 @dataclass(frozen=True, slots=True)
 class _Headers:
-    """A browser's headers about the origin of a request; empty if absent."""
+    """The headers in which a browser tells where a request comes from; empty if absent."""
 
     origin: str
     host: str
@@ -60,25 +61,25 @@ class _Headers:
 
 
 class Origins:
-    """Detects requests from pages of other origins and lets only plain reads through.
+    """Detects requests from pages of other origins, and lets only harmless reads through.
 
-    Listed origins and requests with a valid key are allowed, and CORS headers say so. A key is
-    enough because a page can get one only from its user. Pages that this server delivered have the
-    server's own origin.
+    Origins that the operator lists are allowed, and so are requests with a valid key, which a page
+    can only have from its user. Both get CORS headers. Pages that this server delivered have its
+    own origin and are allowed too.
     """
 
     def __init__(self, allowed: Sequence[str], keys: Keys) -> None:
-        """Allow the origins `allowed` (`*` for any) and requests with one of `keys`."""
+        """Allow the origins `allowed` (`*` for any), and requests with one of `keys`."""
         self._allowed = frozenset(allowed)
         self._keys = keys
         self._machine_names: frozenset[str] | None = None
 
     async def check(self, scope: Scope) -> bool:
-        """Whether a page sent the request and CORS headers should allow it.
+        """Check a request; return whether its response should have CORS headers.
 
         Raises:
-            ForeignOrigin: a page sent the request and is not allowed.
-            BrowserRead: the request would change the server and may come from a link.
+            ForeignOrigin: a page of another origin sent the request and is not allowed to.
+            BrowserRead: the request would change the server, and may come from a link.
         """
         names = [name for name, _ in scope["headers"]]
         changes_by_reading = (
@@ -87,8 +88,8 @@ class Origins:
             and is_from_browser(scope)
         )
         if changes_by_reading and not self._keys.exist:
-            # A link that a browser follows, in a mail or on this server's own page, must not change
-            # anything.
+            # A browser may have followed a link, in a mail or on this server's own page, and a link
+            # must not change anything.
             raise BrowserRead
         if b"origin" not in names and b"sec-fetch-site" not in names and not changes_by_reading:
             return False
@@ -103,8 +104,8 @@ class Origins:
         if "*" in self._allowed or said.origin in self._allowed:
             return True
         if said.preflight_method:
-            # A preflight request carries no key but announces one. The actual request is checked
-            # again.
+            # A preflight request has no key, but lists the headers of the actual request, whose key
+            # is checked later.
             announced = {name.strip().lower() for name in said.preflight_headers.split(",")}
             return self._keys.exist and not announced.isdisjoint(KEY_HEADERS)
         return self._keys.has_valid(scope)
@@ -116,14 +117,14 @@ class Origins:
         elif said.site == "none" or (
             said.site == "same-origin" and await self._is_own_page(f"http://{said.host}", said.host)
         ):
-            # An image tag can send GET without an origin. Browsers then send `Sec-Fetch-Site`
-            # instead.
+            # A browser sends GET for an image or a link without an origin, but with
+            # `Sec-Fetch-Site`.
             return True
         if said.preflight_method:
             return False
         if scope["method"] in _SAFE_METHODS and scope["route"].access is not Access.ADMIN:
             return True
-        # Without the required key, the missing key is the better reason for the refusal.
+        # If the key is insufficient as well, the refusal says that instead.
         return self._keys.refusal(scope) is not None
 
     async def _is_own_page(self, origin: str, host: str) -> bool:
@@ -133,8 +134,8 @@ class Origins:
             return False
         if parts.netloc != host or parts.scheme not in ("http", "https"):
             return False
-        # The page's owner may have pointed a domain name at this machine (DNS rebinding); addresses
-        # and the machine's own names are safe.
+        # A page's owner may point a domain name at this machine (DNS rebinding), so only addresses
+        # and the machine's own names are trusted.
         name = parts.hostname or ""
         with contextlib.suppress(ValueError):
             ipaddress.ip_address(name)
@@ -147,18 +148,18 @@ class Origins:
 
 
 def is_from_browser(scope: Scope) -> bool:
-    """Whether a request has a browser's headers, which a page cannot remove."""
+    """Whether a request has headers that browsers send and that a page cannot remove."""
     for name, value in scope["headers"]:
         if name in (b"origin", b"referer") or name.startswith(b"sec-fetch-"):
             return True
-        # Old browsers send only this header.
+        # Old browsers send none of the headers above.
         if name == b"user-agent" and value.startswith(b"Mozilla/"):
             return True
     return False
 
 
 async def machine_names() -> frozenset[str]:
-    """This machine's name and, if resolved in time, its full domain name."""
+    """Return this machine's name and, if it is resolved in time, its full domain name."""
     name = socket.gethostname()
     names = {name}
     with contextlib.suppress(OSError, UnicodeError, TimeoutError):
@@ -173,7 +174,7 @@ def _read(scope: Scope) -> _Headers:
     origin = host = site = method = headers = ""
     for name, value in scope["headers"]:
         if name == b"origin":
-            # Two origin headers are joined, so that they match no allowed origin.
+            # If there are two such headers, the joined text equals no allowed origin.
             origin += value.decode("latin-1")
         elif name == b"host":
             host = value.decode("latin-1")

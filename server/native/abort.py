@@ -1,4 +1,4 @@
-"""`/abort_request`: ends one request by its `rid`, or all requests in flight."""
+"""`/abort_request`: aborts one request by its `rid`, or all requests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from server.error_responses import KeyRefused
 
 
 class UnknownRid(HeadraceError):
-    """The tenant has no request with this `rid` in flight. Another tenant may have one."""
+    """No running request of the tenant has this `rid`; another tenant's may."""
 
     status_code = 404
 
 
 class AbortBody(msgspec.Struct, kw_only=True):
-    """`/abort_request` as it arrives."""
+    """The body of `/abort_request`."""
 
     rid: str | None = None
     abort_all: bool | None = None

@@ -29,7 +29,7 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 
 class AdapterAnswer(TypedDict):
-    """Whether it succeeded, why not, and name and path of every adapter that there is now."""
+    """Whether the change succeeded, why not, and the path of each existing adapter by name."""
 
     success: bool
     error_message: str | None
@@ -40,7 +40,7 @@ _ANSWER = json_of(AdapterAnswer)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """Create the router of the routes for adapters."""
+    """Create the router of the routes that load and unload adapters."""
     router = AccessRouter(Access.ADMIN, tags=["adapters"])
     adapters, model = context.adapters, context.config.model
     own = [str(each.folder) for each in adapters.record.all()]
@@ -59,7 +59,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
         )
 
     async def unload(body: UnloadAdapterBody) -> AdapterOutcome:
-        """Forget an adapter; answers when the requests that use it have ended."""
+        """Unload an adapter; the answer comes when the requests that use it have ended."""
         return await adapters.unload(body.lora_name)
 
     _route(router, adapters, "/load_lora_adapter", LoadAdapterBody, load)

@@ -1,4 +1,4 @@
-"""Small changes to a running server: options, logging, step delay, garbage collector."""
+"""Routes that adjust a running server: options, logging, step delay, garbage collection."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ MAX_SLEEP_S = 60.0
 
 
 class SetInternalStateBody(msgspec.Struct, kw_only=True):
-    """The body of `/set_internal_state`."""
+    """The body of `/set_internal_state`: new values by option name."""
 
     server_args: dict[str, float]
 
 
 class SlowDownBody(msgspec.Struct, kw_only=True):
-    """The body of `/slow_down`: seconds of sleep before each step, null or 0 for none."""
+    """The body of `/slow_down`: seconds to sleep before each step; null or 0 for none."""
 
     forward_sleep_time: Annotated[float, within(0, MAX_SLEEP_S)] | None = None
 
 
 class ConfigureLoggingBody(msgspec.Struct, kw_only=True):
-    """The body of `/configure_logging`; omitted keys stay unchanged."""
+    """The body of `/configure_logging`; settings whose keys are omitted stay as they are."""
 
     log_requests: bool | None = None
     log_requests_level: Annotated[int, within(LEVELS[0], LEVELS[-1])] | None = None
     log_requests_format: Literal["text", "json"] | None = None
     log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
-    # These options would dump users' prompts to files. They are not supported.
+    # SGLang's options that write users' prompts to files, which this server does not support.
     dump_requests_folder: str | None = None
     dump_requests_threshold: int | None = None
     crash_dump_folder: str | None = None
@@ -56,13 +56,13 @@ _LOGGING = msgspec.json.Decoder(ConfigureLoggingBody)
 
 
 class WorkerRefused(HeadraceError):
-    """The worker could not execute the command."""
+    """The worker could not execute a command."""
 
     status_code = 500
 
 
 def create_router(context: ServiceContext, request_log: RequestLog) -> AccessRouter:
-    """Create the router of the routes that change a running server."""
+    """Create the router of the routes that adjust a running server."""
     router = AccessRouter(Access.ADMIN, tags=["control"])
 
     async def tell(make: Any) -> None:

@@ -1,6 +1,6 @@
-"""Routes for clouds: SageMaker's `/ping` and Vertex AI's route.
+"""Routes that cloud platforms call: SageMaker's `/ping`, and Vertex AI's route.
 
-SageMaker's `/invocations` is an alias of chat in `openai_api.routes`.
+SageMaker's other route, `/invocations`, is the same as chat; it is in `openai_api.routes`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _MEDIA = "image_data"
 
 
 class VertexBody(msgspec.Struct, kw_only=True):
-    """The body: `parameters` are fields of `/generate`, each instance is one prompt."""
+    """Vertex AI's body: `parameters` are fields of `/generate`, and each instance is a prompt."""
 
     instances: list[dict[str, Any]]
     parameters: dict[str, Any] | None = None
 
 
 class VertexAnswer(TypedDict):
-    """An answer for each instance."""
+    """Vertex AI's answer: the answer of `/generate` for each instance."""
 
     predictions: list[GenerateAnswer]
 
@@ -47,7 +47,7 @@ _DECODER = msgspec.json.Decoder(VertexBody)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """Create both routes. An environment variable sets the path of Vertex AI's route."""
+    """Create both routes. The path of Vertex AI's route comes from an environment variable."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.get("/ping", tags=["health"], openapi_extra=HEALTH)

@@ -1,4 +1,4 @@
-"""`/flush_cache`: drop the prefix cache."""
+"""`/flush_cache`: drops the prefix cache."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def create_router(context: ServiceContext) -> AccessRouter:
             await asyncio.sleep(_FLUSH_POLL_S)
 
     methods = ["POST"]
-    # Trainers poll this route with GET. If a key is set, routes that change the server do not
-    # answer GET.
+    # Trainers call this route with GET. That is allowed only without keys, like GET on other routes
+    # that change the server.
     if context.config.http.api_key is None and context.config.http.admin_api_key is None:
         methods.append("GET")
     documented = operation(ok=text(), others={400: text()}, refuses=(400, 503), query=_QUERY)

@@ -1,4 +1,4 @@
-"""`/encode` and `/classify`: vectors or scores of texts."""
+"""`/encode` and `/classify`: returns vectors or scores of texts."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _DECODER = msgspec.json.Decoder(EncodeBody)
 
 
 async def encode(context: ServiceContext, body: EncodeBody) -> tuple[list[Embedding], bool]:
-    """The vectors, and whether the request had a single input.
+    """Return the vectors or scores, and whether the request has a single input.
 
     Raises:
-        InvalidRequest: something in `body` is wrong.
+        InvalidRequest: a value in `body` is wrong.
     """
     for name in ("image_data", "lora_path"):
         if getattr(body, name):
@@ -68,16 +68,16 @@ async def encode(context: ServiceContext, body: EncodeBody) -> tuple[list[Embedd
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """Create the router of both routes, which are two names for one handler."""
+    """Create the router of both routes, which have the same handler."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     async def encode_texts(request: Request) -> Response:
-        """Vector or scores of one text (the answer is an object) or of several (a list)."""
+        """Return the vector or scores of one text (as an object) or of several (as a list)."""
         body = await read_json(await read_raw(request), _DECODER)
         found, is_single = await unless_disconnected(request.receive, encode(context, body))
         if is_single:
             return json_response(describe(found[0]))
-        # A million numbers are converted to JSON while they are sent.
+        # A million numbers may have to be encoded, which is done while they are sent.
         num_numbers = sum(len(each.numbers) for each in found)
         return json_answer(JsonList(num_numbers, map(describe, found)))
 
@@ -88,7 +88,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
 
 def _inputs(body: EncodeBody) -> tuple[list[TextInput], bool]:
-    """The texts or lists of ids, and whether the input is a single one outside a list."""
+    """Return the texts or lists of ids, and whether the input is a single one outside a list."""
     if body.input_ids is not None:
         ids = [each for each in body.input_ids if isinstance(each, int)]
         lists = [each for each in body.input_ids if not isinstance(each, int)]
@@ -105,7 +105,7 @@ def _inputs(body: EncodeBody) -> tuple[list[TextInput], bool]:
 def _text_or_pair(given: str | list[str]) -> TextInput:
     if isinstance(given, str):
         return given
-    if len(given) != 2:  # a query and a document
+    if len(given) != 2:  # It must be a query and a document.
         raise InvalidRequest(
             f"A list within text must be a pair of texts, got {len(given)}.", param="text"
         )

@@ -1,4 +1,4 @@
-"""Routes that record which experts a mixture-of-experts model selects."""
+"""Routes that record which experts a mixture-of-experts model routes tokens to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ACTIONS: tuple[Literal["start", "stop", "dump"], ...] = ("start", "stop", "dump
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """Create the router of the start, stop and dump routes."""
+    """Create the router of the routes that start, stop and write the record."""
     router = AccessRouter(Access.ADMIN, tags=["control"])
     for action in _ACTIONS:
         path = f"/{action}_expert_distribution_record"
@@ -31,7 +31,7 @@ def _handler(
     context: ServiceContext, action: Literal["start", "stop", "dump"]
 ) -> Callable[[], Awaitable[Response]]:
     async def handle() -> Response:
-        """Start recording expert use, stop it, or write the record to a file."""
+        """Start recording which experts are used, stop it, or write the record to a file."""
         return PlainTextResponse(f"{await record_experts(context.client, action)}\n")
 
     return handle

@@ -1,4 +1,4 @@
-"""`/explain_cache`: where a request's prompt diverges from the prefix cache."""
+"""`/explain_cache`: tells where a request's prompt diverges from the prefix cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class ExplainCacheBody(msgspec.Struct, kw_only=True):
     """The body of `/explain_cache`.
 
     Attributes:
-        body: the body of a request, as sent to `route`.
+        body: the body of the request to explain, as it would be sent to `route`.
+        route: the route of that request.
     """
 
     body: dict[str, Any]

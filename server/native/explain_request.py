@@ -1,4 +1,4 @@
-"""`/explain_request`: where each millisecond of a request went, and what it waited for."""
+"""`/explain_request`: tells where each millisecond of a request went, and what it waited for."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class ExplainRequestBody(msgspec.Struct, kw_only=True):
     """The body of `/explain_request`.
 
     Attributes:
-        id: the `rid` of a request or of a batch, an answer's `id`, or a response's `x-request-id`.
+        id: a request's or batch's `rid`, an answer's `id`, or the `x-request-id` of a response.
     """
 
     id: str
 
 
 class RequestsExplained(TypedDict):
-    """The request's samples in order; most requests have one."""
+    """The explanations of the request's samples, in order; most requests have one sample."""
 
     requests: list[Explained]
 
@@ -37,7 +37,7 @@ _DECODER = msgspec.json.Decoder(ExplainRequestBody)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """Create the router. A browser must POST to the route; see `server.entry.origins`."""
+    """Create the router. The method is POST; see `server.entry.origins` for the reason."""
     router = AccessRouter(Access.ADMIN, tags=["native"], serves_tenants=True)
     documented = operation(ExplainRequestBody, ok=json_of(RequestsExplained), refuses=(404,))
 

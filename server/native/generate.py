@@ -1,4 +1,4 @@
-"""`/generate`: text or token ids in, text out; whole or as a stream."""
+"""`/generate`: continues texts or token ids; the answer is sent whole or as a stream."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def create_router(context: ServiceContext) -> AccessRouter:
         except TooLong as error:
             if not body.stream:
                 raise
-            # SGLang checks the prompt's length after the status line, so clients look for this
-            # error in the stream. One prompt that is too long refuses its whole batch.
+            # Clients expect this error in the stream, because SGLang checks the prompt's length
+            # after the status line. One prompt that is too long refuses its whole batch.
             return EventStream(_refusal(error), lambda: None)
         try:
             if not body.stream:
                 return json_answer(
                     await unless_disconnected(request.receive, generation.whole_json())
                 )
-            # The first chunk is awaited before the status is sent, so a refusal has its own status.
+            # The status is sent after the first chunk, so that a refusal gets its own status.
             incremental = context.config.http.incremental_streaming_output
             events = await unless_disconnected(
                 request.receive, generation.events(incremental=incremental)

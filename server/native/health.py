@@ -1,4 +1,4 @@
-"""Health routes: liveness, readiness, start-up progress, and a probe that generates a token."""
+"""Health routes: liveness, readiness, progress of the start, and a probe that makes a token."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from server.readiness import (
 
 
 class NotAlive(TypedDict):
-    """Why this process should be replaced."""
+    """The answer of `/livez` if this process should be replaced."""
 
     alive: Literal[False]
     reason: str
 
 
 class NoToken(TypedDict):
-    """Why the probe failed."""
+    """The answer of `/health_generate` if no token came."""
 
     ready: Literal[False]
     reason: str
@@ -50,18 +50,18 @@ _PROBE_POLL_S = 0.1
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """Create the router of the routes that probes call."""
+    """Create the router of the health routes."""
     router = AccessRouter(Access.OPEN, tags=["health"])
 
     async def health() -> Response:
-        """200 with an empty body if requests can be served; else 503 and the reason as JSON.
+        """Return 200 if requests can be served; else 503 with the reason.
 
-        A paused server is healthy.
+        A server whose generation is paused counts as healthy.
         """
         return answer_health(context)
 
     async def ready() -> Response:
-        """200 with an empty body if requests are accepted; else 503 and the reason as JSON."""
+        """Return 200 if requests are accepted now; else 503 with the reason."""
         return _answer(context, why_not_ready(context))
 
     router.add_api_route("/health", health, methods=["GET"], openapi_extra=HEALTH)
@@ -70,7 +70,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     @router.get("/livez", openapi_extra=operation(others={503: json_of(NotAlive)}))
     async def livez() -> Response:
-        """200 unless this process should be replaced."""
+        """Return 200 unless this process should be replaced."""
         reason = why_not_alive(context)
         if reason is None:
             return Response(status_code=200)
@@ -80,7 +80,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     @router.get("/startupz", openapi_extra=operation(ok=progress, others={503: progress}))
     async def startupz() -> Response:
-        """Phase and progress of the start-up; 200 once requests are served."""
+        """Report phase and progress of the start; the status is 200 once requests are served."""
         started = context.status.is_ready and context.lifecycle.warmed_up
         return json_response(progress_report(context), 200 if started else 503)
 
@@ -88,7 +88,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     @router.get("/health_generate", openapi_extra=operation(others={503: failed}))
     async def health_generate() -> Response:
-        """200 once the engine has produced a token: the probe's, or any request's if it is busy."""
+        """Return 200 once the engine makes a token: for the probe, or for any other request."""
         if why_not_healthy(context) is not None:
             return _answer(context, why_not_healthy(context))
         if await _is_alive(context):
@@ -99,7 +99,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
 
 def answer_health(context: ServiceContext) -> Response:
-    """The answer of `/health`."""
+    """Return the response of `/health`: 200 if requests can be served, else 503."""
     return _answer(context, why_not_healthy(context))
 
 
@@ -110,7 +110,7 @@ def _answer(context: ServiceContext, reason: str | None) -> Response:
 
 
 async def _is_alive(context: ServiceContext) -> bool:
-    # A paused worker produces no tokens, but its loop answers.
+    # A paused worker makes no tokens, so only its loop is asked for an answer.
     if why_waiting(context) is not None:
         return (await context.client.calls.control(Ping, PROBE_TIMEOUT_S)).success
     return await _token_came(context)
@@ -137,8 +137,8 @@ async def _token_came(context: ServiceContext) -> bool:
             done, _ = await asyncio.wait((probe,), timeout=_PROBE_POLL_S)
             if done:
                 return probe.result()
-            # Other requests' tokens prove that a busy engine is alive; the probe need not wait in
-            # line.
+            # A token of another request shows as well that the engine works, so the probe need not
+            # wait until its turn comes.
             if context.status.total("generation_tokens_total") > before:
                 return True
         return False

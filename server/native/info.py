@@ -1,4 +1,4 @@
-"""Information about the server: the model, the arguments, the state."""
+"""Routes that describe the server: the model, the options and the state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Root(TypedDict):
-    """The answer at `/`: the model, and the paths of other routes."""
+    """The answer of `/`: the model, and the paths of other routes."""
 
     name: str
     version: str
@@ -29,16 +29,16 @@ class Root(TypedDict):
 
 
 def create_router(openai: OpenAIContext) -> AccessRouter:
-    """Create the routes that describe model and server; `parsers` are the chat routes' parsers."""
+    """Create the router of the routes that describe model and server."""
     context, parsers = openai.service, openai.parser_names.as_options
     router = AccessRouter(Access.KEY, tags=["native"])
 
     async def model_info() -> Response:
-        """The model: exactly nine keys, which clients compare."""
+        """Describe the model, with exactly nine keys, because clients compare them."""
         return json_response(describe_model(context))
 
     async def server_info() -> Response:
-        """Every argument with its resolved value, and the engine's state."""
+        """Return every option with its resolved value, and the state of the engine."""
         return json_response(describe_server(context, parsers))
 
     for name, handler, kind in (
@@ -58,7 +58,7 @@ def create_router(openai: OpenAIContext) -> AccessRouter:
         )
 
     async def root() -> Response:
-        """The model, and the paths of other routes."""
+        """Return the model's name, and the paths of other routes."""
         return json_response(
             {
                 "name": "headrace",
@@ -68,7 +68,7 @@ def create_router(openai: OpenAIContext) -> AccessRouter:
                 "openai": "/v1",
                 "health": "/health",
             },
-            # Browsers get a page at this address.
+            # The answer depends on `Accept`: browsers get a page here.
             vary="accept",
         )
 
@@ -83,7 +83,7 @@ def _under_old_name(
 
     async def answer() -> Response:
         nonlocal was_noted
-        # Logged once per name: routers and trainers poll these routes.
+        # It is logged once for each name, because routers and trainers poll these routes.
         if not was_noted:
             was_noted = True
             logger.warning(

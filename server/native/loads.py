@@ -1,4 +1,4 @@
-"""The server's load, for routers; read from shared memory, without involving the engine."""
+"""Routes that report the server's load to routers, from memory that the processes share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from server.error_responses import json_response
 
 
 class LoadMemory(TypedDict):
-    """GiB, and the KV pool's capacity in tokens."""
+    """A replica's memory in GiB, and the capacity of its KV pool in tokens."""
 
     weight_gb: float
     kv_cache_gb: float
@@ -29,7 +29,7 @@ class LoadMemory(TypedDict):
 
 
 class LoadQueues(TypedDict):
-    """Waiting requests, counted by the reason why they wait."""
+    """Numbers of a replica's waiting requests, by what they wait for."""
 
     waiting: int
     grammar: int
@@ -38,13 +38,13 @@ class LoadQueues(TypedDict):
 
 
 class LoadDisaggregation(TypedDict):
-    """Disaggregation is not supported, so `mode` is constant."""
+    """Prefill-decode disaggregation, which this server does not have, so `mode` is constant."""
 
     mode: str
 
 
 class LoadAdapters(TypedDict):
-    """The device's slots for adapters (LoRA), and how many slots running requests use."""
+    """A replica's slots for adapters (LoRA), and how many of them running requests use."""
 
     slots_used: int
     slots_total: int
@@ -52,7 +52,7 @@ class LoadAdapters(TypedDict):
 
 
 class Load(TypedDict):
-    """One replica's load; `include` selects the last keys."""
+    """The load of one replica; the query `include` selects the optional keys."""
 
     dp_rank: int
     timestamp: float
@@ -75,7 +75,7 @@ class Load(TypedDict):
 
 
 class LoadAggregate(TypedDict):
-    """Over all replicas: sums and averages."""
+    """Sums and averages over all replicas."""
 
     total_running_reqs: int
     total_waiting_reqs: int
@@ -96,7 +96,7 @@ class Loads(TypedDict):
 
 
 class BriefLoad(TypedDict):
-    """One replica's load in the older form."""
+    """The load of one replica in the format of the older `/get_load`."""
 
     dp_rank: int
     num_reqs: int
@@ -119,12 +119,12 @@ _LOADS = operation(
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """Create the router of `/v1/loads` and of its older form."""
+    """Create the router of `/v1/loads` and of the older `/get_load`."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.get("/v1/loads", openapi_extra=_LOADS)
     async def loads(request: Request) -> Response:
-        """Running and waiting requests, tokens in use, throughput."""
+        """Report running and waiting requests, tokens in use and throughput of each replica."""
         query = request.query_params
         include = {part for part in query.get("include", "all").split(",") if part}
         unknown = sorted(include - _SECTIONS)
@@ -159,7 +159,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     @router.get("/get_load", openapi_extra=operation(ok=json_of(list[BriefLoad])))
     async def get_load() -> Response:
-        """The older form: one list entry per replica."""
+        """Report the load of each replica in the older format."""
         return json_response([_describe_briefly(each) for each in context.status.replicas])
 
     return router
@@ -195,7 +195,15 @@ def _describe_briefly(replica: ReplicaStatus) -> BriefLoad:
 def describe_load(
     context: ServiceContext, replica: ReplicaStatus, include: set[str]
 ) -> dict[str, Any]:
-    """One replica's load; only integers and floats, because routers parse them strictly."""
+    """Return the load of one replica.
+
+    All numbers are integers or floats, as routers expect.
+
+    Args:
+        context: the server's context.
+        replica: the replica.
+        include: the optional parts to add.
+    """
     shared, worker = replica.shared, replica.worker
     running, waiting = int(shared["num_running_reqs"]), int(shared["num_queue_reqs"])
     used, capacity = int(shared["num_used_tokens"]), int(shared["max_total_num_tokens"])

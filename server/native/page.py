@@ -1,4 +1,4 @@
-"""The page for people at `/`: static files of `server/page`, which load nothing from elsewhere."""
+"""The page for people at `/`: static files in `server/page`, which load no files of other hosts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-# `data:` is for images that a person attaches. Trusted types refuse every string that would become
-# markup, so a mistake in the page cannot turn a model's text into one.
+# `data:` allows images that a person attaches. Trusted types forbid turning a string into markup,
+# so even with a mistake in the page, a model's text cannot become markup.
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -31,17 +31,16 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # A new version of the server has new files under the same names.
+    # The browser asks each time, because a new server version has other files of the same names.
     "cache-control": "no-cache",
     "vary": "accept",
 }
 
 
 def create_router(http: HttpArgs) -> AccessRouter:
-    """Create the routes of the files; `RouteTable` gives `/page/index.html` to browsers at `/`.
+    """Create the router of the page's files. For browsers, `RouteTable` shows the index at `/`.
 
-    Nothing in the files is secret, so a browser gets the files without a key, and the page can ask
-    for the key.
+    The files need no key: they are not secret, and the page itself asks a person for the key.
     """
     router = AccessRouter(Access.OPEN, include_in_schema=False)
     for file in files("server").joinpath("page").iterdir():
@@ -50,10 +49,10 @@ def create_router(http: HttpArgs) -> AccessRouter:
             continue
         data = file.read_bytes()
         if file.name == INDEX and http.api_key:
-            # The page asks for the key at once, instead of after a refusal.
+            # The page then asks for the key at once, not only after a refused request.
             data = data.replace(b"<html ", b'<html data-key="needed" ', 1)
         if file.name == INDEX and http.admin_api_key:
-            # What needs the operator's key is asked for on a click.
+            # The page then asks for the admin key when a person clicks on what needs it.
             data = data.replace(b"<html ", b'<html data-admin="apart" ', 1)
         router.add_api_route(f"/page/{file.name}", _file(data, _TYPES[suffix]), methods=["GET"])
     return router
@@ -64,7 +63,7 @@ def _file(data: bytes, content_type: str) -> Callable[[Request], Awaitable[Respo
     headers = {**_HEADERS, "etag": tag}
 
     async def send_file(request: Request) -> Response:
-        """Answer with a file of the page, or with 304 if the browser has this version."""
+        """Return a file of the page, or 304 if the browser has the same version."""
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         return Response(data, media_type=content_type, headers=headers)

@@ -1,4 +1,4 @@
-"""`/separate_reasoning` and `/parse_function_call`: the chat route's parsers, for any text."""
+"""`/separate_reasoning` and `/parse_function_call`: applies the chat route's parsers to a text."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from server.access import Access, AccessRouter
 from server.error_responses import json_response
 from server.event_stream import unless_disconnected
 
-# The answer repeats an unknown name up to this length.
+# An unknown name is repeated in the error message, so its length is limited.
 ParserName = Annotated[str, msgspec.Meta(max_length=64)]
 
-# In characters: the output of about a quarter of a million tokens. Parsing it takes a second or
-# two.
+# The most characters of a text: about a quarter of a million tokens, whose parsing takes a second
+# or two.
 MAX_TEXT_LEN = 1024 * 1024
 Text = Annotated[str, at_most(chars=MAX_TEXT_LEN)]
-# Characters parsed in one slice: 20 ms at most. Long texts alternate with short ones, and stop when
-# their clients disconnect.
+# Characters that are parsed in one slice, of at most 20 ms. Between slices, other texts get their
+# turn, and a text whose client has left is dropped.
 SLICE_CHARS = 8 * 1024
 MAX_AT_ONCE = 32
 _TIMEOUT_S = 30.0
-# One thread: parsing holds the GIL, so more threads would only compete with the event loop.
+# One thread, because parsing holds the GIL: more threads would only compete with the event loop.
 _PARSING = OffloadPool("parsing", workers=1, max_queued=2 * MAX_AT_ONCE, timeout_s=_TIMEOUT_S)
 
 
@@ -65,14 +65,14 @@ class ParseFunctionCallBody(msgspec.Struct, kw_only=True):
 
 
 class SeparatedReasoning(TypedDict):
-    """The reasoning and the answer of a model's output."""
+    """The reasoning and the answer in a model's output."""
 
     reasoning_text: str
     text: str
 
 
 class ParsedCall(TypedDict):
-    """A call; `parameters` is JSON text, exactly as generated."""
+    """One call; `parameters` is JSON text, as the model wrote it."""
 
     tool_index: int
     name: str
@@ -80,7 +80,7 @@ class ParsedCall(TypedDict):
 
 
 class ParsedCalls(TypedDict):
-    """The calls that a text contains, and the text around the calls."""
+    """The calls in a text, and the text around them."""
 
     normal_text: str
     calls: list[ParsedCall]
@@ -142,7 +142,7 @@ def _check_length(text: str) -> None:
 
 
 class _Found:
-    """What has been parsed from a text so far."""
+    """What the parser has found in a text so far."""
 
     def __init__(self, parser: OutputParser) -> None:
         self._parser = parser
@@ -168,7 +168,7 @@ class _Found:
 
 
 class _Parsing:
-    """The texts that are being parsed. They take turns, one slice at a time."""
+    """Parses several texts in turns, one slice of a text at a time."""
 
     def __init__(self) -> None:
         self._num_running = 0
@@ -176,10 +176,15 @@ class _Parsing:
     async def answer(
         self, found: _Found, text: str, answer: Callable[[_Found], Response]
     ) -> Response:
-        """Parse a text and build the response.
+        """Parse a text and return the response.
+
+        Args:
+            found: collects what the parser finds.
+            text: the model's output.
+            answer: makes the response from `found`.
 
         Raises:
-            Overloaded: too many texts are in progress, or parsing took too long beside them.
+            Overloaded: too many texts are being parsed, or parsing took too long beside them.
         """
         busy = Overloaded("The server is busy with the parsing of other requests.")
         if self._num_running == MAX_AT_ONCE:
@@ -190,8 +195,8 @@ class _Parsing:
                 for begin in range(0, len(text), SLICE_CHARS):
                     await _PARSING.run(found.feed, text[begin : begin + SLICE_CHARS])
                 await _PARSING.run(found.finish)
-                # Also encodes the response: writing a hundred thousand calls takes as long as
-                # parsing them.
+                # The response is encoded on the thread too: encoding a hundred thousand calls takes
+                # as long as parsing them.
                 return await _PARSING.run(answer, found)
         except TimeoutError:
             raise busy from None
@@ -206,7 +211,7 @@ def _separated(found: _Found) -> Response:
 
 
 def _called(found: _Found, names: list[str]) -> Response:
-    # If a name occurs twice, the first index is used.
+    # If two tools have the same name, the index of the first one is reported.
     places = {name: index for index, name in reversed(list(enumerate(names)))}
     return json_response(
         {

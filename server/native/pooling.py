@@ -1,4 +1,4 @@
-"""`/pooling`, as vLLM has it: vectors of texts or of their tokens, or probabilities of classes."""
+"""vLLM's `/pooling`: returns vectors of texts or of their tokens, or class probabilities."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ class PoolingBody(msgspec.Struct, kw_only=True):
 
     Attributes:
         input: a text, texts, token ids, or lists of token ids.
-        task: what is returned for each text: a vector, a vector per token, or the probabilities of
-            its classes. By default the model's own task.
-        encoding_format: numbers as lists, or each text's numbers as little-endian float32 in
-            base64.
+        task: what is returned for each text: `embed` for a vector, `token_embed` for a vector for
+            each token, `classify` for the probabilities of its classes. By default it is what the
+            model was made for.
+        encoding_format: `float` for lists of numbers, `base64` for each text's numbers as
+            little-endian float32 bytes.
     """
 
     input: str | list[str | int | list[int]]
@@ -81,7 +82,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
     router = AccessRouter(Access.KEY, tags=["native"])
 
     async def pool_texts(request: Request) -> Response:
-        """Vectors of texts or of their tokens, or probabilities of their classes."""
+        """Return vectors of texts or of their tokens, or probabilities of their classes."""
         body = await read_json(await read_raw(request), _DECODER)
         data, num_tokens, cost = await unless_disconnected(request.receive, _pool(context, body))
         items = ({"index": i, "object": "pooling", "data": each} for i, each in enumerate(data))
@@ -90,7 +91,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
             "object": "list",
             "created": int(time.time()),
             "model": body.model or context.served_model_name,
-            # Numbers are converted to JSON while they are sent: there may be millions.
+            # There may be millions of numbers, so they are encoded while they are sent.
             "data": JsonItems(items, cost),
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
@@ -102,7 +103,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
 
 async def _pool(context: ServiceContext, body: PoolingBody) -> tuple[Sequence[object], int, int]:
-    """The result for each text, the number of tokens of all texts, and the count of numbers."""
+    """Return each text's result, the number of all tokens, and the number of all numbers."""
     given: list[TextInput] = text_inputs(body.input)
     options = TextOptions(
         rid=body.rid,

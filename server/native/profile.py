@@ -1,4 +1,4 @@
-"""`/start_profile` and `/stop_profile`: torch's profiler in the worker, files for Perfetto."""
+"""`/start_profile` and `/stop_profile`: profile the worker's steps, with traces for Perfetto."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def create_router(context: ServiceContext) -> AccessRouter:
         return PlainTextResponse(f"{await stop_profile(context.client)}\n")
 
     methods = ["POST"]
-    # SGLang's clients send GET. If a key is set, routes that change the server do not answer GET.
+    # SGLang's clients send GET. That is allowed only without keys, like GET on other routes that
+    # change the server.
     if context.config.http.api_key is None and context.config.http.admin_api_key is None:
         methods.append("GET")
     starting = operation(ProfileBody, ok=text(), refuses=(400, 503), body_may_be_absent=True)

@@ -1,4 +1,4 @@
-"""Rank documents by how well they answer a query: `/v1/rerank`, and Jina's and Cohere's forms."""
+"""`/v1/rerank`, and Jina's and Cohere's routes: rank documents by how well they answer a query."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _RELEVANCE = msgspec.json.Decoder(RelevanceBody)
 
 
 def create_router(context: ServiceContext, template: ChatTemplate | None) -> AccessRouter:
-    """Create the router of the routes; `template` is the chat template."""
-    # Errors have OpenAI's shape, because its flat message is where Cohere's clients expect it.
+    """Create the router of the routes; `template` is the model's chat template."""
+    # Errors have OpenAI's format, because Cohere's clients find the message in it too.
     router = AccessRouter(Access.KEY, tags=["native"], dialect=Dialect.OPENAI)
     ask = _asker(template)
 
     async def rerank_documents(request: Request) -> Response:
-        """The documents with their scores, the best first."""
+        """Return the documents with their scores, the best first."""
         check_media_type(request)
         body = await read_json(await read_raw(request), _DECODER)
         found = await unless_disconnected(request.receive, rerank(context, body, ask))
@@ -52,11 +52,11 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
         return json_answer(await unless_disconnected(request.receive, found))
 
     async def rerank_as_jina(request: Request) -> Response:
-        """The documents with their relevance, the best first, in Jina's form."""
+        """Return the documents with their relevance, the best first, in Jina's format."""
         return await answer_relevance(request, "/rerank", returns_documents=True)
 
     async def rerank_as_cohere(request: Request) -> Response:
-        """The documents' indices with their relevance, the best first, in Cohere's form."""
+        """Return the documents' indices and relevance, the best first, in Cohere's format."""
         return await answer_relevance(request, "/v2/rerank", returns_documents=False)
 
     documented = operation(RerankBody, ok=json_of(list[Ranked]))
@@ -70,7 +70,7 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
 
 
 def _asker(template: ChatTemplate | None) -> AskPrompt | None:
-    """Return a function that renders a yes-or-no prompt, if the template supports one."""
+    """Return a function that writes the yes-or-no prompt; None if the template has none."""
     if template is None or not template.asks_yes_or_no:
         return None
 

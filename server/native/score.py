@@ -1,4 +1,4 @@
-"""`/v1/score`: probabilities of label tokens right after a query and each of its items."""
+"""`/v1/score`: returns the probabilities of label tokens as the next token after each item."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ScoreUsage(TypedDict):
 
 
 class Scores(TypedDict):
-    """A list for each item, with a number for each label."""
+    """The answer of `/v1/score`; `scores` is `[num_items][num_labels]`."""
 
     object: Literal["scoring"]
     model: str
@@ -45,7 +45,10 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     @router.post("/v1/score", openapi_extra=operation(ScoreBody, ok=json_of(Scores)))
     async def score_items(request: Request) -> Response:
-        """Probability of each label after `query` + item, over the vocabulary or the labels."""
+        """Return the probability of each label as the token after query and item.
+
+        The probability is over the whole vocabulary, or with `apply_softmax` over the labels.
+        """
         check_media_type(request)
         raw = await read_raw(request)
         body = await read_json(raw, _DECODER)

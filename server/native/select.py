@@ -1,4 +1,4 @@
-"""`/v1/select`: the log-probability of each of several continuations of a prompt."""
+"""`/v1/select`: returns the log-probabilities of several continuations of a prompt."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     @router.post("/v1/select", openapi_extra=operation(SelectBody, ok=json_of(Choices)))
     async def select_choices(request: Request) -> Response:
-        """Log-probability of each choice's tokens after the prompt, which is computed once."""
+        """Return the log-probabilities of each choice's tokens as a continuation of the prompt."""
         check_media_type(request)
         raw = await read_raw(request)
         body = await read_json(raw, _DECODER)

@@ -1,4 +1,4 @@
-"""`/open_session` and `/close_session`; requests join a session by their `session_params`."""
+"""`/open_session` and `/close_session`; a request joins a session by its `session_params`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from server.error_responses import json_response
 
 
 class OpenBody(msgspec.Struct, kw_only=True):
-    """The body of `/open_session`; `timeout` is in seconds of inactivity."""
+    """The body of `/open_session`; `timeout` is in seconds without a request."""
 
     capacity_of_str_len: Annotated[int, within(1)]
     session_id: Annotated[str, at_most(chars=MAX_ID_CHARS)] | None = None
@@ -54,7 +54,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     @router.post("/close_session", openapi_extra=operation(CloseBody, refuses=(404,)))
     async def close_session(request: Request) -> Response:
-        """Forget a session. An unknown session is not an error, but a 404 with --api-keys-file."""
+        """Close a session. An unknown session is a 404 with `--api-keys-file`, else no error."""
         context.sessions.close((await read_json(await request.body(), _CLOSE)).session_id)
         return Response(status_code=200)
 

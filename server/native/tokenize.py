@@ -1,4 +1,4 @@
-"""The server's tokenizer, for clients that count tokens or build prompts themselves."""
+"""Routes of the tokenizer, for clients that count tokens or build prompts themselves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from server.event_stream import json_answer
 from server.request_body import check_media_type, read_raw
 
 MAX_TEXTS = 4096
-# The limit for all texts together: about two million tokens, each of which the answer lists.
+# The most characters of all texts together: about two million tokens, all listed in the answer.
 MAX_TOKENIZE_CHARS = 8 * 2**20
 MAX_DETOKENIZE_IDS = 2**20
 
@@ -47,7 +47,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class Tokenized(TypedDict):
-    """Ids and their number; lists of both if `prompt` is a list."""
+    """The token ids and their number; if `prompt` is a list, a list of each."""
 
     tokens: list[int | list[int]]
     count: int | list[int]
@@ -55,14 +55,14 @@ class Tokenized(TypedDict):
 
 
 class Detokenized(TypedDict):
-    """The text under two names; a list if the ids were lists."""
+    """The text, under two names for different clients; a list of texts for several sequences."""
 
     text: str | list[str]
     prompt: str | list[str]
 
 
 class TokenizerInfo(TypedDict):
-    """The data for a client that builds prompts itself."""
+    """What a client needs to build prompts: special tokens, chat template and sizes."""
 
     bos_token: str | None
     eos_token: str | None
@@ -78,11 +78,16 @@ _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
 def create_router(context: ServiceContext, template: ChatTemplate | None) -> AccessRouter:
-    """Create the routes, most of which also exist under `/v1/`; `template` is the chat template."""
+    """Create the router; `/tokenize` and `/detokenize` also exist under `/v1/`.
+
+    Args:
+        context: the server's context.
+        template: the model's chat template.
+    """
     router = AccessRouter(Access.KEY, tags=["native"])
 
     async def tokenize(request: Request) -> Response:
-        """Token ids of one text or several."""
+        """Return the token ids of one text or several."""
         if request.scope["route"].dialect is Dialect.OPENAI:
             check_media_type(request)
         body = await read_json(await read_raw(request), _TOKENIZE)
@@ -109,7 +114,7 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
         )
 
     async def detokenize(request: Request) -> Response:
-        """Text of one sequence of token ids or several."""
+        """Return the text of one sequence of token ids or several."""
         if request.scope["route"].dialect is Dialect.OPENAI:
             check_media_type(request)
         raw = await read_raw(request)
@@ -120,11 +125,11 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
         skip = body.skip_special_tokens is not False
         texts = await decode_texts(context.tokenizer, ids, skip_special_tokens=skip)
         found = texts[0] if is_one else texts
-        # The second name is vLLM's.
+        # `prompt` is vLLM's name for the text.
         return json_response({"text": found, "prompt": found})
 
     async def tokenizer_info() -> Response:
-        """The data for a client that builds prompts: special tokens and the chat template."""
+        """Return what a client needs to build prompts: special tokens and the chat template."""
         tokenizer = context.tokenizer
         tokenizer.check_present()
         info: TokenizerInfo = {
@@ -162,7 +167,7 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
 
 
 def _sequences(tokens: list[int | list[int]], limits: EngineLimits) -> list[list[int]]:
-    """Validate the token ids in a body and return its sequences; a flat list is one sequence."""
+    """Check the token ids of a body and return them as sequences; a flat list is one sequence."""
     nested = [each for each in tokens if isinstance(each, list)]
     if nested and len(nested) < len(tokens):
         raise InvalidRequest("tokens must be a list of integers or a list of such lists.")

@@ -1,4 +1,4 @@
-"""Routes for trainers: change weights, their version, pause, release memory."""
+"""Routes for trainers: change weights and their version, pause generation, release memory."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 
 class WeightOutcome(TypedDict):
-    """Whether it succeeded, and a message."""
+    """Whether the operation succeeded, and a message."""
 
     success: bool
     message: str
 
 
 class DiskOutcome(WeightOutcome):
-    """The result of an update from disk."""
+    """The outcome of an update from files, with the number of requests that waited for it."""
 
     num_paused_requests: int
 
 
 class VersionOutcome(WeightOutcome):
-    """The result of a new version label."""
+    """The outcome of setting a version label, with the new label."""
 
     new_version: str
 
 
 class PauseAnswer(TypedDict):
-    """A confirmation."""
+    """The confirmation that generation was paused or continued."""
 
     message: str
     status: Literal["ok"]
@@ -100,7 +100,16 @@ def _route(
     *,
     body_may_be_absent: bool = False,
 ) -> None:
-    """Register POST on `path`; the answer is what `act` returns for the body, or an error."""
+    """Register POST on `path`: decode the body, and answer what `act` returns for it.
+
+    Args:
+        router: the router to add the route to.
+        path: the route's path.
+        body_type: the struct of the body.
+        act: handles the body.
+        ok: the content of a successful answer, for the API's description.
+        body_may_be_absent: whether an absent body means `{}`.
+    """
     decoder = msgspec.json.Decoder(body_type)
 
     async def handler(request: Request) -> Response:
@@ -111,14 +120,14 @@ def _route(
 
     handler.__doc__ = act.__doc__
     handler.__name__ = path.strip("/")
-    # Trainers expect the same body when an update fails.
+    # If an update fails, trainers expect the same body, with status 400.
     others = {400: ok} if ok in (_OUTCOME, _DISK_OUTCOME) else {}
     documented = operation(body_type, ok=ok, others=others, body_may_be_absent=body_may_be_absent)
     router.add_api_route(path, handler, methods=["POST"], openapi_extra=documented)
 
 
 async def _tell(outcome: Awaitable[Outcome], *, with_paused: bool = False) -> Response:
-    """Build a response with success and message. Trainers read both after any outcome."""
+    """Return the outcome as a response. It has success and message also for a refused request."""
     try:
         result = await outcome
     except InvalidBody:
@@ -167,7 +176,7 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
         return await _tell(update())
 
     async def from_distributed(body: DistributedBody) -> Response:
-        """Replace some weights: rank 0 of a previously joined group broadcasts each one."""
+        """Replace some weights by tensors that rank 0 of a joined group broadcasts."""
 
         async def update() -> Outcome:
             return await context.weights.update_from_group(
@@ -180,15 +189,15 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
         return await _tell(update())
 
     async def begin(body: SessionBody) -> Response:  # noqa: ARG001  # every selector is the model
-        """Hold requests back during several updates."""
+        """Begin several updates; requests wait until `/end_weight_update`."""
         return await _tell(context.weights.begin())
 
     async def end(body: SessionBody) -> Response:  # noqa: ARG001
-        """Let the held requests continue."""
+        """End the updates; the waiting requests continue."""
         return await _tell(context.weights.end())
 
     async def restart(body: RestartBody) -> Response:
-        """Replace the worker, perhaps with other weights; what runs goes on in the new one."""
+        """Replace the worker, perhaps with other weights; running requests go on in the new one."""
         return await _tell(
             context.weights.restart_workers(
                 body.model_path, weight_version=body.weight_version, roots=roots
@@ -196,7 +205,7 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
         )
 
     async def from_ipc() -> Response:
-        """Refuse the request: the sockets of a checkpoint engine carry pickles."""
+        """Refuse the request: a checkpoint engine sends pickles, which are not read here."""
         message = (
             "update_weights_from_ipc is not supported: its sockets carry pickles. Use "
             "/update_weights_from_tensor with shared_memory or cuda_ipc."
@@ -217,7 +226,7 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
 
 def _add_groups(router: AccessRouter, context: ServiceContext) -> None:
     async def init(body: InitGroupBody) -> Response:
-        """Join a trainer's group of processes; answers when every rank has joined."""
+        """Join a trainer's process group; the answer comes when every rank has joined."""
 
         async def join() -> Outcome:
             op = to_join(body, context.config.parallel.num_ranks)
@@ -226,7 +235,7 @@ def _add_groups(router: AccessRouter, context: ServiceContext) -> None:
         return await _tell(join())
 
     async def destroy(body: DestroyGroupBody) -> Response:
-        """Leave the group."""
+        """Leave a trainer's process group."""
 
         async def leave() -> Outcome:
             reply = await context.weights.ask(LeaveGroup(body.group_name))
@@ -240,7 +249,7 @@ def _add_groups(router: AccessRouter, context: ServiceContext) -> None:
 
 def _add_checks(router: AccessRouter, context: ServiceContext) -> None:
     async def update_version(body: VersionBody) -> Response:
-        """Relabel the loaded weights; aborts every request unless `abort_all_requests` is false."""
+        """Set the label of the loaded weights; abort all requests unless the body says not to."""
         outcome = await context.weights.set_version(
             body.new_version, abort_all_requests=body.abort_all_requests
         )
@@ -249,7 +258,7 @@ def _add_checks(router: AccessRouter, context: ServiceContext) -> None:
         )
 
     async def check(body: CheckBody) -> Response:
-        """Snapshot, overwrite, compare or checksum the weights, for tests of a trainer."""
+        """Snapshot, overwrite, compare or checksum the weights, to test a trainer."""
 
         async def act() -> Outcome:
             op = CheckWeights(body.action)
@@ -263,7 +272,7 @@ def _add_checks(router: AccessRouter, context: ServiceContext) -> None:
     decoder = msgspec.json.Decoder(ByNameBody)
 
     async def by_name(request: Request) -> Response:
-        """The first rows of one weight, as nested lists of numbers."""
+        """Return the first rows of one weight, as nested lists of numbers."""
         payload = await request.body()
         if not payload:
             payload = msgspec.json.encode(_query(request))
@@ -296,22 +305,22 @@ def _query(request: Request) -> dict[str, object]:
 
 def _add_pauses(router: AccessRouter, context: ServiceContext) -> None:
     async def pause(body: PauseBody) -> Response:
-        """Stop generating: abort running requests, retract them to the queue, or freeze them."""
+        """Pause generation: abort running requests, put them back in the queue, or freeze them."""
         await context.weights.pause(body.mode)
         return json_response({"message": "Generation paused successfully.", "status": "ok"})
 
     async def resume(body: ContinueBody) -> Response:  # noqa: ARG001  # nothing is left to empty
-        """Continue with frozen, retracted and newly arrived requests."""
+        """Continue generation, with frozen requests, those in the queue and new ones."""
         await context.weights.resume()
         return json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     async def release(body: MemoryBody) -> Response:
-        """Release the memory of weights, KV pool or CUDA graphs while nothing runs."""
+        """Release the memory of weights, KV pool or CUDA graphs; no request may be running."""
         await context.weights.release_memory(body.tags or [])
         return json_response(None)
 
     async def take_back(body: MemoryBody) -> Response:
-        """Allocate the memory again; weights are restored, and the prefix cache is empty."""
+        """Allocate released memory again; weights are restored, and the prefix cache is empty."""
         await context.weights.resume_memory(body.tags or [])
         return json_response(None)
 
