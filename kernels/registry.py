@@ -1,4 +1,7 @@
-"""Tables of strings: listing names imports nothing; a missing library fails only when chosen."""
+"""Tables from names to import paths.
+
+Listing names imports nothing, so a missing library causes an error only when its entry is chosen.
+"""
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -10,25 +13,25 @@ EntryT = TypeVar("EntryT")
 
 
 def load_object(path: str) -> object:
-    """Import and return the object at `path`, written `package.module:attribute`, or a module."""
+    """Import and return the object at `path`: `package.module:attribute`, or a module's name."""
     module_name, _, attribute = path.partition(":")
     module = import_module(module_name)
     return cast("object", getattr(module, attribute)) if attribute else module
 
 
 class Names(Generic[EntryT]):
-    """A fixed table from names to their entries.
+    """A fixed table from names to entries.
 
     Attributes:
-        kind: what the names stand for, used in messages.
+        kind: what the names stand for, such as "attention backend"; used in messages.
         entries: the entries by name.
-        error: the type that an unknown name raises.
+        error: type of the exception for an unknown name.
     """
 
     error: type[Exception] = ValueError
 
     def __init__(self, kind: str, entries: Mapping[str, EntryT]) -> None:
-        """Describe entries of a `kind`; imports nothing."""
+        """Keep the entries; import nothing."""
         self.kind = kind
         self.entries = dict(entries)
 
@@ -36,10 +39,10 @@ class Names(Generic[EntryT]):
         return iter(self.entries)
 
     def find(self, name: str) -> EntryT:
-        """Return the entry of `name`.
+        """Return the entry called `name`.
 
         Raises:
-            error: the name is unknown; the message lists the known ones.
+            error: the name is unknown; the message lists the known names.
         """
         if name not in self.entries:
             near = get_close_matches(name, self.entries, n=1)
@@ -50,8 +53,8 @@ class Names(Generic[EntryT]):
 
 
 class Registry(Names[str], Generic[T]):
-    """A table from a name to the string path of an object, imported on first use."""
+    """A table from a name to the import path of an object, which is imported on first use."""
 
     def load(self, name: str) -> T:
-        """Import the object called `name`; see `find`."""
+        """Import and return the object called `name`; see `find` for errors."""
         return cast("T", load_object(self.find(name)))

@@ -1,8 +1,8 @@
-"""Tables of strings that select one implementation of an op per device.
+"""Tables that select one implementation of an op for a device.
 
-A table lists module paths; nothing is imported until an entry is chosen, so a missing library fails
-only when its implementation is requested. The choice is a value: callers log it, keep it, or name
-another one.
+A table lists import paths, and nothing is imported until an entry is chosen. A missing library
+therefore causes an error only when its implementation is requested. The choice is a value, which
+callers log and keep.
 """
 
 from collections.abc import Mapping
@@ -13,21 +13,21 @@ from kernels.registry import Names, load_object
 
 KernelsT = TypeVar("KernelsT")
 
-# Where the orders of `Table.preferred` were measured, by `benchmarks.h200.kernels` and
-# `benchmarks.cpu_kernels`; the figures are in `benchmarks/results`.
+# The machines on which the orders in `Table.preferred` were measured, by `benchmarks.h200.kernels`
+# and `benchmarks.cpu_kernels`; the figures are in `benchmarks/results`.
 MEASURED_ON = {"cpu": "an x86 CPU", "cuda": "an H200"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The module of one implementation, and its requirements.
+    """One implementation of an op: its module and its requirements.
 
     Attributes:
-        module: dotted path of the module (or `module:attribute`) that holds the functions.
-        probe: `module:function` that returns None if the implementation can run here, or the reason
-            why it cannot. Empty: it always can.
-        invariant: whether a row of the result has the same bits for any other rows in the step, in
-            any number.
+        module: import path of the module (or `module:attribute`) that has the functions.
+        probe: `module:function` that returns `None` if the implementation can run here, or else the
+            reason why it cannot. Empty if it always can.
+        invariant: whether the bits of a result's row do not depend on the other rows of the step or
+            on their number.
     """
 
     module: str
@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Choice(Generic[KernelsT]):
-    """The implementation that was picked for an op on a device, and why.
+    """The implementation that was chosen for an op on a device, and why.
 
     Attributes:
         op: name of the op.
@@ -53,46 +53,46 @@ class Choice(Generic[KernelsT]):
 
 
 class Table(Names[Entry], Generic[KernelsT]):
-    """The implementations of one op: names, module paths, and the order per device type."""
+    """The implementations of one op: their names, import paths, and the order per device type."""
 
     def __init__(
         self, op: str, entries: Mapping[str, Entry], preferred: Mapping[str, tuple[str, ...]]
     ) -> None:
-        """Describe an op; imports nothing.
+        """Keep the entries; import nothing.
 
         Args:
-            op: name for messages.
-            entries: implementation names and their entries.
-            preferred: device type (of `MEASURED_ON`) to implementation names, the fastest first.
-                Other device types use `reference`.
+            op: name of the op, for messages.
+            entries: the implementations by name.
+            preferred: names of implementations by device type (of `MEASURED_ON`), the fastest
+                first. Other device types use `reference`.
         """
         super().__init__(f"implementation of {op}", entries)
         self.op = op
         self.preferred = dict(preferred)
 
     def unavailable(self, name: str) -> str | None:
-        """Return why implementation `name` cannot run here, or None if it can."""
+        """Return why the implementation `name` cannot run here, or `None` if it can."""
         probe = self.find(name).probe
         return None if not probe else cast("str | None", load_object(probe)())  # type: ignore[operator]
 
     def load(self, name: str) -> KernelsT:
-        """Import implementation `name`; see `find`."""
+        """Import and return the implementation `name`; see `find` for errors."""
         return cast("KernelsT", load_object(self.find(name).module))
 
     def is_invariant(self, name: str) -> bool:
-        """Return whether implementation `name` is batch-invariant, see `Entry.invariant`."""
+        """Return whether the implementation `name` is batch-invariant; see `Entry.invariant`."""
         return self.find(name).invariant
 
     def choose(
         self, device_type: str, wanted: str | None = None, *, invariant: bool = False
     ) -> Choice[KernelsT]:
-        """Pick the implementation for a device type.
+        """Choose the implementation for a device type.
 
         Args:
             device_type: `torch.device.type`.
             wanted: name of an implementation to use regardless of the order.
-            invariant: consider only batch-invariant ones in the device's order: others may be able
-                to run on this machine, but not on this device.
+            invariant: whether only batch-invariant implementations in the device's order are
+                considered. Others may run on this machine, but not on this device.
 
         Raises:
             ValueError: `wanted` is unknown.

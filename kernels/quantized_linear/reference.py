@@ -1,6 +1,6 @@
-"""Products in plain torch with the dequantized weight; `x` is not rounded to 8 bits.
+"""Products in plain torch with the decoded weight; `x` is not rounded to 8 bits.
 
-The weight is widened to float32 once, which takes 4 bytes a value besides the stored bytes.
+The weight is converted to float32 once, which takes 4 bytes per number beside the stored bytes.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from kernels.quantized_linear.decode import decode
 
 
 class DequantizedLinear(QuantizedLinear):
-    """The stored bytes, and the float32 matrix they stand for."""
+    """The stored bytes, and the float32 matrix that they represent."""
 
     implementation = "reference"
 
@@ -51,5 +51,5 @@ class DequantizedLinear(QuantizedLinear):
 
 
 def pack(parts: Sequence[StoredMatrix], in_features: int, bias: Tensor | None) -> DequantizedLinear:
-    """Widen the parts; see `kernels.quantized_linear.pack`."""
+    """Decode the parts to float32; see `kernels.quantized_linear.pack`."""
     return DequantizedLinear(parts, in_features, bias)

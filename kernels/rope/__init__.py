@@ -1,4 +1,4 @@
-"""Rotary position embedding, head norms and the write into the paged cache, in one pass."""
+"""Rotary embedding, norms of heads, and the write to the paged KV cache, in one pass."""
 
 from functools import cache
 from typing import Protocol
@@ -29,12 +29,12 @@ class RopeKernels(Protocol):
         eps: float,
         zero_centered: bool = False,
     ) -> None:
-        """See `kernels.rope.rope_kv_write`."""
+        """Norm, rotate and store; see `kernels.rope.rope_kv_write`."""
 
     def kv_write(
         self, k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor
     ) -> None:
-        """See `kernels.rope.kv_write`."""
+        """Store keys and values; see `kernels.rope.kv_write`."""
 
 
 ROPE: Table[RopeKernels] = Table(
@@ -72,29 +72,30 @@ def rope_kv_write(  # noqa: PLR0913 one pass over qkv touches all of these
     eps: float = 1e-6,
     zero_centered: bool = False,
 ) -> None:
-    """Norm and rotate a step's queries and keys in place, and store keys and values.
+    """Norm and rotate a step's queries and keys in place; write keys and values to the KV cache.
 
-    The rotation is the rotate-half (NeoX) kind over the whole head, computed in float32 and rounded
-    once.
+    The rotation pairs element `i` of a head with element `i + head_dim / 2` (rotate-half, NeoX). It
+    covers the whole head, is computed in float32 and rounded once.
 
     Args:
         qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, contiguous; float16,
-            bfloat16 or float32. Its query and key parts are rewritten in place.
+            bfloat16 or float32. Queries and keys are overwritten with the result.
         num_heads: query heads.
         num_kv_heads: key (and value) heads.
         head_dim: elements of a head, even.
-        cos_sin: `[max_position, head_dim]` float32: `head_dim / 2` cosines, then the sines.
+        cos_sin: `[max_position, head_dim]` float32: in each row `head_dim / 2` cosines, then as
+            many sines.
         positions: `[num_tokens]` int64, rows of `cos_sin`.
-        slots: `[num_tokens]` int64, `page * page_size + offset`; -1 stores nothing (the token
-            is still rotated in `qkv`).
-        k_cache: `[num_pages, num_kv_heads, page_size, row_elements]`, contiguous, the dtype of
-            `qkv` or on a CPU another of `kernels.kv_forms`.
-        v_cache: likewise.
-        q_norm: `[head_dim]` weight of the RMS norm of each query head before the rotation, or
-            None.
-        k_norm: likewise for the keys.
-        eps: added to the mean square by the head norms.
-        zero_centered: whether the norms' factors are `1 + weight`, see `kernels.norm.rms_norm`.
+        slots: `[num_tokens]` int64, the slot mapping: `page * page_size + offset`. A token with
+            slot -1 is rotated in `qkv` but not stored.
+        k_cache: `[num_pages, num_kv_heads, page_size, row_elements]`, contiguous. It has the dtype
+            of `qkv`, or on a CPU another form of `kernels.kv_forms`.
+        v_cache: the values, with the shape and dtype of `k_cache`.
+        q_norm: `[head_dim]`, weight of an RMS norm of each query head before the rotation, or
+            `None`.
+        k_norm: `[head_dim]`, weight of an RMS norm of each key head before the rotation, or `None`.
+        eps: number that these norms add to the mean square.
+        zero_centered: whether these norms multiply by `1 + weight`; see `kernels.norm.rms_norm`.
     """
     _kernels(qkv.device.type).rope_kv_write(
         qkv,
@@ -114,15 +115,16 @@ def rope_kv_write(  # noqa: PLR0913 one pass over qkv touches all of these
 
 
 def kv_write(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-    """Store a step's keys and values as they are.
+    """Write a step's keys and values to the KV cache, without norm and rotation.
 
     Args:
-        k: `[num_tokens, num_kv_heads, head_dim]`, elements contiguous, tokens and heads at any
-            stride; the dtype of the caches.
-        v: `[num_tokens, num_kv_heads, value_dim]`, likewise; `value_dim` may be smaller than the
-            heads of `v_cache`, whose other elements become 0.
-        slots: `[num_tokens]` int64, `page * page_size + offset`; -1 stores nothing.
+        k: `[num_tokens, num_kv_heads, head_dim]`, the dtype of the caches. The elements of a head
+            are contiguous; tokens and heads may have any stride.
+        v: `[num_tokens, num_kv_heads, value_dim]`, with strides as for `k`. `value_dim` may be
+            smaller than the heads of `v_cache`, whose other elements become 0.
+        slots: `[num_tokens]` int64, the slot mapping: `page * page_size + offset`. A token with
+            slot -1 is not stored.
         k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous.
-        v_cache: likewise.
+        v_cache: the values, with the shape and dtype of `k_cache`.
     """
     _kernels(k.device.type).kv_write(k, v, slots, k_cache, v_cache)

@@ -1,4 +1,4 @@
-"""Rotary embedding and the cache write through the C++ library; float16 goes to the reference."""
+"""Rotary embedding and the write to the KV cache in the C++ library; float16 uses the reference."""
 
 import torch
 from torch import Tensor

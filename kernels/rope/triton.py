@@ -1,4 +1,4 @@
-"""Head norms, rotary embedding and the cache write in Triton: one pass over qkv."""
+"""Norms of heads, rotary embedding and the write to the KV cache in Triton: one pass over qkv."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: PLR0913 a kernel's parameters
@@ -12,7 +12,8 @@ from kernels.norm.triton import times_weight
 from kernels.paged_attention.triton_kept import narrowed
 from kernels.triton_support.launch import launch_options, lets_next_in, start_next, wait_for_inputs
 
-# Elements of qkv per program: enough to hide latency, few enough to spread one token.
+# Elements of qkv per program: enough to hide latency, and few enough to spread one token over
+# several programs.
 _PROGRAM_ELEMENTS = 1024
 
 
@@ -90,7 +91,7 @@ def _rope_kernel(
     tl.store(first_ptr, turned_1, mask=inside & is_turned)
     tl.store(first_ptr + HALF, turned_2, mask=inside & is_turned)
 
-    # Slot -1 stores nothing; its address, computed from page 0, is unused.
+    # For slot -1 nothing is stored; the address on page 0 that is computed for it is not used.
     used = tl.maximum(slot, 0)
     page = used // PAGE_SIZE
     offset = used % PAGE_SIZE

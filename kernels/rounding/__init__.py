@@ -1,8 +1,8 @@
-"""Rounds activations to 8 bits, floats (E4M3) or integers, for products of such numbers.
+"""Rounds activations to 8-bit codes, floats (E4M3) or integers, for products of such codes.
 
-A norm or a gated activation may round its result in the same kernel, which saves a pass over the
-result. The product says how (`kernels.linear.PackedLinear.rounding`). Products on a CPU say
-nothing, because they round their input themselves.
+The kernel of a norm or of a gated activation may round its own result, which saves a pass over the
+result. `kernels.linear.PackedLinear.rounding` of the product says how. It is `None` for products on
+a CPU, which round their input themselves.
 """
 
 from dataclasses import dataclass
@@ -34,20 +34,21 @@ __all__ = [
 
 CODES = torch.float8_e4m3fn
 MAX_CODE = 448.0
-# The largest magnitudes of codes, by type.
+# The largest magnitude of a code, by dtype.
 LARGEST = {CODES: MAX_CODE, torch.int8: 127.0}
-# The scale of a block of zeros, whose codes are zeros with any scale.
+# The scale of a block of zeros. Any scale would do, as the codes are zeros.
 _SMALLEST_SCALE = 1e-12
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """How activations are rounded to 8 bits.
+    """How activations are rounded to 8-bit codes.
 
     Attributes:
-        group: columns of a token that share a scale; 0 for all of them.
-        scale: float32 `[]`, the scale of all tokens, if it is known beforehand.
-        codes: type of the codes: `CODES` (E4M3), or int8.
+        group: number of a token's columns that share a scale; 0 for all of them.
+        scale: float32 `[]`, the scale of all tokens, if the checkpoint gives it; `None` to compute
+            scales from the activations.
+        codes: dtype of the codes: `CODES` (E4M3), or int8.
     """
 
     group: int = 0
@@ -57,7 +58,7 @@ class Rounding:
 
 @dataclass(frozen=True)
 class RoundedTokens:
-    """Activations that are rounded already.
+    """Activations that are already rounded to codes.
 
     Attributes:
         codes: `[num_tokens, columns]` E4M3 or int8, contiguous.
@@ -71,18 +72,19 @@ class RoundedTokens:
         return len(self.codes)
 
 
-# The input of a product; rounded tokens only if the product has a `rounding`.
+# The input of a product. Rounded tokens are passed only to a product that has a `rounding`.
 Activations = Tensor | RoundedTokens
 
 
 def scale_of(largest: Tensor, codes: torch.dtype = CODES) -> Tensor:
-    """Return the scale of numbers of which `largest` is the largest magnitude, float32."""
-    # A GPU multiplies by the inverse of a number, which may round otherwise than a CPU.
+    """Return the float32 scale of numbers whose largest magnitude is `largest`."""
+    # The divisor is a tensor, because a GPU divides by a plain number by multiplying by its
+    # inverse, which may round differently from a CPU.
     return (largest / torch.full_like(largest, LARGEST[codes])).clamp_min(_SMALLEST_SCALE)
 
 
 def to_codes(quotients: Tensor, codes: torch.dtype) -> Tensor:
-    """Return the nearest codes of numbers that are divided by their scales, ties to even."""
+    """Return the codes nearest to numbers that are divided by their scales, ties to even."""
     if codes is torch.int8:
         quotients = quotients.round()
     return quotients.clamp(-LARGEST[codes], LARGEST[codes]).to(codes)
@@ -92,8 +94,8 @@ def round_to_codes(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
     """Round activations to codes.
 
     Args:
-        x: `[num_tokens, columns]` of a floating type.
-        rounding: how they are rounded; the last group of a token may be short.
+        x: `[num_tokens, columns]`, a floating dtype.
+        rounding: how they are rounded. The last group of a token may be shorter.
 
     Returns:
         Codes `[num_tokens, columns]`, and float32 scales `[num_tokens, num_groups]`.
@@ -110,7 +112,7 @@ def round_to_codes(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
 
 
 def round_activations(x: Tensor, rounding: Rounding) -> Tensor:
-    """Return activations rounded as by `round_to_codes`, as float32 `[num_tokens, columns]`."""
+    """Return activations after rounding by `round_to_codes`, as float32 `[num_tokens, columns]`."""
     codes, scales = round_to_codes(x, rounding)
     spread = scales.repeat_interleave(rounding.group or x.shape[1], dim=1)
     return codes.float() * spread[:, : x.shape[1]]
@@ -128,12 +130,12 @@ class RoundingKernels(Protocol):
         zero_centered: bool,
         rounding: Rounding,
     ) -> RoundedTokens:
-        """See `kernels.rounding.rms_norm_rounded`."""
+        """Compute and round a norm; see `kernels.rounding.rms_norm_rounded`."""
 
     def act_and_mul_rounded(
         self, x: Tensor, activation: Activation, rounding: Rounding
     ) -> RoundedTokens:
-        """See `kernels.rounding.act_and_mul_rounded`."""
+        """Compute and round a gated activation; see `kernels.rounding.act_and_mul_rounded`."""
 
 
 ROUNDING: Table[RoundingKernels] = Table(
@@ -163,14 +165,15 @@ def rms_norm_rounded(
     zero_centered: bool,
     rounding: Rounding,
 ) -> RoundedTokens:
-    """Compute a norm, and round its result as by `round_to_codes`.
+    """Compute an RMS norm, and round its result as `round_to_codes` does.
 
     Args:
-        x: as for `kernels.norm.rms_norm`.
-        residual: as for `kernels.norm.fused_add_rms_norm`, changed in place; `None` for none.
-        weight: as for `rms_norm`.
-        eps: likewise.
-        zero_centered: likewise.
+        x: `[num_tokens, hidden_size]`; see `kernels.norm.rms_norm`.
+        residual: the residual stream, to which `x` is added in place before the norm, or `None`;
+            see `kernels.norm.fused_add_rms_norm`.
+        weight: `[hidden_size]`, the dtype of `x`.
+        eps: number that is added to the mean square.
+        zero_centered: whether the norm multiplies by `1 + weight`.
         rounding: how the result is rounded.
     """
     kernels = _kernels(x.device.type)
@@ -178,10 +181,10 @@ def rms_norm_rounded(
 
 
 def act_and_mul_rounded(x: Tensor, activation: Activation, rounding: Rounding) -> RoundedTokens:
-    """Compute a gated activation, and round its result as by `round_to_codes`.
+    """Compute `activation(gate) * up`, and round the result as `round_to_codes` does.
 
     Args:
-        x: as for `kernels.activation.act_and_mul`.
+        x: `[num_tokens, 2 * width]`, gate first; see `kernels.activation.act_and_mul`.
         activation: activation of the gate.
         rounding: how the result is rounded.
     """

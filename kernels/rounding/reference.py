@@ -1,4 +1,4 @@
-"""Norms and gated activations, rounded in a second step."""
+"""Norms and gated activations whose results are rounded in a second step."""
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ def rms_norm_rounded(
     zero_centered: bool,
     rounding: Rounding,
 ) -> RoundedTokens:
-    """See `kernels.rounding.rms_norm_rounded`."""
+    """Compute and round a norm; see `kernels.rounding.rms_norm_rounded`."""
     if residual is None:
         normed = rms_norm(x, weight, eps, zero_centered)
     else:
@@ -24,5 +24,5 @@ def rms_norm_rounded(
 
 
 def act_and_mul_rounded(x: Tensor, activation: Activation, rounding: Rounding) -> RoundedTokens:
-    """See `kernels.rounding.act_and_mul_rounded`."""
+    """Compute and round a gated activation; see `kernels.rounding.act_and_mul_rounded`."""
     return RoundedTokens(*round_to_codes(act_and_mul(x, activation), rounding))

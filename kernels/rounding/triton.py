@@ -1,4 +1,4 @@
-"""Rounding to 8 bits on a GPU, alone or at the end of a norm or of a gated activation."""
+"""Rounding to 8-bit codes on a GPU, alone or at the end of a norm or a gated activation."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: PLR0913 a kernel's parameters
@@ -14,13 +14,13 @@ from kernels.norm.triton import times_weight
 from kernels.rounding import RoundedTokens, Rounding
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
-# Columns of a program whose groups do not need the whole token.
+# Columns of a program, if scales do not need the whole token.
 _BLOCK = 2048
 
 
 @triton.jit
 def _scale(largest, TYPE: tl.constexpr):
-    """Return the scale of numbers of which `largest` is the largest magnitude."""
+    """Return the scale of numbers whose largest magnitude is `largest`."""
     most: tl.constexpr = 127.0 if tl.int8 == TYPE else 448.0
     return tl.maximum(largest / most, 1e-12)
 
@@ -29,7 +29,7 @@ def _scale(largest, TYPE: tl.constexpr):
 def _codes(x, scale, TYPE: tl.constexpr):
     if tl.int8 == TYPE:
         code = tl.minimum(tl.maximum(x / scale, -127.0), 127.0)
-        # The sum has no bits below one: it is the nearest whole number, ties to even.
+        # The sum has no bits below one, so it rounds to the nearest whole number, ties to even.
         result = ((code + 12582912.0) - 12582912.0).to(TYPE)
     else:
         result = tl.minimum(tl.maximum(x / scale, -448.0), 448.0).to(TYPE)
@@ -51,7 +51,7 @@ def _store_rounded(
     GROUP: tl.constexpr,
     STATIC: tl.constexpr,
 ):
-    """Round `x`, `[BLOCK]` float32 that are 0 beyond `width`, and store codes and scales."""
+    """Round `x`, `[BLOCK]` float32 with zeros beyond `width`, and store codes and scales."""
     kind: tl.constexpr = code_ptr.dtype.element_ty
     if GROUP == 0:
         scale = tl.load(static_ptr) if STATIC else _scale(tl.max(tl.abs(x), axis=0), kind)
@@ -96,7 +96,7 @@ def _norm_kernel(
     x = tl.load(x_ptr + row + columns, mask=inside, other=0.0)
     if HAS_RESIDUAL:
         old = tl.load(residual_ptr + row + columns, mask=inside, other=0.0)
-        # As in the norm that does not round.
+        # Rounded as in the norm without rounding to codes.
         x = (x.to(tl.float32) + old.to(tl.float32)).to(old.dtype)
         tl.store(residual_ptr + row + columns, x, mask=inside)
     wide = x.to(tl.float32)
@@ -190,7 +190,7 @@ def _round_kernel(
 
 
 def round_tokens(x: Tensor, rounding: Rounding) -> RoundedTokens:
-    """See `kernels.rounding.round_to_codes`; `x` is contiguous."""
+    """Round contiguous activations `x`; see `kernels.rounding.round_to_codes`."""
     num_tokens, in_features = x.shape
     groups = triton.cdiv(in_features, rounding.group) if rounding.group else 1
     codes, scales = _empty(num_tokens, in_features, groups, x.device, rounding.codes)
@@ -216,7 +216,7 @@ def round_tokens(x: Tensor, rounding: Rounding) -> RoundedTokens:
 def _empty(
     num_tokens: int, width: int, groups: int, device: torch.device, codes: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Allocate codes, and scales `[groups, num_tokens]`: kernels read a group's scales at once."""
+    """Allocate codes and scales; `[groups, num_tokens]`, since kernels read a group's scales."""
     return (
         torch.empty(num_tokens, width, dtype=codes, device=device),
         torch.empty(groups, num_tokens, dtype=torch.float32, device=device),
@@ -231,7 +231,7 @@ def rms_norm_rounded(
     zero_centered: bool,
     rounding: Rounding,
 ) -> RoundedTokens:
-    """See `kernels.rounding.rms_norm_rounded`."""
+    """Compute and round a norm in one launch; see `kernels.rounding.rms_norm_rounded`."""
     assert x.is_contiguous()
     assert residual is None or residual.is_contiguous()
     num_tokens, width = x.shape
@@ -260,7 +260,7 @@ def rms_norm_rounded(
 
 
 def act_and_mul_rounded(x: Tensor, activation: Activation, rounding: Rounding) -> RoundedTokens:
-    """See `kernels.rounding.act_and_mul_rounded`."""
+    """Compute and round a gated activation; see `kernels.rounding.act_and_mul_rounded`."""
     assert x.is_contiguous()
     num_tokens, width = x.shape[0], x.shape[1] // 2
     groups = triton.cdiv(width, rounding.group) if rounding.group else 1

@@ -1,4 +1,4 @@
-"""The most probable tokens of each row in one well-defined order."""
+"""The most probable tokens of each row in a defined order."""
 
 import torch
 from torch import Tensor
@@ -7,22 +7,22 @@ from torch import Tensor
 def top_candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest logits of each row: descending, equal ones by ascending id.
 
-    `torch.topk` does not define the order of equal values, within its result or at its edge, and
-    16-bit logits have many equal values. Here a longer list always starts with the shorter one.
+    `torch.topk` does not define the order of equal values, nor which of them it returns, and 16-bit
+    logits have many equal values. Here a longer list always starts with the shorter one.
 
     Args:
         logits: `[batch, vocab_size]` float32.
-        count: at least 1; for more than half of the vocabulary, the whole row is sorted.
+        count: at least 1. For more than half of the vocabulary, the whole row is sorted.
 
     Returns:
-        `[batch, count]` float32 values and `[batch, count]` int64 ids, `count` limited to the
+        `[batch, count]` float32 values and `[batch, count]` int64 ids; `count` is limited to the
         vocabulary.
     """
     vocab_size = logits.shape[1]
     if count * 2 >= vocab_size:
         values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
         return values[:, :count], ids[:, :count]
-    # One more than requested shows whether a run of equal values crosses the edge.
+    # One value more than requested shows whether a run of equal values crosses the end of the list.
     values, ids = torch.topk(logits, count + 1, dim=-1)
     crossed = (values[:, count] == values[:, count - 1]).nonzero().squeeze(1)
     values, ids = values[:, :count], ids[:, :count]

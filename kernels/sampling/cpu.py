@@ -1,4 +1,4 @@
-"""Sampling on the CPU: masks and greedy rows in C++, everything else in plain torch."""
+"""Sampling on the CPU: masks and greedy rows in C++, all other ops in plain torch."""
 
 import torch
 from torch import Tensor

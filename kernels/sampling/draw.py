@@ -1,7 +1,7 @@
-"""Counter-based uniforms and the inverse-CDF draw.
+"""Uniform numbers by a counter-based generator, and the draw by inverse CDF.
 
-A uniform depends only on `(seed, position)`, not on the batch, the device or earlier draws. Integer
-arithmetic in int64 wraps the same way everywhere.
+A uniform number depends only on `(seed, position)`, and not on the batch, the device or earlier
+draws. Integer arithmetic in int64 wraps in the same way everywhere.
 """
 
 import torch
@@ -33,24 +33,27 @@ def uniform(seed: Tensor, position: Tensor) -> Tensor:
 
     Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (splitmix64).
     """
-    # The seed is hashed first: seeds that differ by one must not produce shifted copies of one
-    # another's stream.
+    # The seed is hashed first, so that seeds that differ by one do not give shifted copies of the
+    # same stream.
     mixed = _mix(_mix(seed + _GOLDEN) + (position + 1) * _GOLDEN)
     return _shift_right(mixed, 40).float() * 2.0**-24
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Return `[batch]` int64: the first column whose running sum passes `uniform * total`.
+    """Return the first column of each row whose running sum exceeds `uniform * total`.
 
-    A column of weight 0 is never drawn, and columns of weight 0 in between do not change the
-    draw: the running sum adds in column order (in float64 on CPU) whatever the batch.
+    A column of weight 0 is never drawn and does not change which other column is drawn. The running
+    sum adds in column order (in float64 on a CPU), whatever the batch is.
 
     Args:
         weights: `[batch, n]` float32, not negative, not all zero.
         uniforms: `[batch]` float32 in `[0, 1)`.
+
+    Returns:
+        `[batch]` int64.
     """
     running = weights.cumsum(-1)
     total = running[:, -1:]
-    # The product may round up to the total itself, which no column would exceed.
+    # The product may round up to the total itself, which no running sum exceeds.
     target = torch.minimum(uniforms.unsqueeze(1) * total, torch.nextafter(total, total * 0.0))
     return torch.searchsorted(running, target, right=True).squeeze(1)

@@ -1,4 +1,4 @@
-"""In-place changes to logits before sampling: penalties, biases, masks."""
+"""In-place changes to logits before sampling: penalties, biases and masks."""
 
 import torch
 from torch import Tensor
@@ -24,11 +24,12 @@ def apply_penalties(
     if max_len == 0 or logits.shape[0] == 0:
         return
     valid = torch.arange(max_len, device=logits.device) < output_lens.unsqueeze(1)
-    # Counts by looking each id up in the row's sorted ids: no [batch, vocab_size] tensor.
+    # Each id is counted by a search in the row's sorted ids, so no [batch, vocab_size] tensor is
+    # needed.
     in_order = output_ids.masked_fill(~valid, vocab_size).sort(dim=-1).values
     ids = torch.where(valid, output_ids, output_ids[:, :1])
-    # Padding repeats the row's first token and so writes the same value; a row without output
-    # writes token 0 back unchanged.
+    # Padding repeats the row's first token and so writes the same value. A row without output
+    # writes the logit of token 0 back unchanged.
     ids = ids.masked_fill((output_lens == 0).unsqueeze(1), 0)
     stop = torch.searchsorted(in_order, ids, right=True)
     count = stop - torch.searchsorted(in_order, ids)

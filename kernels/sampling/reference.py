@@ -1,9 +1,9 @@
 """Sampling in plain torch.
 
-The vocabulary is sorted only for rows whose filters need it: a top-k row uses its `top_k` best
-tokens, and a top-p row its 1,024 best. Only when those hold less than `top_p` of the mass is the
+The whole vocabulary is sorted only for rows whose filters need it. A top-k row uses its `top_k`
+best tokens, and a top-p row its 1,024 best. Only if these have less than `top_p` of the mass is the
 whole row sorted. All paths add the same numbers in the same order, so a row draws the same token on
-each.
+each path.
 """
 
 import torch
@@ -49,7 +49,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _sample_rows(logits: Tensor, rows: SamplingRows, index: Tensor) -> Tensor:
-    """Draw for the rows `index`; `logits` are theirs, a copy that may be overwritten."""
+    """Draw tokens for the rows `index`; `logits` has only these rows and may be overwritten."""
     scaled = logits.div_(rows.temperature[index].unsqueeze(1))
     probs = torch.softmax(scaled, dim=-1)
     uniforms = uniform(rows.seed[index], rows.position[index])
@@ -94,22 +94,22 @@ def _filter(
     """Apply the filters to probabilities in descending order.
 
     Args:
-        candidates: `[batch, count]` float32, a prefix of each row's descending probabilities.
+        candidates: `[batch, count]` float32, the largest probabilities of each row, descending.
         top_k: `[batch]` int64 in `[1, vocab_size]`.
         top_p: `[batch]` float32.
         min_p: `[batch]` float32.
-        vocab_size: the length of a complete prefix.
+        vocab_size: size of the vocabulary; with `count` equal to it, rows are complete.
 
     Returns:
-        `[batch, count]` bool, the kept tokens; and `[batch]` bool, whether all kept tokens are
-        certainly in the prefix.
+        `[batch, count]` bool, whether each token stays; and `[batch]` bool, whether all tokens that
+        stay are certainly among the candidates.
     """
     count = candidates.shape[1]
     rank = torch.arange(count, device=candidates.device)
     running = candidates.cumsum(-1)
     before = torch.nn.functional.pad(running, (1, 0))[:, :count]
     top_p, min_p = top_p.unsqueeze(1), min_p.unsqueeze(1)
-    # With min-p, top-p applies to the tokens that top-k kept, renormalized.
+    # With min-p, top-p applies to the renormalised probabilities of the tokens that top-k kept.
     last = top_k.clamp(max=count).unsqueeze(1) - 1
     limited_k = (top_k < vocab_size).unsqueeze(1)
     mass = torch.where((min_p > 0) & limited_k, running.gather(1, last), 1.0)

@@ -1,4 +1,4 @@
-"""The sampling parameters of a step, one tensor row per request."""
+"""The sampling parameters of a step; each tensor has one entry per request."""
 
 from dataclasses import dataclass
 
@@ -7,22 +7,23 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SamplingRows:
-    """Parameters of the `batch` rows of a step, with summaries from the caller.
+    """The sampling parameters of a step's rows, with summaries that the caller computes.
 
-    The Python values let the op skip work without reading the tensors. They may overstate
-    (`any_top_k` without a row that uses it only costs time), but never understate.
+    The summaries are Python values, with which an op can skip work without reading tensors. They
+    may overstate, which only costs time (`any_top_k` without a row that uses top-k), but must never
+    understate.
 
     Attributes:
         temperature: `[batch]` float32; 0 means greedy.
-        top_k: `[batch]` int32; -1, 0 or at least `vocab_size` mean off.
-        top_p: `[batch]` float32; 1 or more means off, 0 or less keeps only the top token.
+        top_k: `[batch]` int32; -1, 0 and numbers from `vocab_size` on mean off.
+        top_p: `[batch]` float32; 1 or more means off, 0 or less keeps only the most probable token.
         min_p: `[batch]` float32 in `[0, 1]`; 0 means off.
         seed: `[batch]` int64.
-        position: `[batch]` int64, index in its sequence of the token being sampled.
-        all_greedy: every temperature is 0.
-        any_top_k: a sampled row has top-k on.
-        any_top_p: a sampled row has top-p on.
-        max_top_k: the largest `top_k` that is on, 0 if there is none.
+        position: `[batch]` int64, index in its sequence of the token that is sampled.
+        all_greedy: whether every temperature is 0.
+        any_top_k: whether a row with a temperature uses top-k.
+        any_top_p: whether a row with a temperature uses top-p.
+        max_top_k: the largest `top_k` that is not off; 0 if there is none.
     """
 
     temperature: Tensor

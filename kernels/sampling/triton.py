@@ -1,10 +1,10 @@
-"""Sampling in Triton: no sort of the vocabulary, no synchronization, one row split over blocks.
+"""Sampling in Triton without a sort of the vocabulary and without synchronisation with the host.
 
-Differences from the reference, all at the last bit: probabilities are added in fixed point
-(2**-38) instead of float32 or float64, so a draw that falls on the edge between two tokens, or a
-token whose rank mass equals `top_p` to seven digits, may go the other way. Within this
-implementation a row's result never depends on its batch. A token with less than 2**-38 of the
-mass is never drawn.
+A row is split over several blocks. The results differ from the reference only at the last bit:
+probabilities are added in fixed point (2**-38) instead of float32 or float64. A draw at the edge
+between two tokens may therefore go the other way, and so may a token up to which the mass equals
+`top_p` to seven digits. Within this implementation a row's result never depends on its batch. A
+token with less than 2**-38 of the mass is never drawn.
 
 The kernels are in `triton_rows` (statistics, rank cut), `triton_draw` (draw, ranking) and
 `triton_edit` (penalties, biases, masks).
@@ -58,15 +58,18 @@ __all__ = [
 ]
 
 
-# More are sorted by torch, because they would not fit in registers.
+# More log-probabilities than this are sorted by torch, because they would not fit in registers.
 _MOST_LOGPROBS = 4096
-# Up to this many, which is more than OpenAI's API allows, are ranked by one kernel.
+# Up to this many, which is more than OpenAI's API allows, one compiled kernel ranks any number.
 _FEW_LOGPROBS = 32
 
 
 @dataclass(frozen=True)
 class _Stats:
-    """Statistics of the rows: `[batch, num_blocks]` and `[batch]` tensors."""
+    """Statistics of rows and of their blocks.
+
+    `block_` tensors are `[batch, num_blocks]`; the other tensors are `[batch]`.
+    """
 
     num_blocks: int
     block_max: Tensor
@@ -86,15 +89,15 @@ def _describe(
     min_p: Tensor | None,
     ranks: Tensor | None,
 ) -> _Stats:
-    """Run the first two kernels; `top_k`, `top_p`, `min_p` are None if no row is ranked.
+    """Compute statistics of the rows; `top_k`, `top_p`, `min_p` are `None` if no row is ranked.
 
     Args:
         logits: `[batch, vocab_size]` float32.
-        temperature: `[batch]`, or None for 1.
+        temperature: `[batch]` float32; `None` for 1.
         top_k: `[batch]` int32.
         top_p: `[batch]` float32.
         min_p: `[batch]` float32.
-        ranks: `[batch]` float32, above 0 for ranked rows.
+        ranks: `[batch]` float32, above 0 for rows with rank filters; `None` if there are none.
     """
     assert logits.dtype is torch.float32
     assert logits.stride(1) == 1
@@ -152,7 +155,8 @@ def _describe(
         RANKED=ranked,
         SUBS=SUB_BLOCKS,
         BLOCKS=triton.next_power_of_2(num_blocks),
-        # The count does not depend on ranking: the normalizer's sum depends on the count.
+        # The number of warps does not depend on ranking, because it affects the rounding of the
+        # normaliser's sum.
         num_warps=8,
     )
     return stats
@@ -166,7 +170,12 @@ def _cut(
     min_p: Tensor,
     stats: _Stats,
 ) -> tuple[Tensor, Tensor]:
-    """Return `[batch]` int32 cut keys and `[batch]` int64 counts of kept ties."""
+    """Return where the rank filters cut each row.
+
+    Returns:
+        `[batch]` int32, the keys at the cuts, and `[batch]` int64, how many tokens with exactly
+        this key stay.
+    """
     batch, vocab_size = logits.shape
     candidates = torch.empty(batch, CANDIDATES, dtype=torch.int32, device=logits.device)
     cut_key = torch.empty(batch, dtype=torch.int32, device=logits.device)
@@ -186,7 +195,7 @@ def _cut(
         CANDIDATES=CANDIDATES,
         num_warps=8,
     )
-    # Exactly one kernel cuts a row; the others exit immediately for it.
+    # Exactly one of these kernels cuts a row; the others exit immediately for this row.
     for width, at_least in ((FEW_CANDIDATES, 0), (CANDIDATES, FEW_CANDIDATES + 1)):
         cut_candidates_kernel[(batch,)](
             top_k,
@@ -293,7 +302,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _look_up(logits: Tensor, token_ids: Tensor, stats: _Stats) -> Tensor:
-    """Return the float32 log-probabilities of `[batch, num_ids]` int64 tokens."""
+    """Return the float32 log-probabilities of `token_ids`, `[batch, num_ids]` int64."""
     out = torch.empty(token_ids.shape, dtype=torch.float32, device=logits.device)
     if out.numel():
         gather_kernel[(triton.cdiv(out.numel(), 64),)](
@@ -329,7 +338,7 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tens
     if batch == 0:
         return torch.empty(token_ids.shape, dtype=torch.float32, device=device), values, ids
     is_ranked = 0 < top_k <= _MOST_LOGPROBS
-    # One more than the vocabulary means off, so every token survives.
+    # A `top_k` of the vocabulary's size means off, so every token survives.
     wanted = torch.full((batch,), top_k, dtype=torch.int32, device=device) if is_ranked else None
     ones = torch.ones(batch, dtype=torch.float32, device=device) if is_ranked else None
     stats = _describe(logits, None, wanted, ones, ones, ones)

@@ -1,4 +1,4 @@
-"""The draw and the ranking after the cut of `triton_rows`, in Triton."""
+"""The draw, and the ranking of tokens for log-probabilities, after the cut of `triton_rows`."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: PLR0913 a kernel's parameters
@@ -18,7 +18,7 @@ def _mix(x):
 
 @triton.jit
 def uniform_bits(seed, position):
-    """Return the 24 bits of `kernels.sampling.draw.uniform`, as int64."""
+    """Return the 24 random bits of `kernels.sampling.draw.uniform`, as int64."""
     golden = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
     start = _mix(seed.to(tl.uint64, bitcast=True) + golden)
     mixed = _mix(start + (position + 1).to(tl.uint64, bitcast=True) * golden)
@@ -42,7 +42,7 @@ def mass_kernel(
     RANKED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sum the survivors of one block: mass above the cut, and the count of values equal to it."""
+    """Sum the mass above the cut in one block, and count the values that are equal to the cut."""
     row = tl.program_id(0)
     block = tl.program_id(1)
     if tl.load(temperature_ptr + row) <= 0:
@@ -93,7 +93,7 @@ def draw_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Draw one row's token: the first whose running mass passes the uniform's share."""
+    """Draw one row's token: the first whose running mass exceeds the uniform number's share."""
     row = tl.program_id(0)
     if tl.load(temperature_ptr + row) <= 0:
         return
@@ -134,7 +134,8 @@ def draw_kernel(
         stays = stays & ((key > cut) | (tie & (rank <= limit)))
     worth = tl.where(stays, fixed_mass(x, row_max, normaliser), 0)
     token = tl.sum((tl.cumsum(worth, axis=0) <= target).to(tl.int32), axis=0)
-    # A block's mass may have been summed in another order: never go past the last one.
+    # A block's mass may have been summed in another order, so the last token with mass is the
+    # limit.
     last = tl.max(tl.where(worth > 0, tl.arange(0, BLOCK), 0), axis=0)
     if total > 0:
         tl.store(out_ptr + row, chosen * BLOCK + tl.minimum(token, last))
@@ -151,7 +152,7 @@ def count_kernel(
     vocab_size,
     BLOCK: tl.constexpr,
 ):
-    """Count the values above the cut and equal to it in one block."""
+    """Count the values of one block that are above the cut, and those equal to it."""
     row = tl.program_id(0)
     block = tl.program_id(1)
     at_block = row * tl.num_programs(1) + block
@@ -168,7 +169,7 @@ def count_kernel(
     tl.store(ties_ptr + at_block, ties)
 
 
-# Not specialized on the requested count, which changes with the batch.
+# Not specialized on `top_k`, which changes with the batch.
 @triton.jit(do_not_specialize=["top_k"])
 def place_kernel(
     logits_ptr,
@@ -184,7 +185,7 @@ def place_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Store one block's survivors as (key, descending id) in one int64 each."""
+    """Store one block's survivors, each as one int64 of its key and its descending id."""
     row = tl.program_id(0)
     mine = tl.program_id(1)
     block = tl.arange(0, BLOCKS)
@@ -218,7 +219,7 @@ def rank_kernel(
     top_k,
     WIDTH: tl.constexpr,
 ):
-    """Sort one row's survivors; write log-probabilities and ids."""
+    """Sort one row's survivors, and write their log-probabilities and ids."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, WIDTH)
     entry = tl.load(ranked_ptr + row * top_k + slot, mask=slot < top_k, other=-9223372036854775808)
@@ -232,7 +233,7 @@ def rank_kernel(
     tl.store(ids_ptr + row * top_k + slot, token, mask=slot < top_k)
 
 
-# Not specialized on the count, nor on the alignment of a prompt part's start.
+# Not specialized on `count`, nor on the alignment of the ids, which may begin within a prompt.
 @triton.jit(
     do_not_specialize=["count", "num_ids"], do_not_specialize_on_alignment=["token_ids_ptr"]
 )

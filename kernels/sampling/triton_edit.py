@@ -1,4 +1,4 @@
-"""In-place changes to single logits, in Triton: one or two launches each, never blocking."""
+"""In-place changes to single logits in Triton: one or two launches each, which never block."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: PLR0913 a kernel's parameters
@@ -9,14 +9,15 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 1024
-# Counts of generated tokens, one vocabulary row each, for this many rows at once.
+# Bytes for counts of generated tokens. A row of counts has the size of the vocabulary; rows are
+# processed together as far as these bytes allow.
 _COUNT_BYTES = 64 * 2**20
-# Parts of this many rows begin at addresses aligned to 16 bytes, like whole tensors: float32 takes
-# 4 each. Triton would compile again for other alignments.
+# Parts of this many rows begin at addresses that are aligned to 16 bytes, like whole tensors,
+# because four float32 fill 16 bytes. For other alignments Triton would compile again.
 _ALIGNED_ROWS = 4
 
 
-# Not specialized on the number of biases.
+# Not specialized on the number of biases, which changes with the batch.
 @triton.jit(do_not_specialize=["count"])
 def _bias_kernel(
     logits_ptr, rows_ptr, tokens_ptr, values_ptr, count, stride, FORBID: tl.constexpr,
@@ -84,8 +85,8 @@ def _penalty_kernel(
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < tl.load(lens_ptr + row)
     token = tl.load(ids_ptr + row * ids_stride + at, mask=inside, other=0)
-    # Exactly one position of a token gets its count and changes the logit. It leaves a zero, which
-    # the next rows start from.
+    # Exactly one position of a token gets its count and changes the logit. It leaves a zero for the
+    # rows that use the memory next.
     count = tl.atomic_xchg(
         counts_ptr + row * vocab_size + token, tl.zeros_like(at), mask=inside, sem="relaxed"
     )
@@ -111,7 +112,7 @@ def apply_penalties(
 ) -> None:
     """Lower the logits of generated tokens; see `kernels.sampling.apply_penalties`.
 
-    Rows are processed in parts, so that their counts take about `count_bytes`.
+    Rows are processed in parts whose counts take about `count_bytes`.
     """
     assert logits.stride(1) == 1
     num_rows, max_len = output_ids.shape
@@ -149,7 +150,7 @@ def apply_penalties(
 def apply_logit_bias(logits: Tensor, row_index: Tensor, token_ids: Tensor, values: Tensor) -> None:
     """Add to single logits; see `kernels.sampling.apply_logit_bias`.
 
-    Values for one position are added in any order, so their sum may differ in its last bit.
+    Values for the same position are added in any order, so the last bit of their sum may vary.
     """
     _edit(logits, row_index, token_ids, values)
 
@@ -178,7 +179,7 @@ def _edit(logits: Tensor, row_index: Tensor, token_ids: Tensor, values: Tensor |
 def apply_token_bitmask(logits: Tensor, bitmask: Tensor, row_index: Tensor | None = None) -> None:
     """Forbid the tokens whose bit is clear; see `kernels.sampling.apply_token_bitmask`.
 
-    Forbidden logits are written and never read.
+    The logits of forbidden tokens are written without being read.
     """
     assert logits.stride(1) == 1
     assert bitmask.stride(1) == 1

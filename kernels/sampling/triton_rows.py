@@ -1,21 +1,22 @@
-"""Per-row statistics and the rank cut of sampling, in Triton, without sorting a vocabulary.
+"""Statistics of rows, and the cut of top-k and top-p, in Triton without sorting a vocabulary.
 
-A row is read in blocks, side by side, so that one row is as fast as many:
+Programs read the blocks of a row in parallel, so that one row is as fast as many:
 
 1. `stats_kernel`: maximum and sum of exponentials of each block, and the maxima of its 64
    sub-blocks.
-2. `bound_kernel`: the row's maximum and normaliser. The k-th largest of the sub-blocks' maxima
-   is at most the k-th largest logit, and the maxima above a value hold no more mass than all
-   logits above it, so either gives a bound below which nothing can survive top-k or top-p. With
-   min-p, top-p is judged on the mass of what top-k leaves: then only top-k gives a bound.
-3. `collect_kernel`: the few logits at or above the bound, from the blocks that hold any.
-4. `cut_candidates_kernel`: the exact cut among those. `cut_row_kernel`: if the distribution is so
-   flat that they are too many, a search over the row itself with seven pivots per pass.
+2. `bound_kernel`: the row's maximum and normaliser, and a bound below which no token can survive
+   top-k or top-p. For top-k, the k-th largest of the sub-blocks' maxima is such a bound, because it
+   is at most the k-th largest logit. For top-p, the maxima above a value have no more mass than all
+   logits above it. With min-p, top-p applies to the mass that top-k leaves, so only top-k gives a
+   bound.
+3. `collect_kernel`: the few logits at or above the bound, from the blocks that have any.
+4. `cut_candidates_kernel`: the exact cut among these candidates. If the distribution is so flat
+   that there are too many, `cut_row_kernel` searches the row itself with seven pivots per pass.
 
-A cut is a pair: everything above `cut_key` is kept, and the first `cut_ties` tokens, by id, that
+A cut is a pair: all tokens above `cut_key` are kept, and the first `cut_ties` tokens, by id, that
 are equal to it. Logits are compared as integer keys that sort like the floats. Mass is added in
-fixed point (2**-38), so its sums are independent of the order and a row gets the same cut in every
-batch.
+fixed point (2**-38), so its sums do not depend on the order of addition, and a row gets the same
+cut in every batch.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -26,22 +27,22 @@ import triton.language as tl
 
 BLOCK = 4096
 SUB_BLOCKS = 64
-# Logits at or above the bound that are compared in registers.
+# Most logits at or above the bound that are compared in registers.
 CANDIDATES = 2048
-# Up to this many are compared pairwise.
+# Up to this many candidates are compared pairwise.
 FEW_CANDIDATES = 128
 
 
 @triton.jit
 def sort_key(x):
-    """Return int32 keys that sort like the floats; 0.0 and -0.0 are equal."""
+    """Return int32 keys that sort like the floats `x`; 0.0 and -0.0 have equal keys."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def key_value(key):
-    """Return the float of a key."""
+    """Return the float of a sort key."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
@@ -53,13 +54,13 @@ def fixed_mass(x, row_max, normaliser):
 
 @triton.jit
 def load_scaled(logits_ptr, temperature_ptr, row, stride, at, vocab_size, SCALED: tl.constexpr):
-    """Return logits over the temperature; -inf beyond the vocabulary."""
+    """Return logits divided by the temperature; -inf beyond the vocabulary."""
     x = tl.load(
         logits_ptr + row.to(tl.int64) * stride + at, mask=at < vocab_size, other=float("-inf")
     )
     if SCALED:
         temperature = tl.load(temperature_ptr + row)
-        # IEEE rounding: equal logits stay equal, unequal ones keep their order.
+        # IEEE division: equal logits stay equal, and others keep their order.
         x = tl.div_rn(x, tl.where(temperature > 0, temperature, 1.0) + tl.zeros_like(x))
     return x
 
@@ -80,7 +81,7 @@ def stats_kernel(
     BLOCK: tl.constexpr,
     SUBS: tl.constexpr,
 ):
-    """Describe one block of one row."""
+    """Write the statistics of one block of one row."""
     row = tl.program_id(0)
     block = tl.program_id(1)
     num_blocks = tl.num_programs(1)
@@ -103,7 +104,7 @@ def stats_kernel(
 
 @triton.jit
 def _enough(x, mass, limit, use_k, top_k, use_p, wanted):
-    """Return whether the values from `limit` up suffice for top-k or for top-p."""
+    """Return whether the values from `limit` on are enough for top-k or for top-p."""
     above = x >= limit
     enough = use_k & (tl.sum(above.to(tl.int32), axis=0) >= top_k)
     return enough | (use_p & (tl.sum(tl.where(above, mass, 0.0), axis=0) >= wanted))
@@ -129,10 +130,10 @@ def bound_kernel(
     SUBS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Describe one row, find its best token, and bound the survivors of its rank filters.
+    """Write one row's statistics and best token, and the bound for its rank filters.
 
-    The bound is -(2**31), below every key, if none was found, and 2**31 - 1 for rows without rank
-    filters.
+    The bound is -(2**31), below every key, if no bound was found, and 2**31 - 1 for rows without
+    rank filters.
     """
     row = tl.program_id(0)
     block = tl.arange(0, BLOCKS)
@@ -161,9 +162,10 @@ def bound_kernel(
                 other=float("-inf"),
             )
             mass = tl.exp(sub_max - row_max) / normaliser
-            # Slightly more mass than requested compensates for the rounding of the sums.
+            # Slightly more mass than requested, to compensate for the rounding of the sums.
             wanted = top_p * 1.0001 + 1e-6
-            # Any value that keeps enough is a bound, so even steps in a float range suffice.
+            # Any value that keeps enough tokens is a bound, so a bisection in floats is precise
+            # enough.
             low = row_max - 30.0
             width = tl.full([], 30.0, tl.float32)
             enough = _enough(sub_max, mass, low, use_k, top_k, use_p, wanted)
@@ -192,7 +194,7 @@ def collect_kernel(
     BLOCK: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
-    """Append the keys of one block that reach the row's bound; their order does not matter."""
+    """Append the keys of one block that reach the row's bound to the candidates, in any order."""
     row = tl.program_id(0)
     block = tl.program_id(1)
     bound = tl.load(bound_ptr + row)
@@ -228,10 +230,10 @@ def _search_row(
     SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return the largest key with at least `target` (count or probability) at or above it."""
+    """Return the largest key at or above which there are `target` tokens, or this much mass."""
     low = tl.full([], -2147483648, tl.int64)
     high = sort_key(row_max).to(tl.int64)
-    # Tokens with less than e**-30 of the best one's probability are rarely needed.
+    # Tokens with less than e**-30 of the best token's probability are rarely needed.
     step = tl.full([], 0, tl.int64) + (high - sort_key(row_max - 30.0).to(tl.int64)) // 7
     while low < high:
         pivot = tl.minimum(high - step * (6 - tl.arange(0, 8)), high)
@@ -272,7 +274,7 @@ def _row_above(
     SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return the count and the fixed-point mass of the tokens above a key."""
+    """Return the number and the fixed-point mass of the tokens above the key `cut`."""
     count = tl.zeros([BLOCK], tl.int32)
     mass = tl.zeros([BLOCK], tl.int64)
     for block in range(num_blocks):
@@ -286,7 +288,7 @@ def _row_above(
 
 @triton.jit
 def _ties_that_stay(wanted, above_mass, cut, row_max, normaliser):
-    """Return how many tokens at the cut are needed to reach a fixed-point mass."""
+    """Return how many tokens at the cut are needed to reach the fixed-point mass `wanted`."""
     each = tl.maximum(fixed_mass(key_value(cut), row_max, normaliser), 1)
     return tl.maximum((wanted - above_mass + each - 1) // each, 0)
 
@@ -308,9 +310,9 @@ def cut_candidates_kernel(
     WIDTH: tl.constexpr,
     AT_LEAST: tl.constexpr,
 ):
-    """Find where top-k and top-p cut a row with `AT_LEAST` to `WIDTH` candidates.
+    """Find the cut of a row that has `AT_LEAST` to `WIDTH` candidates.
 
-    Few candidates are compared pairwise, many are bisected.
+    Few candidates are compared pairwise; among many, the cut is found by bisection.
     """
     row = tl.program_id(0)
     bound = tl.load(bound_ptr + row)
@@ -335,7 +337,7 @@ def cut_candidates_kernel(
         before = tl.sum(tl.where(higher, mass[None, :], 0), axis=1)
     cut = -2147483648
     ties = tl.full([], 4611686018427387904, tl.int64)
-    # The mass that top-p applies to: all of it, or with min-p the part that top-k kept.
+    # The mass to which top-p applies: all of it, or with min-p the part that top-k kept.
     whole = tl.full([], 274877906944, tl.int64)
     if use_k:
         if WIDTH <= 256:
@@ -354,7 +356,7 @@ def cut_candidates_kernel(
             whole = tl.sum(tl.where(key > cut, mass, 0), axis=0)
             whole += ties * fixed_mass(key_value(cut), row_max, normaliser)
     if top_p < 1.0:
-        # At least one unit: the best token always stays.
+        # At least one unit of mass, so that the best token always stays.
         wanted = tl.maximum((whole.to(tl.float32) * top_p).to(tl.int64), 1)
         if WIDTH <= 256:
             p_cut = tl.min(tl.where((before < wanted) & (slot < found), key, 2147483647), axis=0)
@@ -398,7 +400,7 @@ def cut_row_kernel(
     BLOCK: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
-    """Find where top-k and top-p cut a row that is too flat for candidates."""
+    """Find the cut of a row that has too many candidates, by a search over the row."""
     row = tl.program_id(0)
     bound = tl.load(bound_ptr + row)
     few = (bound != -2147483648) & (tl.load(count_ptr + row) <= CANDIDATES)

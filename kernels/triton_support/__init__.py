@@ -1,1 +1,1 @@
-"""Shared code of the `triton` implementations: availability, and the device's properties."""
+"""The shared code of the `triton` implementations: availability, launches and device memory."""

@@ -9,19 +9,19 @@ import torch
 # Interpreted kernels (TRITON_INTERPRET=1) run on the CPU; they assume a small device.
 _INTERPRETED_MULTIPROCESSORS = 4
 
-# Barriers and reductions' exchange buffers, beside the blocks of a product.
+# Bytes for barriers and for buffers of reductions, beside the blocks of a product.
 _RESERVED_BYTES = 1024
 
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """The memory shared by the threads of one program.
+    """The memory that the threads of one program share.
 
     Attributes:
         size: bytes available to a program.
-        is_operand: whether matrix instructions read it while they run, so that the next block's
-            loads need another buffer; on other devices operands go through registers, and one block
-            fewer is held.
+        is_operand: whether matrix instructions read their operands from this memory while they run.
+            The loads of the next block then need another buffer. On other devices operands go
+            through registers, and one buffer less is needed.
     """
 
     size: int
@@ -29,7 +29,10 @@ class SharedMemory:
 
     @classmethod
     def of_capability(cls, size: int, major: int) -> "SharedMemory":
-        """The memory of a device of compute capability `major`; 9 and 10 have `is_operand`."""
+        """Return the memory of a device of compute capability `major`.
+
+        9 and 10 have `is_operand`.
+        """
         return cls(size, major in (9, 10))
 
     def stages(self, wanted: int, block_bytes: int) -> int:
@@ -47,7 +50,7 @@ def interpreted() -> bool:
 
 @cache
 def unavailable() -> str | None:
-    """Return why the `triton` implementations cannot run here, or None if they can."""
+    """Return why the `triton` implementations cannot run here, or `None` if they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     if not torch.cuda.is_available() and not interpreted():
@@ -65,12 +68,12 @@ def multiprocessors(device: torch.device) -> int:
 
 @cache
 def shared_memory(device: torch.device) -> SharedMemory:
-    """Return a program's shared memory on a device; an interpreted one gets Hopper's."""
+    """Return a program's shared memory on a device; interpreted kernels get Hopper's size."""
     if device.type != "cuda":
         return SharedMemory(227 * 1024, is_operand=True)
     from triton.runtime import driver
 
     index = torch.cuda.current_device() if device.index is None else device.index
-    # From Triton's driver, which refuses larger sizes; torch reports only the default limit.
+    # Read from Triton's driver, which refuses larger sizes. torch reports only the default limit.
     size = driver.active.utils.get_device_properties(index)["max_shared_mem"]
     return SharedMemory.of_capability(size, torch.cuda.get_device_capability(device)[0])

@@ -1,4 +1,4 @@
-"""Replaces Triton's folder of compiled kernels by a copy if the folder cannot be written."""
+"""Replaces Triton's folder of compiled kernels by a copy if the folder is not writable."""
 
 import contextlib
 import logging
@@ -10,7 +10,10 @@ logger = logging.getLogger(__name__)
 
 
 def is_writable(folder: Path) -> bool:
-    """Whether this process can make files in a folder; it tries, as mounts may forbid root, too."""
+    """Whether this process can create files in a folder.
+
+    It tries, because a mount may forbid even root to write.
+    """
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -19,14 +22,14 @@ def is_writable(folder: Path) -> bool:
 
 
 def use_writable_cache() -> Path | None:
-    """Let Triton compile into a copy of its folder if the folder cannot be written.
+    """Let Triton compile into a copy of its cache folder if the folder is not writable.
 
-    Triton compiles kernels that it does not find in its folder, and fails if it cannot write them
-    there. A folder that does not exist is made first, as by Triton. If that fails, an empty folder
-    takes its place.
+    Triton compiles kernels that are not in its folder, and fails if it cannot write them to it. If
+    the folder does not exist, it is created, as by Triton. If that fails, an empty folder is used
+    instead.
 
     Returns:
-        The copy; `None` if none was needed.
+        The copy; `None` if the folder is writable.
     """
     import triton
 

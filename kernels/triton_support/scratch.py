@@ -1,7 +1,7 @@
 """Device memory that the programs of a launch share, such as counts of finished programs.
 
 Successive launches on a stream may use the same memory. Launches on two streams run concurrently
-and may not, so each stream has its own.
+and may not, so each stream has memory of its own.
 """
 
 from collections.abc import Callable
@@ -11,23 +11,23 @@ from torch import Tensor
 
 
 class StreamScratch:
-    """Tensors of one kernel for each device and stream, created on a stream's first request."""
+    """Tensors of one kernel for each device and stream, created at the stream's first request."""
 
     def __init__(self, make: Callable[[torch.device], tuple[Tensor, ...]]) -> None:
-        """Store the factory; create nothing yet.
+        """Keep `make`; create no tensors yet.
 
         Args:
-            make: returns the tensors on a device; its writes, such as zeros, run on the current
+            make: returns the tensors on a device. Its writes, such as zeros, run on the current
                 stream, and each launch must restore them.
         """
         self._make = make
         self._made: dict[tuple[torch.device, int], tuple[Tensor, ...]] = {}
 
     def get(self, device: torch.device) -> tuple[Tensor, ...]:
-        """Return the current stream's tensors, whose addresses graphs may hold.
+        """Return the current stream's tensors, whose addresses CUDA graphs may hold.
 
-        If a graph is captured on a stream without tensors, the graph gets its own, created
-        on each request: a graph's memory does not exist before its first replay.
+        If a graph is captured on a stream without tensors, each request creates tensors of the
+        graph's own, because a graph's memory does not exist before its first replay.
         """
         if device.type != "cuda":
             return self._of_stream(device, 0)

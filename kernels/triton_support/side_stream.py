@@ -1,8 +1,8 @@
-"""A second stream, for work beside a kernel that leaves much of the GPU idle.
+"""A second stream, for work at the same time as a kernel that leaves much of the GPU idle.
 
-Memory must be allocated on the current stream ahead of the fork, or be kept until the join: the
-allocator gives it to later work of the stream that it was allocated on. In a CUDA graph a fork and
-a join are edges between kernels.
+Memory must be allocated on the current stream before the fork, or be kept until the join, because
+the allocator reuses memory for later work of the stream on which it was allocated. In a CUDA graph
+a fork and a join are edges between kernels.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextmanager
 def forked(device: torch.device) -> Iterator[None]:
-    """Launch on the second stream, behind all work that the current stream has by now.
+    """Launch on the second stream, after all work that the current stream has so far.
 
-    Without a GPU, the work stays where it is.
+    Without a GPU, the work runs where it would run otherwise.
     """
     if device.type != "cuda":
         yield

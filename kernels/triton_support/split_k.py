@@ -1,7 +1,9 @@
 """Products whose columns several programs share: the last one to finish adds the parts, in order.
 
-A part's place in the sum does not depend on which program is the last, so that a result does not
-depend on timing. Source of the last-arrival sum: stream-K (Osama et al., 2023).
+A part's place in the sum does not depend on which program is the last, so the result does not
+depend on timing.
+
+Source of the sum by the last program: stream-K (Osama et al., 2023).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -13,30 +15,30 @@ from torch import Tensor
 
 from kernels.triton_support.scratch import StreamScratch
 
-# Space for the parts of a product: float32 numbers, and blocks of its result.
+# Limits of the memory for parts of a product: float32 numbers, and blocks of the result.
 MAX_PARTIALS = 1024 * 1024
 MAX_BLOCKS = 8192
 
 
 def _space(device: torch.device) -> tuple[Tensor, ...]:
-    """Return space for parts and the counts of finished parts, 0 between products."""
+    """Return memory for parts, and counts of finished parts, which are 0 between products."""
     return (
         torch.empty(MAX_PARTIALS, dtype=torch.float32, device=device),
         torch.zeros(MAX_BLOCKS, dtype=torch.int32, device=device),
     )
 
 
-# One for all kernels: those of a stream that share it run one after the other.
+# One memory for all kernels, because those of a stream run one after the other.
 _SPACE = StreamScratch(_space)
 
 
 def fits(num_blocks: int, block_size: int, split: int) -> bool:
-    """Return whether there is space for the parts of so many blocks of so many numbers."""
+    """Return whether the parts of `num_blocks` blocks of `block_size` numbers fit in the memory."""
     return num_blocks * block_size * split <= MAX_PARTIALS and num_blocks <= MAX_BLOCKS
 
 
 def space(device: torch.device, num_blocks: int, block_size: int, split: int) -> tuple[Tensor, ...]:
-    """Return a kernel's `partial_ptr` and `arrived_ptr`, for so many blocks of so many numbers."""
+    """Return the arguments `partial_ptr` and `arrived_ptr` of a kernel; see `fits`."""
     assert fits(num_blocks, block_size, split)
     return _SPACE.get(device)
 
@@ -52,7 +54,10 @@ def leave_part(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Write one part, `[BLOCK_N, BLOCK_M]`, of block `place`; return how many came before it."""
+    """Write one part of block `place`, `[BLOCK_N, BLOCK_M]`.
+
+    Returns the number of parts of the block that were written before.
+    """
     inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
     first_ptr = partial_ptr + place * (SPLIT_K * BLOCK_N * BLOCK_M)
     tl.store(first_ptr + part * (BLOCK_N * BLOCK_M) + inner, acc)
@@ -70,7 +75,7 @@ def sum_parts(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Return the sum of the parts of block `place`, which is then free; for the last program."""
+    """Return the sum of the parts of block `place`, and free the block; for the last program."""
     inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
     first_ptr = partial_ptr + place * (SPLIT_K * BLOCK_N * BLOCK_M)
     tl.store(arrived_ptr + place, 0)
